@@ -26,9 +26,12 @@ from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits, check_averaging
 from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.record import RunRecord, read_run
+from finetune.runs.record import RunRecord, read_run, validation_outcome
+from finetune.runs.removal import drop_last
 from finetune.runs.resume import check_changes, go_on, limit_reached, take_up
 from finetune.runs.run_lock import hold
+from finetune.runs.run_search import now
+from finetune.system.messages import bytes_text
 from finetune.training import overview
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.classifier import Classifier
@@ -77,19 +80,37 @@ def fit(parts: Parts, typed: str) -> None:
     try:
         if finished and _has_nothing_left(parts):
             _print_finished(parts, "; ".join(filter(None, [finished, changed])))
-            return
-        _check_stop(parts)
-        best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
-        if parts.has_test:
-            test(parts, best)
-        calibration = Calibration() if best is None else read_calibration(best)
-        if parts.trainer.is_global_zero:
-            report(parts, calibration)
-        if parts.options.threshold is not None and not finished:
-            _check_threshold(parts, calibration)
+        else:
+            _conclude(parts, bool(finished))
     finally:
         if parts.trainer.is_global_zero:
             end_page(parts.run)  # that of its training, where no other has taken its place
+    if parts.trainer.is_global_zero:
+        _close(parts)
+
+
+def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
+    """Choose the weights of best.ckpt, test them and report."""
+    _check_stop(parts)
+    best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
+    if parts.has_test:
+        test(parts, best)
+    calibration = Calibration() if best is None else read_calibration(best)
+    if parts.trainer.is_global_zero:
+        report(parts, calibration)
+    if parts.options.threshold is not None and not is_resumed_finished:
+        _check_threshold(parts, calibration)
+
+
+def _close(parts: Parts) -> None:
+    """Note that the run has ended; delete what only resuming needs if that was asked for."""
+    run = parts.run
+    run.mark_ended()
+    if parts.options.keep_last or run.path is None:
+        return
+    freed = drop_last(run.path)
+    if freed:
+        log.info("what only resuming needs is deleted: %s freed (--keep_last)", bytes_text(freed))
 
 
 def prepare(parts: Parts) -> tuple[str, str]:
@@ -140,6 +161,7 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     first = None if plan.start is None else plan.start.path
     run.about = {
         "command": typed,
+        "began": now(),
         "folder": os.getcwd(),
         "began_from": run.began_from,
         "licence_of_the_weights": run.licence,
@@ -278,11 +300,12 @@ def report(parts: Parts, calibration: Calibration) -> None:
     """Print what the run has made, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
-    if not parts.has_test:  # else the test has said it
-        for line in calibration.told(parts.model.class_names):
-            print(line, flush=True)
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
+    if not parts.has_test:  # else the test has said it
+        lines = [validation_outcome(record), *calibration.told(parts.model.class_names)]
+        for line in filter(None, lines):
+            print(line, flush=True)
     if has_best and record.best:
         print(f"best.ckpt is {record.why_best}", flush=True)
     print(f"run in {run.path}", flush=True)

@@ -28,6 +28,7 @@ from finetune.commands.options import both, with_options
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.plan import Plan
 from finetune.commands.resumption import find_run_to_resume
+from finetune.commands.run_name import check_run_name
 from finetune.commands.said import Said, read_said
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
@@ -158,6 +159,7 @@ class FinetuneCLI(LightningCLI):
             check_seed(seed, "--seed_everything")
         if subcommand == "fit":
             self.plan = settle(self.plan, self._command(), SETTINGS)
+            check_run_name(config)
 
     def _command(self) -> Command:
         return Command(self.config, self.said, self._parser("fit"), self.began, self._made)
@@ -185,7 +187,10 @@ class FinetuneCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
         config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
-        self.run = Run(config["default_root_dir"], self.subcommand)
+        self.run = Run(config["default_root_dir"], self.subcommand, name=options.get("name"))
+        if self.subcommand == "predict":
+            # the prediction for a single image is printed
+            self.run.leaves_folder = len(self.datamodule.splits["predict"]) > 1
         if self.subcommand == "fit" and "train" in self.datamodule.splits:
             num_images = len(self.datamodule.splits["train"])
             message = settle_length(config, num_images, self.datamodule.batch_size)
@@ -250,10 +255,18 @@ class FinetuneCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except Exception:
+            self._end()
+            if self.trainer.is_global_zero:
+                self.run.discard_if_empty()
+            raise
         finally:
-            ending.set()
-            for logger in ours(self.trainer.loggers):
-                logger.close()
+            self._end()
+
+    def _end(self) -> None:
+        ending.set()
+        for logger in ours(self.trainer.loggers):
+            logger.close()
 
     def fit(self, **kwargs: Any) -> None:
         """Train, from where `--resume` or `--ckpt_path` says, then test the best checkpoint."""

@@ -46,6 +46,18 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "one if there is none; with a folder, go on in that run. A run keeps the settings that are not given.",
     )
     parser.add_argument(
+        "--name",
+        type=str | None,
+        default=None,
+        help="Name of the run's folder, instead of version_N; with --resume the run to continue.",
+    )
+    parser.add_argument(
+        "--keep_last",
+        type=bool,
+        default=True,
+        help="Keep last.ckpt after the end, so that the run can be prolonged; false deletes what only resuming needs.",
+    )
+    parser.add_argument(
         "--allow_changes",
         type=bool,
         default=False,

@@ -165,12 +165,14 @@ machine: fit benchmark validate test predict
       amp fp16 bf16 half
 run: fit validate test
   --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
-      out output_dir out_dir logdir log_dir save_dir run_dir name run_name project
+      out output_dir out_dir logdir log_dir save_dir run_dir project
 run: predict
   --trainer.default_root_dir FOLDER        where runs go: FOLDER/{command}/version_N [runs]
-      out output_dir out_dir logdir log_dir save_dir run_dir name run_name project
+      out output_dir out_dir logdir log_dir save_dir run_dir project
 run: fit
   --resume                                 go on in the newest run of these data there, or --resume RUN; else begin
+  --name NAME                              name of the run's folder, instead of version_N
+      run_name experiment exp_name
   --minutes M                              end after about M minutes: chooses epochs and size
   --patience N                             end after N validations without a higher accuracy
       early_stopping

@@ -20,18 +20,20 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import starts_processes
 from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
-from finetune.runs.folder import config_text, last_checkpoint, not_looked_at, versions
+from finetune.runs.folder import config_text, has_result, last_checkpoint, not_looked_at
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.newest_run import (
     Found,
     Wanted,
     begun_in,
+    check_has_last,
     find_run,
     not_found,
     passed_over,
     settings_of,
 )
 from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
+from finetune.runs.run_search import runs_of
 from finetune.system.messages import NotFound, WrongUsage
 
 # the default, which continues a run of any data class on its folder
@@ -57,10 +59,15 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
         found = _run_by_path(Path(explicit.resume), explicit, read)
+    elif explicit.get("name"):
+        found = _run_by_name(root / "fit" / explicit.name, explicit, read)
     else:
         found = find_run(root, _wanted(explicit, read), read)
     if found.run is None:
         _check_has_data(explicit, root, found)
+        if explicit.get("name"):
+            run = root / "fit" / explicit.name
+            return new.with_messages(f"--resume found no run {run}: a new run begins")
         return new.with_messages(not_found(root, found.passed, found.unnamed))
     start = read(last_checkpoint(found.run))
     check_resumable(start)
@@ -190,13 +197,21 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     """
     if len(run.parts) < 3 or ".." in run.parts:  # the folder of runs is its second parent
         run = Path(os.path.abspath(run))
+    check_has_last(run)
     if not last_checkpoint(run).is_file():
         raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
     settings = settings_of(run, read)
     if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     root = run.parents[1]
-    return Found(run, settings, None, [], not_looked_at(root, versions(root, "fit")))
+    return Found(run, settings, None, [], not_looked_at(root, runs_of(root)))
+
+
+def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> Found:
+    """Return the run that `--name` names, or none if there is nothing of that name that has trained."""
+    if not run.exists() or not has_result(run):
+        return Found(None, {}, None, [], [])
+    return _run_by_path(run, explicit, read)
 
 
 def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict[str, Any]:

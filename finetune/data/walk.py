@@ -136,7 +136,9 @@ def holds_runs(folder: str | Path) -> bool:
     """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
     # seldom any
     begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]
-    return any(any(Path(path).glob("version_*/config.yaml")) for path in begun)
+    return any(
+        any(is_run(path.parent) for path in Path(place).glob("*/config.yaml")) for place in begun
+    )
 
 
 def is_of_runs(folder: str | Path) -> bool:
@@ -162,10 +164,11 @@ def is_of_runs(folder: str | Path) -> bool:
 def is_run(folder: str | Path) -> bool:
     """Return whether `folder` is that of a run: beside it in `test`, say, may lie the classes of a split."""
     place, name = os.path.split(os.path.abspath(folder))
-    is_place = (
-        os.path.basename(place) in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
-    )
-    return is_place and os.path.isfile(os.path.join(folder, "config.yaml"))
+    command = os.path.basename(place)
+    is_place = command in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
+    # `fit --name` calls the folder as the user likes
+    is_named = command == "fit" and os.path.isfile(os.path.join(folder, "about.json"))
+    return (is_place or is_named) and os.path.isfile(os.path.join(folder, "config.yaml"))
 
 
 def is_picture(name: str) -> bool:

@@ -36,6 +36,8 @@ _FREE = (
         "ckpt_path",
         "allow_changes",
         "test_after_fit",
+        "name",
+        "keep_last",
         "checkpoint_every_n_steps",
         "model.compile",
     ),

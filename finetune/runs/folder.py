@@ -1,8 +1,11 @@
-"""A run is a folder: `<root>/<command>/version_N` with config, metrics, checkpoints, results and predictions."""
+"""A run is a folder, `<root>/<command>/version_N` or a name, with config, metrics, checkpoints and predictions."""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,24 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from finetune.distributed.ranks import ending
-from finetune.runs.run_lock import hold
+from finetune.runs.run_lock import check_free, hold, release_run
+from finetune.runs.run_search import is_numbered, now, read_about
 from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
-from finetune.system.messages import shown
+from finetune.system.messages import WrongUsage, shown
 
 # what about.json keeps when a run goes on
-_OF_THE_BEGINNING = ("command", "lines", "backbone_ranking")
+_OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
+# What a run has before it has a result: a run that fails leaves no folder with nothing else.
+_OF_NO_RESULT = {
+    "config.yaml",
+    "about.json",
+    "seconds.json",
+    "loggers.json",
+    "report.html",
+    ".lock",
+}
+_OF_NO_RESULT |= {"checkpoints/start.ckpt"}
 
 
 class Run:
@@ -28,20 +42,45 @@ class Run:
         began_from: The checkpoint of another run that this one went on from, if it did.
         licence: Whose terms hold for the weights that it began with, in a sentence.
         about: What a fit began with, for about.json; None where nothing is known of it.
+        name: The name of its folder; None for the next version_N.
+        leaves_folder: Whether it makes a folder without being asked for it by a logger.
     """
 
-    def __init__(self, root: str | Path, command: str, path: Path | None = None) -> None:
+    def __init__(
+        self, root: str | Path, command: str, path: Path | None = None, name: str | None = None
+    ) -> None:
         self.root = Path(root)
         self.command = command
         self.path = path
         self.began_from: str | None = None
         self.licence: str | None = None
         self.about: dict[str, Any] | None = None
+        self.name = name
+        self.leaves_folder = True
+        self._made: list[Path] = []  # by `choose`, the innermost folder first
 
     def choose(self) -> Path:
-        """Make a new version of the folder; two runs that begin at once get one each."""
+        """Make the run's folder: the one with its name, or a new version; two runs that begin at once get one each.
+
+        Raises:
+            WrongUsage: There is something with its name.
+        """
+        if self.path is not None:
+            return self.path
         folder = self.root / self.command
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        if self.name is not None:
+            check_unused(folder / self.name)
+            (folder / self.name).mkdir(exist_ok=True)
+            self.path = folder / self.name
+            hold(self.path)
+        self._choose_version(folder)
+        assert self.path is not None
+        self._made = [self.path, *missing]
+        return self.path
+
+    def _choose_version(self, folder: Path) -> None:
         number = 1 + max(map(_version, versions(self.root, self.command)), default=-1)
         while self.path is None:
             candidate = folder / f"version_{number}"
@@ -52,7 +91,23 @@ class Run:
                     hold(candidate)
             except FileExistsError:  # of another process, or what is no folder
                 number += 1
-        return self.path
+
+    def mark_ended(self) -> None:
+        """Write into about.json when the run ended, if it did not say so before."""
+        about = {} if self.path is None else read_about(self.path)
+        if about and "ended" not in about:
+            text = json.dumps(about | {"ended": now()}, indent=2)
+            replace_text(self.file("about.json"), text + "\n")
+
+    def discard_if_empty(self) -> None:
+        """Delete the folder that this command has made if there is no result in it, nor a line of a log."""
+        if not self._made or has_result(self._made[0]):
+            return
+        release_run(self._made[0])
+        shutil.rmtree(self._made[0], ignore_errors=True)
+        for parent in self._made[1:]:
+            with suppress(OSError):  # another run is in it
+                parent.rmdir()
 
     def file(self, name: str) -> Path:
         assert self.path is not None, "the run's folder is not chosen yet"
@@ -63,11 +118,9 @@ class Run:
 
 
 def versions(root: str | Path, command: str) -> list[Path]:
-    """Return the runs of `command` beneath `root`, oldest first."""
+    """Return the numbered runs of `command` beneath `root`, oldest first."""
     folders = Path(root, command).glob("version_*")
-    return sorted(
-        (f for f in folders if f.is_dir() and re.fullmatch(r"version_\d+", f.name)), key=_version
-    )
+    return sorted((f for f in folders if f.is_dir() and is_numbered(f.name)), key=_version)
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -92,11 +145,11 @@ def is_try(run: Path) -> bool:
 
 
 def not_looked_at(root: str | Path, known: Sequence[Path]) -> list[Path]:
-    """Return the runs beneath `root` that have a `last.ckpt` but another name, where `--resume` does not look.
+    """Return the runs beneath `root` that have a `last.ckpt` but lie where `--resume` does not look.
 
     Args:
         root: The folder of all runs.
-        known: Its `versions` of `fit`.
+        known: Its runs of `fit`.
     """
     found = [
         path.parent.parent
@@ -104,6 +157,57 @@ def not_looked_at(root: str | Path, known: Sequence[Path]) -> list[Path]:
         for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")
     ]
     return sorted(set(found) - set(known))
+
+
+def check_unused(folder: Path) -> None:
+    """Make sure that a new run can have this folder: a fit that was killed before it had a result may have left it.
+
+    Raises:
+        WrongUsage: There is something else of that name.
+        ValueError: Another process is about to train there.
+    """
+    if folder.is_dir() and not folder.is_symlink() and not has_result(folder):
+        check_free(folder)
+    elif os.path.lexists(folder):
+        can_go_on = last_checkpoint(folder).is_file()
+        hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
+        raise WrongUsage(
+            f"--name {folder.name}: {folder} exists already: choose another name, or {hint}"
+        )
+
+
+def check_name(name: str) -> None:
+    """Make sure that a run can have this name: one component of a path, that `version_N` and flags cannot be.
+
+    Raises:
+        WrongUsage: It cannot.
+    """
+    is_plain = name == shown(name).strip() and not re.search(r"[/\\]", name) and len(name) <= 100
+    if not name or not is_plain or name[0] in ".-":
+        raise WrongUsage(
+            f"--name {name!r} must be a plain folder name: no slashes, not more than 100 characters, no dot, dash or "
+            "space in front"
+        )
+    if is_numbered(name):
+        raise WrongUsage(f"--name {name}: runs without a name are called so; choose another")
+
+
+def has_result(folder: Path) -> bool:
+    """Return whether a run's folder has a file that is more than a record of how the run began."""
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        is_folder = path.is_dir() and not path.is_symlink()
+        if is_folder or name in _OF_NO_RESULT or (name == "steps.csv" and not _has_metrics(path)):
+            continue
+        return True
+    return False
+
+
+def _has_metrics(steps: Path) -> bool:
+    """Return whether a steps.csv has more than learning rates."""
+    with open(steps, encoding="utf-8") as file:
+        columns = file.readline().strip().split(",")
+    return any("/" in name and not name.startswith("lr-") for name in columns)
 
 
 def _version(folder: Path) -> int:
@@ -120,7 +224,7 @@ class RunFolder(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         is_new = self.run.path is None or not self.run.file("config.yaml").exists()
-        if trainer.is_global_zero and self.run.path is None:
+        if trainer.is_global_zero and self.run.path is None and self.run.leaves_folder:
             self.run.choose()
         chosen, ckpt_path = trainer.strategy.broadcast((self.run.path, trainer.ckpt_path))
         if self.run.path not in (None, chosen):
@@ -132,7 +236,7 @@ class RunFolder(pl.Callback):
             raise OSError(
                 f"this process does not see the runs that rank 0 does: put {self.run.root} on a shared disk"
             )
-        if trainer.is_global_zero and (is_new or stage == "fit"):
+        if self.run.path is not None and trainer.is_global_zero and (is_new or stage == "fit"):
             began = f"# It began from {shown(self.run.began_from)}\n" if self.run.began_from else ""
             replace_text(self.run.file("config.yaml"), began + self.text())
             if self.run.about is not None:
@@ -151,12 +255,10 @@ class RunFolder(pl.Callback):
         if not path.exists():
             return about
         first = continue_side_file(path, is_about, "the command that began the run is lost")
-        kept = {"command": ""} | {
-            name: first[name] for name in ("command", "lines", "backbone_ranking") if name in first
-        }
-        return (
-            about | kept | {"went_on_by": [*first.get("went_on_by", []), about.get("command", "")]}
-        )
+        kept = {"command": ""} | {name: first[name] for name in _OF_THE_BEGINNING if name in first}
+        went_on_by = [*first.get("went_on_by", []), about.get("command", "")]
+        now = {name: value for name, value in about.items() if name != "began"}
+        return now | kept | {"went_on_by": went_on_by}
 
     def text(self) -> str:
         """Return what goes into config.yaml."""
@@ -166,7 +268,12 @@ class RunFolder(pl.Callback):
 def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
     """Return the settings of a command as config.yaml has them; given to `fit` again, they start a run of its own."""
     config = config.clone()
-    for key, value in {"resume": False, "allow_changes": False, "ckpt_path": None}.items():
+    for key, value in {
+        "resume": False,
+        "allow_changes": False,
+        "ckpt_path": None,
+        "name": None,
+    }.items():
         if command == "fit" and key in config:
             config[key] = value
     return parser.dump(config, skip_unset=False, format="yaml")

@@ -1,6 +1,5 @@
 """Find the run that `--resume` continues: the newest one of the same data and network."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,11 @@ import yaml
 
 from finetune import public_paths
 from finetune.models.checkpoint_values import class_paths
-from finetune.runs.folder import is_try, last_checkpoint, not_looked_at, versions
+from finetune.runs.folder import is_try, last_checkpoint, not_looked_at
 from finetune.runs.resume import Start, read_start
 from finetune.runs.run_lock import check_free
-from finetune.system.messages import reason
+from finetune.runs.run_search import read_about, runs_of
+from finetune.system.messages import WrongUsage, reason
 
 # Arguments of the model in a checkpoint that `--resume` does not take from there: the data give the first two, the
 # others decided only how the run began.
@@ -47,7 +47,7 @@ class Wanted:
         data, model = settings.get("data") or {}, settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
             return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
-        if self.is_ranked and _about(run).get("backbone_ranking") is None:
+        if self.is_ranked and read_about(run).get("backbone_ranking") is None:
             return f"of a network that was named, {model.get('backbone')}, not chosen among several"
         if self.data_class not in (None, data.get("class_path", self.data_class)):
             return f"of other data ({data['class_path']}, not {self.data_class})"
@@ -70,7 +70,7 @@ class Found(NamedTuple):
         settings: The content of its config.yaml; if that is missing, the settings in its checkpoint.
         begun: A newer run of the same that ended before its first checkpoint.
         passed: Newer runs of other data or another network, and how they differ.
-        unnamed: Runs that are not called version_N, where `--resume` does not look.
+        unnamed: Runs that lie elsewhere, where `--resume` does not look.
     """
 
     run: Path | None
@@ -97,11 +97,12 @@ def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_st
         read: Reads a checkpoint.
 
     Raises:
-        ValueError: Another process has begun a newer one, or a config.yaml is damaged.
+        ValueError: Another process has begun a newer one, or a config.yaml is damaged; or the newest run keeps only its
+            best checkpoint.
     """
     begun: Path | None = None
     passed: list[tuple[Path, str]] = []
-    runs = versions(root, "fit")
+    runs = runs_of(root)
     unnamed = not_looked_at(root, runs)
     for run in reversed(runs):
         if is_try(run):
@@ -111,6 +112,7 @@ def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_st
             settings = settings_of(run, read)
             if wanted.difference(run, settings):
                 continue
+            check_has_last(run)
             # This never finds a run of our own rank 0: that makes its folder after all ranks have passed this line.
             check_free(run)
             begun = run
@@ -127,6 +129,19 @@ def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_st
                 continue
             return Found(run, settings, begun, passed, unnamed)
     return Found(None, {}, begun, passed, unnamed)
+
+
+def check_has_last(run: Path) -> None:
+    """Make sure that a finished run has not dropped what only resuming needs.
+
+    Raises:
+        WrongUsage: It has.
+    """
+    if (run / "checkpoints" / "best.ckpt").is_file() and not last_checkpoint(run).is_file():
+        raise WrongUsage(
+            f"{run} cannot be resumed: its last.ckpt was deleted (by --keep_last false, or finetune runs rm --last); "
+            f"start a new run from its weights: finetune fit FOLDER --weights {run}"
+        )
 
 
 def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[str, Any]:
@@ -183,9 +198,9 @@ def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) 
 
 def not_found(root: Path, passed: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
     """Return the message for a `--resume` that begins a new run."""
-    others = "".join(f"; {run} is not called version_N" for run in unnamed)
     where = (root / "fit").resolve()
-    told = f"--resume found nothing to go on with in {where}/version_N/checkpoints/last.ckpt"
+    others = "".join(f"; {run} is not in {where}" for run in unnamed)
+    told = f"--resume found no run with a last.ckpt in {where}"
     if passed:
         told += f", since {passed_over(passed)}"
     return f"{told}: a new run begins{others}"
@@ -200,14 +215,5 @@ def passed_over(passed: list[tuple[Path, str]]) -> str:
 
 def begun_in(run: Path) -> str:
     """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
-    folder = _about(run).get("folder")
+    folder = read_about(run).get("folder")
     return folder if isinstance(folder, str) else ""
-
-
-def _about(run: Path) -> dict[str, Any]:
-    """Return the content of a run's about.json; an empty dict if it cannot be read."""
-    try:
-        about = json.loads((run / "about.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return about if isinstance(about, dict) else {}

@@ -33,6 +33,7 @@ from finetune.system.messages import WrongUsage, shown
 log = logging.getLogger(__name__)
 
 _DIGITS = 7
+_MOST_PRINTED = 4  # classes of a single image, next to the predicted one
 _MANY = 50  # classes: beyond them the rows of `test` hold the five best
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
 UNSURE = "unsure"  # instead of a class
@@ -84,6 +85,11 @@ class PredictionWriter(pl.Callback):
         self._has_begun = False
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the rows are written: the prediction for a single image is only printed unless a file is named."""
+        return self.output is not None or self.run.path is not None
+
+    @property
     def target(self) -> Path:
         return Path(self.output) if self.output else self.run.file(FILES[self.split])
 
@@ -115,6 +121,7 @@ class PredictionWriter(pl.Callback):
         self._begin(trainer, names)
 
     def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
+        self._names = names
         extra = [f"p_{name}" for name in names]
         if self.top_k is not None:
             extra = [
@@ -126,6 +133,9 @@ class PredictionWriter(pl.Callback):
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
+        if not self.is_kept:
+            self._part = io.StringIO(newline="")
+            return
         if trainer.is_global_zero:
             remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.*.part*"))
         if self._is_sent(trainer):
@@ -148,6 +158,8 @@ class PredictionWriter(pl.Callback):
         rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
         self.counts.update(row["class"] for row in rows)  # None for one that can't be read
         self._last, part = rows[-1:] or self._last, self._part
+        if not self.is_kept:
+            return
         with self._kept(trainer):
             if self.suffix == ".csv":
                 # It quotes a field with a carriage return where rows end in one, and there alone.
@@ -169,7 +181,7 @@ class PredictionWriter(pl.Callback):
         if trainer.world_size > 1:
             # also the barrier after which all parts are whole
             dist.all_gather_object(everywhere, mine)
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self.is_kept:
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._kept(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
@@ -178,9 +190,9 @@ class PredictionWriter(pl.Callback):
                 ) as part:
                     part.writelines(text for _, text, _ in everywhere)
                 self._join(parts)
-            if self.split == "predict":
-                rows = [row for *_, last in everywhere for row in last]
-                self._summary(sum((counts for counts, *_ in everywhere), Counter()), rows[-1])
+        if trainer.is_global_zero and self.split == "predict":
+            rows = [row for *_, last in everywhere for row in last]
+            self._summary(sum((counts for counts, *_ in everywhere), Counter()), rows[-1])
 
     on_test_end = on_predict_end
 
@@ -252,9 +264,24 @@ class PredictionWriter(pl.Callback):
             probability = f", probability {row['probability']:.4f}" if row["class"] else ""
             told = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
         print(told if counts.total() == 1 else f"{counts.total()} pictures: {told}")
+        if not self.is_kept:
+            if row["class"] is None:
+                raise ValueError(f"the image cannot be read: {row['error']}")
+            if others := self._other_classes(row):
+                print(f"other classes: {others}", flush=True)
+            return
         print(f"predictions in {self.target}", flush=True)
         if counts.total() == counts[None]:
             raise ValueError(f"none of the pictures can be read; {self.target} says why of each")
+
+    def _other_classes(self, row: dict[str, Any]) -> str:
+        """Return the classes next to the predicted one with their probabilities, the most probable first."""
+        if self.top_k is None:
+            named = {name: row[f"p_{name}"] for name in self._names if name != row["class"]}
+            best = sorted(named.items(), key=lambda item: -item[1])[:_MOST_PRINTED]
+        else:
+            best = [(row[f"class_{i}"], row[f"probability_{i}"]) for i in range(2, self.top_k + 1)]
+        return ", ".join(f"{shown(name)} {value:.4f}" for name, value in best)
 
     def _is_sent(self, trainer: pl.Trainer) -> bool:
         """Return whether this process hands its rows to rank 0: a run's folder may be another machine's to write."""

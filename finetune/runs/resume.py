@@ -190,7 +190,7 @@ def go_on(trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequ
     run.licence = known.get("licence_of_the_weights")
     if trainer.is_global_zero:
         parts = [message] if message else []
-        parts += [f"{other} is newer, but not called version_N" for other in newer]
+        parts += [f"{other} is newer, but not in {run.root / 'fit'}" for other in newer]
         log.info(
             "going on in %s from step %d%s", run.path, step, "".join(f"; {part}" for part in parts)
         )

@@ -269,8 +269,8 @@ MISPLACED = [
         "--trainer takes a table of settings, or a YAML file of them, not 'gpu'",
     ),
     (
-        ["fit", "--name", "first"],
-        r"no option --name; did you mean --out \(--trainer.default_root_dir\)\?",
+        ["fit", "--run_name", "first"],
+        r"no option --run_name; did you mean --name\?",
     ),
 ]
 

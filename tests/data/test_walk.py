@@ -65,3 +65,13 @@ def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(fol
     assert len(list(find_pictures(folder))) == 3
     assert not list(find_pictures(folder / "runs")) and not list(find_pictures(folder / "runs/fit"))
     assert list(find_pictures(run)) == [str(run / "augmented.webp")]  # by its own name
+
+
+def test_the_images_of_a_named_run_are_none_of_the_folder_either(folder):
+    run = folder / "runs/fit/mine"
+    run.mkdir(parents=True)
+    (run / "augmented.webp").touch()
+    (run / "config.yaml").touch()
+    assert len(list(find_pictures(folder))) == 4  # a run of fit has an about.json, too
+    (run / "about.json").touch()
+    assert len(list(find_pictures(folder))) == 3

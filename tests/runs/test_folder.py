@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.commands.parser import OneLineErrorParser
-from finetune.runs.folder import Run, RunFolder, is_try, versions
+from finetune.runs import run_lock
+from finetune.runs.folder import Run, RunFolder, check_name, is_try, versions
+from finetune.system.messages import WrongUsage
 
 
 def test_each_run_is_a_new_version(tmp_path):
@@ -31,6 +33,82 @@ def test_versions_count_on_from_the_highest_and_sort_as_numbers(tmp_path):
     (tmp_path / "fit/version_11").unlink()
     assert Run(tmp_path, "fit").choose().name == "version_11"
     assert versions(tmp_path / "nowhere", "fit") == []
+
+
+def test_a_run_may_have_a_name(tmp_path):
+    Run(tmp_path, "fit").choose()
+    assert Run(tmp_path, "fit", name="mine").choose() == tmp_path / "fit/mine"
+    run_lock.release()
+    assert Run(tmp_path, "fit").choose() == tmp_path / "fit/version_1"
+    # nothing came of it: a fit that is started again has its place
+    assert Run(tmp_path, "fit", name="mine").choose() == tmp_path / "fit/mine"
+    run_lock.release()
+    (tmp_path / "fit/mine/metrics.csv").touch()
+    with pytest.raises(WrongUsage, match="fit/mine exists already"):
+        Run(tmp_path, "fit", name="mine").choose()
+    (tmp_path / "fit/file").touch()
+    with pytest.raises(WrongUsage, match="fit/file exists already"):
+        Run(tmp_path, "fit", name="file").choose()
+
+
+@pytest.mark.parametrize("name", ["exp1", "Über 2", "a.b", "version_x", "5", "a_b+c,d"])
+def test_names(name):
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".a",
+        "a/b",
+        "/a",
+        "a/",
+        "a\\b",
+        "-a",
+        " a",
+        "a ",
+        "a\nb",
+        "version_3",
+        "a" * 101,
+    ],
+)
+def test_names_that_are_no_plain_component_of_a_path(name):
+    with pytest.raises(WrongUsage, match="--name"):
+        check_name(name)
+
+
+def test_a_run_without_a_result_leaves_nothing(tmp_path):
+    run = Run(tmp_path / "a/runs", "fit")
+    run.choose()
+    (run.file("checkpoints")).mkdir()
+    for name in ("config.yaml", "about.json", "checkpoints/start.ckpt"):
+        run.file(name).touch()
+    # the control: a metric is a result, a learning rate is none
+    run.file("steps.csv").write_text("step,epoch,lr-AdamW/head,train/loss\n0,0,0.1,2.5\n")
+    run.discard_if_empty()
+    run.file("steps.csv").write_text("step,epoch,lr-AdamW/head\n0,0,0.1\n")
+    run.discard_if_empty()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/last.ckpt", "metrics.csv", "skipped.txt", "mine.txt"]
+)
+def test_a_run_with_a_result_stays(tmp_path, name):
+    run = Run(tmp_path, "fit")
+    run.choose()
+    run.checkpoint("x").parent.mkdir()
+    run.file(name).touch()
+    run.discard_if_empty()
+    assert run.file(name).exists()
+    # that of another command
+    (tmp_path / "fit/version_7").mkdir()
+    other = Run(tmp_path, "fit", tmp_path / "fit/version_7")
+    other.discard_if_empty()
+    assert (tmp_path / "fit/version_7").is_dir()
 
 
 def test_a_chosen_run_stays_in_its_folder(run):

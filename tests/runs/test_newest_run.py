@@ -9,8 +9,10 @@ import pytest
 import yaml
 from run_holders import another
 
-from finetune.runs.folder import Run, not_looked_at, versions
+from finetune.runs.folder import Run, not_looked_at
 from finetune.runs.newest_run import Found, Wanted, find_run, not_found
+from finetune.runs.run_search import runs_of
+from finetune.system.messages import WrongUsage
 
 ANY = Wanted(None, None, None, lambda run, settings: False)
 
@@ -39,9 +41,7 @@ def test_it_is_the_newest_that_has_a_checkpoint(tmp_path):
         for part in (tmp_path / f"fit/version_{i}/run").iterdir():
             part.rename(tmp_path / f"fit/version_{i}" / part.name)
     assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_10"
-    (tmp_path / "fit/version_10/checkpoints/last.ckpt").rename(
-        tmp_path / "fit/version_10/checkpoints/best.ckpt"
-    )
+    (tmp_path / "fit/version_10/checkpoints/last.ckpt").unlink()
     found = find_run(tmp_path, ANY)
     assert (found.run, found.begun) == (tmp_path / "fit/version_9", tmp_path / "fit/version_10")
 
@@ -71,19 +71,42 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert find_run(tmp_path, data_class).run is None
 
 
-def test_runs_with_another_name_are_told_of(tmp_path):
+def test_a_named_run_is_found_by_the_time_when_it_began(tmp_path):
+    for name, day in (("version_0", 1), ("mine", 3), ("version_1", 2)):
+        run = write_run(tmp_path / "fit" / name, "a")
+        (run / "about.json").write_text(json.dumps({"began": f"2026-01-0{day}T10:00:00+00:00"}))
+    assert find_run(tmp_path, ANY).run == tmp_path / "fit/mine"
+    (tmp_path / "fit/mine/about.json").write_text('{"began": "2025-01-01T10:00:00+00:00"}')
+    assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_1"
+
+
+def test_a_run_that_keeps_only_its_best_cannot_go_on(tmp_path):
+    write_run(tmp_path / "fit/version_0", "a")
+    run = write_run(tmp_path / "fit/version_1", "b")
+    (run / "checkpoints/last.ckpt").rename(run / "checkpoints/best.ckpt")
+    with pytest.raises(
+        WrongUsage, match=r"version_1 cannot be resumed: its last\.ckpt was deleted"
+    ):
+        find_run(tmp_path, ANY)
+    of_others = Wanted("a", None, None, lambda run, settings: False)
+    assert find_run(tmp_path, of_others).run == tmp_path / "fit/version_0"
+
+
+def test_runs_that_lie_elsewhere_are_reported(tmp_path):
     for name in ("fit/mine", "fit/version_3", "moved"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "checkpoints/last.ckpt").touch()
-    unnamed = not_looked_at(tmp_path, versions(tmp_path, "fit"))
-    assert unnamed == [tmp_path / "fit/mine", tmp_path / "moved"]
+    (tmp_path / "later/checkpoints").mkdir(parents=True)
+    (tmp_path / "later/checkpoints/last.ckpt").touch()
+    unnamed = not_looked_at(tmp_path, runs_of(tmp_path))
+    assert unnamed == [tmp_path / "later", tmp_path / "moved"]
     found = Found(tmp_path / "fit/version_3", {}, None, [], unnamed)
     os.utime(tmp_path / "moved/checkpoints/last.ckpt", (0, 0))
     os.utime(tmp_path / "fit/version_3/checkpoints/last.ckpt", (1, 1))
-    assert found.newer() == (tmp_path / "fit/mine",)
+    assert found.newer() == (tmp_path / "later",)
     told = not_found(tmp_path, [], unnamed)
     assert (
-        f"{tmp_path}/fit/mine is not called version_N; {tmp_path}/moved is not called version_N"
+        f"{tmp_path}/later is not in {tmp_path}/fit; {tmp_path}/moved is not in {tmp_path}/fit"
         in told
     )
 

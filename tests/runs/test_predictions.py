@@ -181,6 +181,18 @@ def test_the_most_probable_classes_best_first(run, top_k):
         )
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_without_a_folder_and_a_file_the_prediction_is_only_printed(
+    tmp_path, capsys, monkeypatch, world_size
+):
+    run = Run(tmp_path / "runs", "predict")
+    with pytest.raises(AssertionError, match="not chosen"):  # the target has no place
+        predict(run, probabilities(1), ["a.png"], world_size=world_size, monkeypatch=monkeypatch)
+    answer, others = capsys.readouterr().out.splitlines()
+    assert answer.startswith("a.png: ") and others.startswith("other classes: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suffix, top_k):

@@ -1,0 +1,105 @@
+"""Named runs, runs that keep only their best checkpoint, and commands that leave no folder, each by real fits."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from colours import QUICKEST, draw_colours
+
+from finetune.runs import run_lock
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.system.messages import WrongUsage
+
+NO_TEST = ("--test_after_fit", "false")
+
+
+@pytest.fixture
+def fit(cli, colours):
+    """`finetune fit` in this process, which holds no run afterwards."""
+
+    def run(*arguments: object) -> None:
+        try:
+            cli("fit", *arguments)
+        finally:
+            run_lock.release()
+
+    return run
+
+
+def test_a_named_run_is_continued_by_its_name(fit, cli, colours, tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+    fit(colours, *QUICKEST, *NO_TEST, "--name", "exp1", "--resume")
+    assert "--resume found no run runs/fit/exp1: a new run begins" in caplog.text
+    out = capsys.readouterr().out
+    # a run without a test ends with its validation accuracy
+    assert (
+        "validation accuracy " in out and "95 % interval" in out and "run in runs/fit/exp1" in out
+    )
+    with pytest.raises(WrongUsage, match="--name exp1: runs/fit/exp1 exists already"):
+        fit(colours, *QUICKEST, "--name", "exp1")
+    with pytest.raises(WrongUsage, match="the run to continue is runs/fit/exp1"):
+        fit("--resume", "runs/fit/exp1", "--name", "other")
+    fit("--resume", "--name", "exp1", "--trainer.max_epochs", "2")
+    assert len((tmp_path / "runs/fit/exp1/metrics.csv").read_text().splitlines()) == 3
+    fit("--resume", "--trainer.max_epochs", "3")  # it is the newest
+    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["exp1"]
+    about = json.loads((tmp_path / "runs/fit/exp1/about.json").read_text())
+    assert about["began"] < about["ended"] and len(about["went_on_by"]) == 2
+    # its config starts a run of its own
+    fit("--config", "runs/fit/exp1/config.yaml")
+    assert (tmp_path / "runs/fit/version_0").is_dir()
+
+
+def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
+    fit(colours, *QUICKEST, *NO_TEST, "--keep_last", "false")
+    fit(colours, *QUICKEST, *NO_TEST)
+    small, large = (tmp_path / f"runs/fit/version_{i}" for i in (0, 1))
+    assert os.listdir(small / "checkpoints") == ["best.ckpt"]
+    best = read_checkpoint(small / "checkpoints/best.ckpt")
+    weights = sum(value.nbytes for value in best["state_dict"].values())
+    assert weights <= (small / "checkpoints/best.ckpt").stat().st_size < 1.3 * weights
+    cli("runs", "rm", "--last", "--yes", large)
+    freed = [line for line in capsys.readouterr().out.splitlines() if "freed" in line]
+    assert freed == ["freed 2.4 MB"]
+    for run in (small, large):
+        assert os.listdir(run / "checkpoints") == ["best.ckpt"]
+        with pytest.raises(WrongUsage, match=r"cannot be resumed: its last\.ckpt was deleted"):
+            fit("--resume", run)
+        cli("test", run, "--trainer.accelerator", "cpu", "--data.num_workers", "0")
+    with pytest.raises(WrongUsage, match=r"version_1 cannot be resumed"):
+        fit(colours, *QUICKEST, "--resume")
+    cli("runs", "rm", "--last", "--yes", large)
+    assert "nothing to delete" in capsys.readouterr().out
+
+
+def test_a_single_image_is_predicted_without_a_folder(cli, run_to_go_on, colours, capsys, tmp_path):
+    words = ("--trainer.accelerator", "cpu", "--data.num_workers", "0")
+    image = sorted(colours.rglob("*.png"))[0]
+    cli("predict", run_to_go_on, image, *words)
+    answer, others = capsys.readouterr().out.splitlines()
+    assert answer.startswith(f"{image}: ") and "probability 0." in answer
+    assert others.startswith("other classes: ") and others.count(", ") == 1
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(ValueError, match="the image cannot be read: "):
+        cli("predict", run_to_go_on, tmp_path / "broken.png", *words)
+    cli("predict", run_to_go_on, image, *words, "--out", "one.csv")
+    assert len((tmp_path / "one.csv").read_text().splitlines()) == 2
+    assert not (tmp_path / "runs/predict").exists()
+    # several are written to a file
+    cli("predict", run_to_go_on, image.parent, *words)
+    assert (tmp_path / "runs/predict/version_0/predictions.csv").is_file()
+    # what fails leaves no folder
+    with pytest.raises(WrongUsage, match="there are only 3 classes"):
+        cli("predict", run_to_go_on, image.parent, *words, "--top_k", "9")
+    assert os.listdir(tmp_path / "runs/predict") == ["version_0"]
+
+
+def test_a_fit_that_fails_before_it_has_a_result_leaves_no_folder(fit, tmp_path):
+    images = draw_colours(tmp_path / "images", train=8)
+    for path in images.rglob("*.png"):
+        if path.parent.name == "red":
+            path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError):
+        fit(images, *QUICKEST)
+    assert sorted(str(path) for path in Path("runs").rglob("*")) == []
