@@ -10,7 +10,7 @@ from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
 from finetune.data.samplers import SHEET, some_of
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
-from finetune.runs.html_report import headline
+from finetune.runs.headline import headline
 from finetune.runs.inline_report import inline_report
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.record import read_run

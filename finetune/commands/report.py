@@ -8,7 +8,8 @@ from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
 from finetune.runs.data_check import DataCheck, data_check
-from finetune.runs.html_report import headline, write_report
+from finetune.runs.headline import headline
+from finetune.runs.html_report import write_report
 from finetune.runs.record import RunRecord, read_run
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage

@@ -11,13 +11,13 @@ from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
 from finetune.runs.data_check import DataCheck
+from finetune.runs.headline import headline
 from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import (
     coverage,
     interval,
-    outcome,
     percent,
     precision_recall,
     reliability,
@@ -59,7 +59,7 @@ def write_report(
             title=f"{run.name}: report",
             run=run,
             is_running=is_running,
-            headline=headline(run),
+            headline=str(headline(run)),
             facts=list(_facts(run, versions)),
             charts=list(learning(run)),
             seconds=[
@@ -98,22 +98,6 @@ def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
     if not pictures:
         return ""
     return f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more."
-
-
-def headline(run: RunRecord) -> str:
-    """Return the result in a sentence or two."""
-    matrix = run.result.get("confusion_matrix")
-    if matrix:
-        num, largest = sum(map(sum, matrix)), max(range(len(matrix)), key=lambda i: sum(matrix[i]))
-        always = percent(sum(matrix[largest]) / max(1, num))
-        name = run.result["class_names"][largest]
-        return f"{outcome(matrix, 'test')}. Always saying {name} would be right on {always}."
-    if run.best:
-        return (
-            f"{percent(run.best[1])} of the validation pictures are named rightly after epoch {run.best[0]}, "
-            "which was chosen by them. So that may be a little too high: nothing was tested."
-        )
-    return "Nothing has been measured on pictures that were not trained on."
 
 
 def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]]:

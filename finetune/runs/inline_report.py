@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from finetune.runs.html_report import headline, learning
+from finetune.runs.headline import headline
+from finetune.runs.html_report import learning
 from finetune.runs.record import RunRecord
 from finetune.system.html_page import render
 
@@ -21,7 +22,7 @@ def inline_report(run: RunRecord, sheet: str = "", about_sheet: str = "") -> str
     return render(
         "runs/inline_report.html",
         place=place,
-        headline=headline(run),
+        headline=str(headline(run)),
         charts=list(learning(run))[:2],  # the loss and the accuracy
         sheet=sheet,
         about_sheet=about_sheet,

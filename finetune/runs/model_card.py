@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from finetune.runs.headline import network
 from finetune.runs.licence import licence
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, percent
@@ -25,15 +26,12 @@ def model_card(run: RunRecord) -> str:
         about.get("splits", {}).get("train", {}).get("counts", {})
     )
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
-    size, backbone = next(filter(None, sizes), None), run.setting("model", "backbone")
-    network = (
-        f"{num} × {backbone}" if (num := run.setting("model", "members") or 1) > 1 else backbone
-    )
+    size = next(filter(None, sizes), None)
     lines = [
         f"# {run.name}",
         "",
         f"An image classifier of {len(names)} classes: {', '.join(names)}.",
-        f"Network: {network}, which sees {size} x {size} pixels of a picture (RGB). It began with",
+        f"Network: {network(run)}, which sees {size} x {size} pixels of a picture (RGB). It began with",
         f"{weights_and_licence(run)}.",
         "",
         "## Meant for",

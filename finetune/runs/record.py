@@ -4,6 +4,7 @@ import csv
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from finetune.runs.best_epoch import kept_epoch, told
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
-from finetune.runs.statistics import percent, wilson
+from finetune.runs.statistics import accuracy_line
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,26 @@ class RunRecord:
         return int(epochs[kept]), accuracies[kept]
 
     @property
+    def validated(self) -> tuple[float, int] | None:
+        """Accuracy of best.ckpt on the validation images and their number, 0 if unknown; None without a validation."""
+        if self.best is None:
+            return None
+        chosen = self.interpolation
+        if chosen is None:
+            return self.best[1], self.num_validated
+        accuracy = next(c.accuracy for c in chosen.candidates if c.share == chosen.share)
+        return accuracy, chosen.num_images
+
+    @property
+    def date(self) -> str:
+        """When the run began, `2026-01-31 14:05` in local time; of an older run, when its config.yaml was written."""
+        if self.about.get("began"):
+            began = datetime.fromisoformat(self.about["began"]).astimezone()
+        else:
+            began = datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime)
+        return began.strftime("%Y-%m-%d %H:%M")
+
+    @property
     def why_best(self) -> str:
         """What best.ckpt is, and why; "" where nothing was validated."""
         if self.best and self.interpolation:
@@ -104,19 +125,11 @@ class RunRecord:
 
 def validation_outcome(run: RunRecord) -> str:
     """Return the accuracy of best.ckpt on the validation images with its interval; "" if nothing was validated."""
-    if run.best is None or not run.num_validated:
+    if run.validated is None or not run.num_validated:
         return ""
-    accuracy, num = run.best[1], run.num_validated
-    if run.interpolation is not None:
-        chosen = run.interpolation
-        accuracy = next(c.accuracy for c in chosen.candidates if c.share == chosen.share)
-        num = chosen.num_images
-    right = round(accuracy * num)
-    low, high = wilson(right, num)
-    return (
-        f"validation accuracy {percent(right / num)} ({right:,} of {num:,}; 95 % interval "
-        f"{100 * low:.1f}–{percent(high)}). These images chose the epoch; there was no test"
-    )
+    accuracy, num = run.validated
+    line = accuracy_line(round(accuracy * num), num, "validation")
+    return f"{line}. These images chose the epoch; there was no test"
 
 
 def read_run(path: Path) -> RunRecord:

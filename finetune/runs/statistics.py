@@ -24,20 +24,27 @@ def wilson(num_right: float, num: int) -> tuple[float, float]:
 
 
 def interval(num_right: float, num: int) -> str:
-    """Return `wilson` in words, `82.6 to 87.6 %`."""
+    """Return the `wilson` interval as text, `82.6–87.6 %`."""
     low, high = wilson(num_right, num)
-    return f"{100 * low:.1f} to {100 * high:.1f} %"
+    return f"{100 * low:.1f}–{100 * high:.1f} %"
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def outcome(confusion: Sequence[Sequence[int]], what: str) -> str:
-    """Return in a sentence how many pictures are named rightly; a row of `confusion` is what they are."""
-    num, right = sum(map(sum, confusion)), sum(row[i] for i, row in enumerate(confusion))
-    share = percent(right / max(1, num))
-    return f"{right:,} of {num:,} {what} pictures are named rightly: {share} (95 % interval {interval(right, num)})"
+def outcome(confusion: Sequence[Sequence[int]], split: str) -> str:
+    """Return the accuracy on a split with its interval, in a line; rows of `confusion` are the true classes."""
+    num = sum(map(sum, confusion))
+    num_right = sum(row[i] for i, row in enumerate(confusion))
+    return accuracy_line(num_right, num, split)
+
+
+def accuracy_line(num_right: int, num: int, split: str) -> str:
+    """Return an accuracy with its interval: `test accuracy 77.2 % (309 of 400; 95 % interval 72.9–81.1 %)`."""
+    share = percent(num_right / max(1, num))
+    counts = f"{num_right:,} of {num:,}"
+    return f"{split} accuracy {share} ({counts}; 95 % interval {interval(num_right, num)})"
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

@@ -32,9 +32,7 @@ def test_numbers_are_those_of_the_files(tmp_path):
         run.best == tmp_path / "run/checkpoints/best.ckpt"
         and run.record.config["seed_everything"] == 7
     )
-    assert repr(run).startswith(
-        f"<run in {tmp_path}/run: 4 of 5 test pictures are named rightly: 80.0 %"
-    )
+    assert repr(run).startswith(f"<run in {tmp_path}/run: test accuracy 80.0 % (4 of 5; ")
 
 
 def test_history_is_a_row_for_each_epoch_in_numbers(tmp_path):
@@ -95,13 +93,13 @@ def test_a_run_that_was_not_tested_says_so(colours, quick):
     quick["options"]["test_after_fit"] = False
     run = fit(colours, **quick)
     assert (run.accuracy, run.interval, run.result) == (None, None, {})
-    assert "nothing was tested" in repr(run) and "<img" not in run._repr_html_()
+    assert "Not tested" in repr(run) and "<img" not in run._repr_html_()
 
 
 def test_a_notebook_shows_result_curves_and_pictures(fitted, colours):
     page = fitted._repr_html_()
-    told = f"{round(fitted.accuracy * 30)} of 30 test pictures are named rightly: {100 * fitted.accuracy:.1f} %"
-    assert told in page
+    share = f"test accuracy {100 * fitted.accuracy:.1f} % ({round(fitted.accuracy * 30)} of 30; "
+    assert share in page
     assert len(re.findall(r"<svg ", page)) == 2 and "The accuracy by epoch" in page
     assert "16 of 30 test pictures, drawn by lot" in page and len(page) < 150_000
     assert not re.search(r"<script|<style|https?://(?!www\.w3\.org)|src=\"(?!data:)", page)
@@ -116,7 +114,4 @@ def test_pictures_that_are_gone_are_left_out(colours, quick, tmp_path):
     assert "16 of 30 test pictures" in run._repr_html_()  # control
     shutil.rmtree(copy)
     page = run._repr_html_()
-    assert (
-        "<img" not in page
-        and f"{round(run.accuracy * 30)} of 30 test pictures are named rightly" in page
-    )
+    assert "<img" not in page and f"({round(run.accuracy * 30)} of 30; 95 % interval " in page

@@ -289,4 +289,4 @@ def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(
         cli("fit", "--data.root", colours, *QUICKEST, "--report", "true")
     text = (tmp_path / "runs/fit/version_0/report.html").read_text("utf-8")
     assert "Still running" not in text
-    assert ("test pictures are named rightly" in text) == (error is not None)
+    assert ("test accuracy" in text) == (error is not None)

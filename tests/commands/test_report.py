@@ -48,7 +48,7 @@ def test_fit_leaves_what_the_page_is_made_of(fitted):
     assert about["command"].startswith("finetune fit --data.root") and len(about["lines"]) == 3
     text = (run / "report.html").read_text()
     assert (
-        "named rightly" in text
+        "test accuracy " in text
         and "data:image/webp" in text
         and "where it looked is not shown" in text
     )
@@ -78,9 +78,7 @@ def test_again_and_elsewhere(fitted, cli, capsys, tmp_path):
     (moved / "report.html").unlink()
     cli("report", moved)
     out = capsys.readouterr().out
-    assert "of 30 test pictures are named rightly" in out and out.endswith(
-        f"report in {moved}/report.html\n"
-    )
+    assert " of 30; 95 % interval " in out and out.endswith(f"report in {moved}/report.html\n")
     assert (moved / "report.html").stat().st_size > 20_000
 
 

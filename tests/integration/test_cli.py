@@ -613,7 +613,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
     assert result.stdout.count("test/accuracy") == 1
-    assert " of 30 test pictures are named rightly" in result.stdout  # each counts once
+    assert " of 30; 95 % interval " in result.stdout  # each counts once
     # by one process
     told = "".join(rf"{what}.*\n" for what in ("pictures: ", "network: ", "training: ", "val has "))
     assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), (

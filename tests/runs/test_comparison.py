@@ -94,7 +94,7 @@ def test_three_runs_have_a_column_each(tmp_path):
     assert re.findall(r'<th scope="col">.*?<a href="(.*?)">(.*?)</a></th>', text) == [
         (name, name) for name in "abc"
     ]
-    assert "100.0 % (83.9 to 100.0 %)" in text and "95.0 % (76.4 to 99.1 %)" in text
+    assert "100.0 % (83.9–100.0 %)" in text and "95.0 % (76.4–99.1 %)" in text
 
 
 def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
@@ -125,7 +125,7 @@ def test_ten_runs_have_a_row_each_with_a_link_and_a_line_of_their_own(tmp_path):
     assert [name for _, _, name, _ in rows] == [f"run_{i}" for i in range(10)]
     assert [to for _, to, *_ in rows] == [f"run_{i}" + "/report.html" * (i != 4) for i in range(10)]
     assert (
-        all("95.0 % (76.4 to 99.1 %)" in cells for *_, cells in rows)
+        all("95.0 % (76.4–99.1 %)" in cells for *_, cells in rows)
         and text.count('<th scope="col">') < 10
     )
     # Each line is drawn in the colour and dashes that its row shows, and no two alike.

@@ -12,8 +12,9 @@ from browser import dom_after, needs_browser
 from run_folders import write_run
 
 from finetune.runs.data_check import DataCheck
+from finetune.runs.headline import headline
 from finetune.runs.highlights import Lens
-from finetune.runs.html_report import headline, write_report
+from finetune.runs.html_report import write_report
 from finetune.runs.record import read_run
 
 LABELS = [0] * 6 + [1] * 3 + [2] * 3
@@ -77,10 +78,9 @@ def run(tmp_path):
 @pytest.mark.slow
 def test_the_numbers_are_the_runs(run):
     record = read_run(run)
-    assert headline(record).startswith(
-        "9 of 12 test pictures are named rightly: 75.0 % (95 % interval 46.8 to 91.1 %)."
+    assert str(headline(record)) == (
+        "test accuracy 75.0 % (9 of 12; 95 % interval 46.8–91.1 %). Always predicting blue <b>: 50.0 %."
     )
-    assert "Always saying blue <b> would be right on 50.0 %" in headline(record)
     assert record.best == (3, 0.75)  # the later one of two that are equal
     text = write_report(record, look(), {"torch": "2.0"}).read_text("utf-8")
     assert (
@@ -119,13 +119,13 @@ def test_every_link_leads_somewhere(run):
 
 def test_a_run_without_a_test_split_is_told_by_its_validation_and_one_with_nothing_has_a_page(run):
     (run / "test.json").unlink()
-    assert headline(read_run(run)).startswith(
-        "75.0 % of the validation pictures are named rightly after epoch 3"
+    assert str(headline(read_run(run))).startswith(
+        "validation accuracy 75.0 %. Not tested. best.ckpt is from epoch 3"
     )
     for name in ("about.json", "steps.csv", "test_predictions.csv", "seconds.json"):
         (run / name).unlink()
     text = page_of(run, None, is_running=True)
-    assert "Nothing has been measured" in text and 'http-equiv="refresh"' in text
+    assert "nothing was validated or tested" in text and 'http-equiv="refresh"' in text
 
 
 @pytest.mark.usefixtures("without_charts")

@@ -14,7 +14,7 @@ SAID = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
 def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
     run = read_run(write_run(tmp_path / "run", [0, 1, 2, 1], SAID))
     page = inline_report(run, "data:image/webp;base64,AA", "four <pictures>")
-    assert "3 of 4 test pictures are named rightly: 75.0 %" in page and page.count("<svg ") == 2
+    assert "test accuracy 75.0 % (3 of 4; " in page and page.count("<svg ") == 2
     assert 'src="data:image/webp;base64,AA"' in page and "four &lt;pictures&gt;" in page
     assert "<body" not in page and "<style" not in page and "currentColor" in page
     assert "report.html" not in page
@@ -28,4 +28,4 @@ def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("without_charts")
 def test_names_of_classes_are_text(tmp_path):
     page = inline_report(read_run(write_run(tmp_path / "run", [0, 0, 0, 0], SAID)))
-    assert "Always saying blue &lt;b&gt; would be right" in page and NAMES[0] == "blue <b>"
+    assert "Always predicting blue &lt;b&gt;: " in page and NAMES[0] == "blue <b>"

@@ -62,10 +62,7 @@ def test_the_result_of_before_a_run_was_prolonged_is_left_out(tested):
     callback = due(tested)
     callback.on_train_epoch_start(FIRST)
     text = page_of(tested)
-    assert (
-        "of the validation pictures are named rightly" in text
-        and "test pictures are named rightly" not in text
-    )
+    assert "validation accuracy " in text and "test accuracy" not in text
 
 
 def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
@@ -93,16 +90,16 @@ def test_the_page_says_that_more_is_to_come_until_the_run_is_stopped(run):
 
 
 def test_a_prolonged_run_that_is_stopped_soon_does_not_show_the_test_of_before(tested):
-    tested.file("report.html").write_text("2 of 2 test pictures are named rightly")
+    tested.file("report.html").write_text("test accuracy 100.0 % (2 of 2")
     callback = LiveReport(tested)
     callback.on_exception(FIRST)
-    assert "test pictures are named rightly" in page_of(tested)  # its best.ckpt is that one
+    assert "test accuracy" in page_of(tested)  # its best.ckpt is that one
     for name in ("test.json", "test_predictions.csv"):
         tested.file(name).unlink()
     callback.on_exception(OTHER)
-    assert "test pictures are named rightly" in page_of(tested)
+    assert "test accuracy" in page_of(tested)
     callback.on_exception(FIRST)
-    assert "test pictures are named rightly" not in page_of(tested)
+    assert "test accuracy" not in page_of(tested)
 
 
 def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tested, caplog):
@@ -120,7 +117,7 @@ def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tested, caplog):
             tested.file("config.yaml").write_text("a: [")
         end_page(tested)
         assert ("Still running" in page.read_text("utf-8")) == is_damaged
-        assert ("2 of 2 test pictures are named rightly" in page.read_text("utf-8")) != is_damaged
+        assert ("test accuracy 100.0 % (2 of 2; " in page.read_text("utf-8")) != is_damaged
     assert (
         len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text
     )

@@ -27,11 +27,11 @@ def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
     assert f"{split}/accuracy {accuracy:.4f}" in lines
     assert [line.split()[0] for line in lines] == [
         *(f"{split}/{n}" for n in ("accuracy", "loss", "f1", "calibration_error")),
-        "7",  # right of
+        split if split == "test" else "validation",
         "no",  # temperature
     ]
     named = "test" if split == "test" else "validation"
-    assert lines[-2].startswith(f"7 of 8 {named} pictures are named rightly: 87.5 %")
+    assert lines[-2].startswith(f"{named} accuracy 87.5 % (7 of 8; ")
     written = json.loads(run.file(f"{split}.json").read_text())
     assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
     assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]

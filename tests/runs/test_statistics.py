@@ -67,15 +67,10 @@ def test_the_most_confident_are_answered_first():
 
 
 def test_words_for_shares():
-    assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0 to 100.0 %"
+    assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0–100.0 %"
     told = outcome([[1_000, 20], [11, 300]], "test")
-    assert (
-        told
-        == "1,300 of 1,331 test pictures are named rightly: 97.7 % (95 % interval 96.7 to 98.4 %)"
-    )
-    assert outcome([[0, 0], [0, 0]], "val").startswith(
-        "0 of 0 val pictures are named rightly: 0.0 %"
-    )
+    assert told == "test accuracy 97.7 % (1,300 of 1,331; 95 % interval 96.7–98.4 %)"
+    assert outcome([[0, 0], [0, 0]], "val").startswith("val accuracy 0.0 % (0 of 0; ")
 
 
 def test_before_a_temperature():
