@@ -134,6 +134,24 @@ def _shrunk(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.u
     )
 
 
+def _kind_of(head: bytes) -> str:
+    """Return in words what a file is that begins with these bytes and is no image that we read."""
+    if head[4:11] in (b"ftyphei", b"ftypmif", b"ftypavi"):  # what phones write
+        return "it is HEIC or AVIF: save it as JPEG"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith((b"<!doctype", b"<html", b"<head")):
+        return "it is a web page, perhaps saved instead of the image"
+    if start.startswith((b"<svg", b"<?xml")):
+        return "it is SVG or XML: save it as PNG"
+    if head.startswith(b"%PDF"):
+        return "it is a PDF: save its page as PNG"
+    if head.startswith(b"PK\x03\x04"):
+        return "it is a ZIP archive or an office document"
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+        return "it is a text file"
+    return f"unknown format, first bytes {head[:8].hex(' ')}"
+
+
 def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     """Return a picture of which nothing but the header is read; what it may not be is a ValueError."""
     head = file.read(16)
@@ -141,9 +159,7 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
         raise ValueError("the file is empty")
     reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
-        is_heif = head[4:11] in (b"ftyphei", b"ftypmif", b"ftypavi")  # what phones write
-        what = "is HEIC or AVIF: save it as JPEG" if is_heif else f"starts with {head!r}"
-        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture (it {what})")
+        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture ({_kind_of(head)})")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)

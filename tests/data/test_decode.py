@@ -562,8 +562,27 @@ def test_what_phones_write_is_told_by_its_name():
             DecodeError, match=r"TIFF or GIF picture \(it is HEIC or AVIF: save it as JPEG\)$"
         ):
             decode(content)
-    with pytest.raises(DecodeError, match="it starts with"):  # a film of the same family
+    with pytest.raises(
+        DecodeError, match="unknown format, first bytes 00"
+    ):  # a film of the same family
         decode(heic.replace(b"ftypheic", b"ftypisom"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\n<!DOCTYPE html><html>", "it is a web page"),
+        (b"%PDF-1.7 \xe2\xe3", "it is a PDF"),
+        (b"<svg xmlns='http'>", "it is SVG or XML"),
+        (b"plain words in a file", "it is a text file"),
+        (b"PK\x03\x04\x14\x00\x06\x00", "it is a ZIP archive"),
+        (bytes(range(1, 20)), "unknown format, first bytes 01 02 03"),
+    ],
+)
+def test_what_is_no_image_is_named_in_words(content, words):
+    with pytest.raises(DecodeError) as caught:
+        decode(content)
+    assert words in str(caught.value) and "b'" not in str(caught.value)
 
 
 def test_threads_get_the_same_pixels():
