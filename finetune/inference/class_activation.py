@@ -13,6 +13,10 @@ from torch import Tensor, nn
 
 from finetune.models.stages import head
 
+# Smallest side of a map that is shown, in places. A map of 2 x 2 places, as of a ResNet at 64 pixels, says which corner
+# of the image counts, and resized to the image it seems to say much more.
+_SMALLEST_SIDE = 5
+
 # Shapes: B pictures, C channels, u x v places of the last maps, K classes.
 
 
@@ -66,6 +70,19 @@ def mean_activation(
     if len(existing) == 1:
         return existing[0]
     return _to_one(torch.from_numpy(np.mean(existing, axis=0))).numpy()
+
+
+def why_not_shown(maps: np.ndarray | None) -> str:
+    """Return why class activation maps (B, u, v) are not shown as heat maps, or "" if they are."""
+    if maps is None:
+        return "No heat maps: this network does not average its last feature maps for its head."
+    height, width = maps.shape[1:]
+    if min(height, width) < _SMALLEST_SIDE:
+        return (
+            f"No heat maps: at this image size they have only {height} x {width} cells, which is too coarse. "
+            "Larger images (image_size) give finer ones."
+        )
+    return ""
 
 
 def _to_one(spoken: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Looking at pictures through a checkpoint's eyes: as its network sees them, and where it saw a class."""
+"""Images as a checkpoint's network sees them, and heat maps of a class in them."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 
 from finetune.data.decode import DecodeError, decode
+from finetune.inference.class_activation import why_not_shown
 from finetune.inference.predictor import Predictor
 from finetune.runs.highlights import Lens
 
@@ -24,14 +25,15 @@ def lens(predictor: Predictor) -> Lens:
             return None
         return predictor.prepare(picture, side)
 
-    def overlay(paths: Sequence[str], classes: Sequence[int], side: int) -> list[np.ndarray] | None:
+    def overlay(paths: Sequence[str], classes: Sequence[int], side: int) -> list[np.ndarray] | str:
         found: list[np.ndarray] = []
         for start in range(0, len(paths), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
             pictures = [predictor.prepare(decode(path)) for path in paths[some]]
             maps = predictor.activation(np.stack(pictures), classes[some])
-            if maps is None:
-                return None
+            reason = why_not_shown(maps)
+            if maps is None or reason:
+                return reason
             found += [
                 overlaid(cv2.resize(p, (side, side)), m)
                 for p, m in zip(pictures, maps, strict=True)

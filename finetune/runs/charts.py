@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import escape
 
+from finetune.runs.statistics import wilson
 from finetune.system.cache_dir import cache_dir
 
 if TYPE_CHECKING:
@@ -134,23 +135,38 @@ def _look_of(i: int) -> tuple[str, str]:
     return _DRAWN[i % len(_DRAWN)], styles[(i + i // 20) % len(styles)]
 
 
-def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], about: str) -> str:
-    """Return how often what was said with some confidence was right; on the diagonal it is as often as it says.
+def reliability_chart(
+    bins: Mapping[str, Sequence[tuple[float, float, int]]], about: str, lowest: float = 0.0
+) -> str:
+    """Return accuracy against confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
 
     Args:
-        bins: By name, each bin's mean confidence, share that is right, and number of pictures.
+        bins: By name, each bin's mean confidence, accuracy, and number of images.
         about: The chart in a sentence.
+        lowest: The lowest confidence that is possible.
     """
     with _chart(about, square=True) as (axes, made):
-        axes.plot([0, 1], [0, 1], color=_LINE, linestyle="--")
-        for name, found in bins.items():
-            confidence, right, num = np.array(found).reshape(-1, 3).T
-            size = 12 + 160 * np.sqrt(num / max(1, num.max(initial=1)))
-            axes.scatter(confidence, right, s=size, alpha=0.7, label=name)
-            axes.plot(confidence, right, linewidth=1)
-        axes.set(xlabel="confidence", ylabel="share that is right", xlim=(0, 1.03), ylim=(0, 1.03))
+        axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
+        for marker, (name, found) in zip("osDv", bins.items(), strict=False):
+            confidence, accuracy, _ = np.array(found).reshape(-1, 3).T
+            bounds = np.array([wilson(share * num, int(num)) for _, share, num in found])
+            below, above = np.abs(bounds.reshape(-1, 2).T - accuracy)
+            axes.errorbar(
+                confidence,
+                accuracy,
+                yerr=(below, above),
+                fmt=marker,
+                markersize=5,
+                capsize=3,
+                elinewidth=1.2,
+                label=name,
+            )
+        start = lowest - 0.03 * (1 - lowest)
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(start, 1.03), ylim=(-0.03, 1.03))
         if len(bins) > 1:
-            axes.legend(markerscale=0.5, loc="upper left")
+            figure = axes.get_figure(root=True)
+            assert figure is not None
+            figure.legend(loc="outside lower left", ncols=2)
     return made[0]
 
 

@@ -11,10 +11,10 @@ from finetune.runs.side_files import are_seconds, continue_side_file
 from finetune.system.files import replace_text
 
 PHASES = {
-    "preparing": "until the first step: finding pictures, reading weights, what is computed once",
-    "training": "steps, and writing checkpoints",
-    "validating": "measuring the validation pictures after each epoch",
-    "testing": "measuring the test pictures",
+    "preparing": "before the first step: listing images, loading weights, computations done once",
+    "training": "training steps, and writing checkpoints",
+    "validating": "validation after each epoch",
+    "testing": "the final test",
 }
 
 

@@ -35,12 +35,9 @@ class Headline:
         return wilson(self.num_correct, self.num)
 
     @property
-    def detail(self) -> str:
-        """The counts and the interval, `309 of 400 images; 95 % interval 72.9–81.1 %`; "" if they are not known."""
-        if not self.num:
-            return ""
-        counts = f"{self.num_correct:,} of {self.num:,} {self.split} images"
-        return f"{counts}; 95 % interval {interval(self.num_correct, self.num)}"
+    def interval(self) -> str:
+        """The 95 % interval of the accuracy as text."""
+        return interval(self.num_correct, self.num)
 
     def __str__(self) -> str:
         if not self.split:

@@ -1,4 +1,4 @@
-"""Which test pictures a report shows, and how: small ones for each cell of the matrix, larger ones where it matters."""
+"""Which test images a report shows: those of each cell of the confusion matrix, and those that are worth a look."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +12,8 @@ from finetune.system.html_page import thumbnail
 # Shapes: N test pictures, K classes, h and w pixels.
 
 NUM_SHOWN = 12  # of each kind
-_SMALL, _LARGE = 84, 144  # pixels: of a picture in a cell, and of one that is looked at
-_MOST = 1000  # pictures in all cells together: 5 MB of a page at about 4 kB each
+_SMALL, _LARGE = 144, 192  # pixels: of an image in a cell, and of one that is worth a look
+_MOST = 600  # images in all cells together: up to 5 MB of a page at about 8 kB each
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,20 @@ class Lens:
     Attributes:
         see: Gives the picture of a path as (h, w, 3) uint8, as the network sees it but so many pixels wide; None where
             there is none any more.
-        overlay: Gives for pictures and a class each where the network saw it, (h, w, 3) uint8 so many pixels wide;
-            None where that can't be told of this network.
+        overlay: Returns for images and one class each a heat map of the class, (h, w, 3) uint8 with the given width;
+            or a sentence that says why there is none.
     """
 
     see: Callable[[str, int], np.ndarray | None]
-    overlay: Callable[[Sequence[str], Sequence[int], int], list[np.ndarray] | None]
+    overlay: Callable[[Sequence[str], Sequence[int], int], list[np.ndarray] | str]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture on the page: addresses that hold it, and the words below."""
+    """An image on the page: data URLs of it and of its heat map, and its caption.
+
+    `no_overlay` says why there is no heat map, if one was wanted.
+    """
 
     image: str
     overlay: str
@@ -41,6 +44,7 @@ class Shown:
     label: str
     predicted: str
     confidence: float
+    no_overlay: str = ""
 
 
 def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -49,18 +53,18 @@ def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
     wrong = np.flatnonzero(~right)
     yield (
         "Most confident mistakes",
-        "Wrong, and sure of it: look here first for wrong labels and for what the training pictures lack.",
+        "Wrong with high confidence. Look here first for wrong labels and for kinds of images that training lacks.",
         wrong[np.argsort(-confidence[wrong], kind="stable")],
     )
     yield (
         "Least certain",
-        "Right or wrong, nearly by chance: pictures like these teach most when they are added to training.",
+        "Right or wrong nearly by chance. More training images like these help most.",
         np.argsort(confidence, kind="stable"),
     )
     best = np.flatnonzero(right)
     yield (
         "Best examples",
-        "Right, and most certain, of each class in turn.",
+        "Correct with the highest confidence, each class in turn.",
         _in_turn(best[np.argsort(-confidence[best], kind="stable")], answers.labels),
     )
 
@@ -89,7 +93,7 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
         answers: Of all test pictures.
         chosen: Which of them.
         lens: How to look at them.
-        has_overlay: Whether to show them larger, and where the network saw the class that it said.
+        has_overlay: Whether to add a heat map of the predicted class to each.
     """
     paths = [answers.paths[i] for i in chosen]
     side = _LARGE if has_overlay else _SMALL
@@ -100,12 +104,15 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
         )
     there = [k for k, image in enumerate(seen) if image is not None]
     overlays = [""] * len(paths)
+    no_overlay = ""
     if has_overlay and there:
-        found = lens.overlay(
-            [paths[k] for k in there], [int(answers.predicted[chosen[k]]) for k in there], side
-        )
-        for k, overlay in zip(there, found or (), strict=bool(found)):
-            overlays[k] = thumbnail(overlay, side)
+        classes = [int(answers.predicted[chosen[k]]) for k in there]
+        found = lens.overlay([paths[k] for k in there], classes, side)
+        if isinstance(found, str):
+            no_overlay = found
+        else:
+            for k, overlay in zip(there, found, strict=True):
+                overlays[k] = thumbnail(overlay, side)
     names = answers.class_names
     return [
         Shown(
@@ -115,6 +122,7 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
             names[answers.labels[i]],
             names[answers.predicted[i]],
             float(answers.confidence[i]),
+            no_overlay,
         )
         for i, path, image, overlay in zip(chosen, paths, images, overlays, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""report.html: what came out of a run, where it fails, and how to repeat it, on one page that needs nothing else."""
+"""report.html: the accuracy of a run, its mistakes, and how to reproduce it, in one HTML file."""
 
 import base64
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
 from finetune.runs.data_check import DataCheck
-from finetune.runs.headline import headline
+from finetune.runs.headline import headline, network, title
 from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import (
     coverage,
     interval,
+    num_reliability_bins,
     percent,
     precision_recall,
     reliability,
@@ -26,7 +27,7 @@ from finetune.runs.statistics import (
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
-_MANY = 25  # classes: a larger matrix can't be read, its fullest cells can
+_MANY = 25  # classes: a larger matrix cannot be read; a list of its largest cells can
 _NUM_PAIRS = 40
 
 
@@ -49,17 +50,22 @@ def write_report(
         check: What `finetune check` said of its pictures, if anybody asked it.
     """
     target = target or run.path / "report.html"
+    answer = headline(run)
     answers = run.answers
     augmented = run.path / "augmented.webp"
     cells = list(_cells(answers, lens)) if answers else []
+    chosen = list(_kinds(answers, lens)) if answers and lens else []
     replace_text(
         target,
         render(
             "runs/html_report.html",
-            title=f"{run.name}: report",
+            title=f"{title(run)}: report",
+            heading=title(run),
             run=run,
             is_running=is_running,
-            headline=str(headline(run)),
+            answer=answer,
+            headline=str(answer),
+            summary=list(_summary(run)),
             facts=list(_facts(run, versions)),
             charts=list(learning(run)),
             seconds=[
@@ -71,7 +77,10 @@ def write_report(
             cells=cells,
             unseen=_unseen(run, lens, [picture for cell in cells for picture in cell["pictures"]]),
             matrix=_matrix(run) if 0 < len(run.result.get("class_names", ())) <= _MANY else None,
-            kinds=list(_kinds(answers, lens)) if answers and lens else [],
+            kinds=chosen,
+            no_heat_map=next(
+                (p.no_overlay for kind in chosen for p in kind["pictures"] if p.no_overlay), ""
+            ),
             judgement=list(_judgement(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
@@ -94,10 +103,43 @@ def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
     if run.answers is None or not run.answers.paths or any(picture.image for picture in pictures):
         return ""
     if lens is None:
-        return "The test pictures are not shown: the checkpoint that saw them is no longer there."
+        return "The test images are not shown: the checkpoint that predicted them is missing."
     if not pictures:
         return ""
-    return f"The test pictures can't be shown: {run.answers.paths[0]} and others are not there any more."
+    return f"The test images are not shown: {run.answers.paths[0]} and others are missing."
+
+
+def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield what the head of the page says of the run."""
+    yield "date", run.date
+    splits = {name: sum(split["counts"].values()) for name, split in _splits(run).items()}
+    if splits:
+        yield "images", ", ".join(f"{num:,} {name}" for name, num in splits.items())
+        yield "classes", f"{len(_splits(run).get('train', {}).get('counts', ())):,}"
+    if network(run):
+        yield "network", network(run)
+    size = run.setting("data", "init_args", "image_size")
+    if size:
+        yield "image size", f"{size} pixels"
+    if run.best:
+        yield "best.ckpt", f"epoch {run.best[0]}"
+    if run.seconds:
+        yield "time", _duration(sum(run.seconds.values()))
+    yield "run", run.name
+
+
+def _splits(run: RunRecord) -> dict[str, Any]:
+    return run.about.get("splits", {})
+
+
+def _duration(seconds: float) -> str:
+    """Return `41 s`, `12 min` or `3 h 5 min`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -109,7 +151,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
     if run.about.get("fingerprint"):
-        yield "training pictures", f"fingerprint {run.about['fingerprint']}"
+        yield "training images", f"fingerprint {run.about['fingerprint']}"
     if versions:
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
@@ -126,8 +168,7 @@ def learning(run: RunRecord) -> Iterator[str]:
         lines = {name: line for name, line in lines.items() if line[0]}
         if lines:
             last = ", ".join(
-                f"{name} {line[1][0]:.3f} at first, {line[1][-1]:.3f} at last"
-                for name, line in lines.items()
+                f"{name} from {line[1][0]:.3f} to {line[1][-1]:.3f}" for name, line in lines.items()
             )
             yield curves(lines, "epoch", what, f"The {what} by epoch: {last}.", mark=best)
     rates = {
@@ -193,29 +234,30 @@ def _kinds(answers: Answers, lens: Lens) -> Iterator[dict[str, Any]]:
 
 
 def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield charts of how far its confidence can be trusted, each with a sentence."""
+    """Yield charts of calibration, each with a caption."""
     answers = run.answers
     if answers is None or not len(answers.labels):
         return
-    bins = {"as said": reliability(answers.confidence, answers.is_right)}
+    lowest = 1 / max(2, len(answers.class_names))
+    num_bins = num_reliability_bins(len(answers.labels))
+    bins = {"calibrated": reliability(answers.confidence, answers.is_right, num_bins, lowest)}
     errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
     text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
     temperature = (run.result.get("calibration") or {}).get("temperature", 1.0)
     if errors[1] is not None and answers.probabilities is not None:
         before = unscaled(answers.probabilities, temperature)
-        bins |= {
-            "before scaling": reliability(
-                before[np.arange(len(before)), answers.predicted], answers.is_right
-            )
-        }
-        text += f", {errors[1]:.3f} before scaling by the temperature {temperature:.3f}"
-    text += ". On the line it is right as often as it says; below it, it is too sure. Larger dots are more pictures."
-    yield reliability_chart(bins, text.lstrip(". ")), text.lstrip(". ")
+        raw = before[np.arange(len(before)), answers.predicted]
+        bins["uncalibrated"] = reliability(raw, answers.is_right, num_bins, lowest)
+        text += f", {errors[1]:.3f} before temperature scaling (temperature {temperature:.3f})"
+    text += (
+        ". Accuracy by confidence, with 95 % intervals. On the dashed line, confidence equals accuracy; "
+        "below it, the network is overconfident."
+    )
+    yield reliability_chart(bins, text.lstrip(". "), lowest), text.lstrip(". ")
     share, accuracy = coverage(answers.confidence, answers.is_right)
-    text = "If it only answers where it is surest: "
-    text += "the share of pictures that it answers, and how many of these are right."
+    text = "Accuracy on the most confident images, by the share of images that are kept."
     yield (
-        curves({"": (share.tolist(), accuracy.tolist())}, "share answered", "accuracy", text),
+        curves({"": (share.tolist(), accuracy.tolist())}, "share of images kept", "accuracy", text),
         text,
     )
     if len(answers.class_names) == 2 and answers.probabilities is not None:
@@ -228,7 +270,7 @@ def _two_classes(answers: Answers) -> Iterator[tuple[str, str]]:
     thresholds, precision, recall = precision_recall(
         answers.probabilities[:, 1], answers.labels == 1
     )
-    text = f"Precision and recall of {name}, as the threshold from which it is said falls."
+    text = f"Precision and recall of {name} as its threshold falls."
     yield (
         curves({"": (recall.tolist(), precision.tolist())}, f"recall of {name}", "precision", text),
         text,
@@ -237,5 +279,5 @@ def _two_classes(answers: Answers) -> Iterator[tuple[str, str]]:
         "precision": (thresholds.tolist(), precision.tolist()),
         "recall": (thresholds.tolist(), recall.tolist()),
     }
-    text = f"What it costs to say {name} from another probability on than 0.5."
-    yield curves(lines, f"{name} is said from this probability on", "", text), text
+    text = f"Precision and recall of {name} by its threshold; the default is 0.5."
+    yield curves(lines, f"threshold of {name}", "", text), text

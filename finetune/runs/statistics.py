@@ -65,18 +65,28 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def reliability(
-    confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10
+    confidence: np.ndarray, is_right: np.ndarray, num_bins: int = 10, lowest: float = 0.0
 ) -> list[tuple[float, float, int]]:
-    """Return mean confidence, share that is right and number of pictures of each bin of confidence that has any.
+    """Return mean confidence, accuracy and number of images of each bin of confidence that is not empty.
 
     Args:
-        confidence: Probability of the class that was said, (N,).
-        is_right: Whether it is the right one, (N,) bool.
-        num_bins: Equal parts of [0, 1].
+        confidence: Probability of the predicted class, (N,).
+        is_right: Whether the prediction is correct, (N,) bool.
+        num_bins: Equal parts of [lowest, 1].
+        lowest: The lowest confidence that is possible: 1 / K for K classes.
     """
-    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    position = (confidence - lowest) / (1 - lowest)
+    bins = np.clip((position * num_bins).astype(int), 0, num_bins - 1)
     found = [(confidence[bins == b], is_right[bins == b]) for b in range(num_bins)]
     return [(float(c.mean()), float(r.mean()), len(c)) for c, r in found if len(c)]
+
+
+def num_reliability_bins(num: int) -> int:
+    """Return how many bins of confidence to draw for `num` images: 3 up to 36 images, 10 from 400 on.
+
+    With more bins for few images, each accuracy would be that of two or three images.
+    """
+    return min(10, max(3, round(math.sqrt(num) / 2)))
 
 
 def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:

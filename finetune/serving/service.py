@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from finetune.data.decode import DecodeError, decode
+from finetune.inference.class_activation import why_not_shown
 from finetune.inference.lens import overlaid
 from finetune.inference.predictor import Predictor
 from finetune.serving.batcher import Batcher
@@ -191,7 +192,9 @@ class Service:
 
     def _looked_at(self, image: np.ndarray, said: int) -> str | None:
         maps = self.predictor.activation(image[None], [said])
-        return None if maps is None else thumbnail(overlaid(image, maps[0]), max(image.shape))
+        if maps is None or why_not_shown(maps):
+            return None
+        return thumbnail(overlaid(image, maps[0]), max(image.shape))
 
 
 def _name(upload: Upload, index: int) -> str:

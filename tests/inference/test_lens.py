@@ -12,13 +12,14 @@ class Eyes:
     """A predictor that sees a picture's middle, and a class in its upper left."""
 
     has_maps = True
+    cells = 5
 
     def prepare(self, picture: np.ndarray, side: int = 32) -> np.ndarray:
         return cv2.resize(picture, (side, side))
 
     def activation(self, images: np.ndarray, classes) -> np.ndarray | None:
         assert images.shape[1:] == (32, 32, 3) and len(images) == len(classes)
-        spoken = np.zeros((len(images), 4, 4))
+        spoken = np.zeros((len(images), self.cells, self.cells))
         spoken[:, 0, 0] = 1
         return spoken if self.has_maps else None
 
@@ -44,7 +45,14 @@ def test_colour_where_it_spoke_and_grey_elsewhere(picture):
     assert np.ptp(corner) > 40 and (np.ptp(rest, axis=2) == 0).all()
     deaf = Eyes()
     deaf.has_maps = False
-    assert lens(deaf).overlay([picture], [1], 64) is None
+    assert "does not average" in lens(deaf).overlay([picture], [1], 64)
+
+
+def test_a_coarse_map_is_not_shown_and_the_reason_is(picture):
+    eyes = Eyes()
+    assert len(lens(eyes).overlay([picture], [1], 64)) == 1  # negative control: 5 x 5 is enough
+    eyes.cells = 4
+    assert "only 4 x 4 cells" in lens(eyes).overlay([picture], [1], 64)
 
 
 def test_few_at_once_are_the_same_as_one_by_one(picture, monkeypatch):

@@ -102,3 +102,15 @@ def test_one_epoch_has_no_parts():
     words = words_of(check(curves({"": ([1], [0.5])}, "epoch", "loss", "x")))
     ticks = words[: words.index("epoch")]
     assert "1" in ticks and all(float(tick) == int(float(tick)) for tick in ticks)
+
+
+def test_reliability_has_an_interval_for_each_bin_and_no_line_between_them():
+    svg = reliability_chart({"": [(0.6, 0.5, 4), (0.8, 1.0, 3), (0.9, 0.7, 16)]}, "x", 0.5)
+    lines = [
+        re.findall(r"([\d.]+) ([\d.]+)", path) for path in re.findall(r'<path d="(M[^"]+)"', svg)
+    ]
+    upright = [line for line in lines if len(line) == 2 and line[0][0] == line[1][0]]
+    heights = sorted(abs(float(a[1]) - float(b[1])) for a, b in upright)
+    # the grid's lines are as high as the axes; an interval of 16 images is shorter than that of 3 or 4
+    assert heights[0] < heights[1] <= heights[2] < heights[-1]
+    assert not [line for line in lines if len(line) == 3]

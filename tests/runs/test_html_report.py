@@ -33,11 +33,9 @@ def look(side_of_overlay: bool = True) -> Lens:
         return None if path.endswith("011.png") else np.full((side, side, 3), 99, np.uint8)
 
     def overlay(paths, classes, side):
-        return (
-            [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
-            if side_of_overlay
-            else None
-        )
+        if not side_of_overlay:
+            return "No heat maps: too coarse."
+        return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
 
     return Lens(see, overlay)
 
@@ -84,7 +82,7 @@ def test_the_numbers_are_the_runs(run):
     assert record.best == (3, 0.75)  # the later one of two that are equal
     text = write_report(record, look(), {"torch": "2.0"}).read_text("utf-8")
     assert (
-        "of epoch 3" in text
+        "epoch 3" in text
         and "so few" in text
         and "torch 2.0" in text
         and "finetune fit --config a.yaml" in text
@@ -112,9 +110,9 @@ def test_every_link_leads_somewhere(run):
     )
     cell = text[text.index('id="cell-0-1"') :]
     assert cell[: cell.index("</section>")].count("<figure") == 2
-    assert "no longer there" in text  # the one that can't be seen
-    assert text.count("where the network saw") > 5
-    assert "where it looked is not shown" in page_of(run, look(False))
+    assert "file not found" in text  # the one that cannot be read
+    assert text.count("heat map of ") > 5
+    assert "No heat maps: too coarse." in page_of(run, look(False))
 
 
 def test_a_run_without_a_test_split_is_told_by_its_validation_and_one_with_nothing_has_a_page(run):
@@ -137,7 +135,7 @@ def test_very_many_classes_have_a_list_of_pairs(tmp_path):
     p[0, 29] = 0.7
     run = write_run(tmp_path / "run", [i // 2 for i in range(60)], p, names)
     text = page_of(run)
-    assert "class 0 taken for class 29: 1" in text and 'class="matrix"' not in text
+    assert "class 0 predicted as class 29: 1" in text and 'class="matrix"' not in text
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -149,18 +147,20 @@ def test_very_many_classes_show_all_that_fit_of_the_cells_that_are_listed(tmp_pa
     run = write_run(tmp_path / "run", labels.tolist(), p, names)
     text = page_of(run, look(False))
     for cell in re.findall(r'<section class="cell".*?</section>', text, re.DOTALL):
-        assert cell.count("<figure") == int(re.search(r"taken for [^:]+: (\d+)</h3>", cell)[1]) > 30
+        assert (
+            cell.count("<figure") == int(re.search(r"predicted as [^:]+: (\d+)</h3>", cell)[1]) > 30
+        )
 
 
 @pytest.mark.usefixtures("without_charts")
 def test_why_no_picture_is_shown_is_told_once(run):
     gone = Lens(lambda path, side: None, lambda *_: None)
     text = page_of(run, gone)
-    assert "The test pictures can&#39;t be shown: " in text and "no longer there" not in text
-    assert "where it looked is not shown" not in text  # that would be said of the network
+    assert "The test images are not shown: " in text and "file not found" not in text
+    assert "No heat maps" not in text  # that would be said of the network
     text = page_of(run, None)
-    assert "the checkpoint that saw them is no longer there" in text
-    assert "pictures can&#39;t be shown" not in page_of(run)
+    assert "the checkpoint that predicted them is missing" in text
+    assert "images are not shown" not in page_of(run)
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -199,7 +199,7 @@ FOUND = {
 
 def part(text: str) -> str:
     """What the page says of the data's faults."""
-    return text[text.index('id="health"') : text.index('id="repeat"')]
+    return text[text.index('id="health"') : text.index('id="reproduce"')]
 
 
 def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> str:
@@ -212,10 +212,10 @@ def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> 
 def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
     text = looked(run, 2800, 2800, [FOUND])
     assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
-    assert "Nothing was found" not in text
+    assert "no problems" not in text
     assert "2,800 files" in text and "the first bytes of all" in text
-    assert "Not looked at: damaged" in text and "finetune check pictures" in text
-    assert "Nothing was found wrong by that" in looked(run, 90, 90, [])
+    assert "Not checked: damaged" in text and "finetune check pictures" in text
+    assert "It found no problems" in looked(run, 90, 90, [])
     assert "the first bytes of 20,000" in looked(run, 50_000, 20_000, [])
 
 
@@ -223,11 +223,11 @@ def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
 def test_nothing_is_said_to_be_sound_that_nobody_looked_at(run):
     text = part(page_of(run, None))  # of an older version
     assert (
-        "has not kept what was found" in text
-        and "found wrong" not in text
-        and "Not looked at" in text
+        "no record of a check before training" in text
+        and "no problems" not in text
+        and "Not checked" in text
     )
-    assert "they are no files of their own" in looked(
+    assert "the images are not separate files" in looked(
         run, 0, 0, []
     ) and "finetune check" not in looked(run, 0, 0, [])
 
@@ -239,20 +239,17 @@ def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
     text = looked(run, 2800, 2800, [], check)
     assert (
         "On 2026-01-02 03:04" in text
-        and "Nothing was found wrong." in text
+        and "shortcuts. It found no problems." in text
         and 'href="check.html"' in text
     )
-    assert (
-        "Labels and larger crops were not looked at" in text
-        and "Not looked at: damaged" not in text
-    )
+    assert "Labels and larger crops were not checked" in text and "Not checked: damaged" not in text
     (run / "check.html").unlink()
     ranked = FOUND | {"title": "9 pictures to look at", "is_judged": False}
     check = replace(check, network="resnet18 of w.pt", findings=[ranked], doubt="Some more.")
     text = looked(run, 2800, 2800, [], check)
     assert (
-        "to look at</td>" in text
-        and "Labels were ranked by resnet18 of w.pt" in text
+        "to review</td>" in text
+        and "Labels were checked with resnet18 of w.pt" in text
         and "Some more." in text
     )
     assert "check.html" not in text

@@ -10,6 +10,7 @@ from finetune.runs.statistics import (
     coverage,
     interval,
     mcnemar,
+    num_reliability_bins,
     outcome,
     percent,
     reliability,
@@ -78,3 +79,12 @@ def test_before_a_temperature():
     softmax = [np.exp(z) / np.exp(z).sum(axis=1, keepdims=True) for z in (logits, logits / 1.7)]
     np.testing.assert_allclose(unscaled(softmax[1], 1.7), softmax[0], rtol=1e-9)
     assert np.isfinite(unscaled(np.eye(3), 0.2)).all()
+
+
+def test_few_images_have_few_bins_of_confidence():
+    assert [num_reliability_bins(num) for num in (1, 23, 100, 400, 100_000)] == [3, 3, 5, 10, 10]
+    confidence = np.array([0.5, 0.74, 0.76, 1.0])
+    right = np.array([True, False, True, True])
+    halves = reliability(confidence, right, num_bins=2, lowest=0.5)
+    assert [num for *_, num in halves] == [2, 2]
+    assert [num for *_, num in reliability(confidence, right, num_bins=2)] == [4]  # control

@@ -71,13 +71,17 @@ def test_the_best_classes_alone(client, picture):
 
 
 def test_what_the_network_looked_at_is_a_picture(client, picture, service, monkeypatch):
-    one = client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]
-    assert one["looked_at"].startswith("data:image/webp;base64,")
-    monkeypatch.setattr(service.predictor, "activation", lambda images, classes: None)
-    assert (
-        client.post("/predict?looked_at=1", content=picture()).json()["predictions"][0]["looked_at"]
-        is None
-    )
+    shown = {}
+    for cells in (
+        5,
+        4,
+        None,
+    ):  # fewer than 5 x 5 are too coarse to show; None is of a network without maps
+        maps = None if cells is None else np.full((1, cells, cells), 0.5)
+        monkeypatch.setattr(service.predictor, "activation", lambda *_, maps=maps: maps)
+        answer = client.post("/predict?looked_at=1", content=picture()).json()
+        shown[cells] = answer["predictions"][0]["looked_at"]
+    assert shown[5].startswith("data:image/webp;base64,") and shown[4] is shown[None] is None
     assert "looked_at" not in client.post("/predict", content=picture()).json()["predictions"][0]
 
 
