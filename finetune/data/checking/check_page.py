@@ -1,4 +1,4 @@
-"""What a check found, written: a page to look at, a table for programs, and lists of files for other tools."""
+"""The findings of a check as files: a page to look at, JSON for programs, and lists of files for other tools."""
 
 import json
 import os
@@ -44,7 +44,8 @@ def write_page(
         pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
     text = render(
         "data/checking/check.html",
-        title=f"Check of {shown(listing.root.name or listing.root)}",
+        title=f"{shown(listing.root.name or listing.root)}: data check",
+        date=datetime.now().isoformat(" ", "minutes"),
         root=listing.root,
         findings=findings,
         pictures=pictures,

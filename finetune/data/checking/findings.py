@@ -13,8 +13,8 @@ from finetune.system.messages import counted
 
 Level = Literal["bad", "warning", "note"]
 LEVELS: dict[Level, str] = {
-    "bad": "results can't be trusted, or training ends",
-    "warning": "probably wrong: look",
+    "bad": "results cannot be trusted, or training fails",
+    "warning": "probably wrong, please look",
     "note": "good to know",
 }
 
