@@ -99,8 +99,9 @@ def test_a_picture_gets_its_verdict(page, predictor, picture, event):
     result = page.locator(".result")
     result.wait_for(timeout=20_000)
     assert result.locator(".verdict").inner_text() == said_by(predictor, picture())
-    assert result.locator("img").count() == 2  # it, and what the network looked at
-    assert result.locator(".bars span").count() == 2 * 3
+    assert result.locator("img").count() == 1  # maps of this small network are too coarse to show
+    assert "No heat map" in result.inner_text()
+    assert result.locator(".bars span").count() == 2 * 2  # the other two of three classes
     assert "%" in result.inner_text() and page.locator("#status").inner_text() == ""
 
 
@@ -113,7 +114,7 @@ def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
     assert page.locator(".verdict").count() == 2
     bad = page.locator(".bad").all_inner_texts()
     assert any(text.startswith("note.txt: can't be decoded: not a JPEG, PNG") for text in bad)
-    assert any("large.png: it has 200,001 bytes, and 200,000 are the limit" in text for text in bad)
+    assert any("large.png: too large: 200,001 bytes, the limit is 200,000" in text for text in bad)
 
 
 def test_the_keyboard_is_enough(page, picture):
@@ -198,7 +199,7 @@ def test_of_a_thing_and_its_absence_it_asks_for_the_thing(page, predictor):
 
 def test_another_model_at_the_same_address_is_introduced(page):
     """A service that was started again knows other classes: too few for the options of before, and other names."""
-    models = [["a", "b", "c", "d", "e", "f"], ["hotdog", "not-hotdog"], ["x", "y", "z"]]
+    models = [["a", "b", "c", "d", "e", "f", "g"], ["hotdog", "not-hotdog"], ["x", "y", "z"]]
     asked: list[str] = []
 
     def predict(route):
@@ -216,7 +217,7 @@ def test_another_model_at_the_same_address_is_introduced(page):
         seen.append(
             (page.locator("h1").inner_text(), page.title(), page.locator("#classes").inner_text())
         )
-    assert seen[0] == (*first, "It knows a, b, c, d, e, f.") and seen[2] == (
+    assert seen[0] == (*first, "It knows a, b, c, d, e, f, g.") and seen[2] == (
         *first,
         "It knows x, y, z.",
     )
@@ -232,7 +233,9 @@ def test_a_threshold_is_told(page):
     }
     page.route("**/model", lambda route: route.fulfill(body=json.dumps(known)))
     page.reload()
-    page.get_by_text("It says hotdog from a probability of 25.1 % on.").wait_for(timeout=20_000)
+    page.get_by_text("It predicts hotdog if its probability is at least 25.1 %.").wait_for(
+        timeout=20_000
+    )
 
 
 def test_names_are_text_and_never_markup(page, picture):
@@ -265,7 +268,7 @@ def test_a_folder_is_told_for_what_it_is(page, tmp_path):
     session = page.context.new_cdp_session(page)
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, **at})
-    page.get_by_text("it can't be read: is it a folder").wait_for(timeout=20_000)
+    page.get_by_text("it cannot be read. Is it a folder").wait_for(timeout=20_000)
 
 
 def test_the_most_probable_comes_first_whatever_it_is_called(page):
@@ -279,7 +282,50 @@ def test_the_most_probable_comes_first_whatever_it_is_called(page):
     page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
     give(page, b"x")
     page.locator(".verdict").wait_for(timeout=20_000)
-    assert page.locator(".bars > span").all_inner_texts()[::2] == ["10", "b", "3"]
+    assert page.locator(".verdict").inner_text() == "10"
+    assert page.locator(".bars > span").all_inner_texts()[::2] == ["b", "3"]
+
+
+def test_the_answer_is_large_and_up_to_five_others_follow(page):
+    others = {f"class {i}": (9 - i) / 100 for i in range(8)}
+    one = {
+        "name": "a",
+        "label": "cat",
+        "probability": 0.5,
+        "probabilities": {"cat": 0.5, **others},
+        "looked_at": None,
+    }
+    page.route("**/predict?*", lambda route: route.fulfill(body=json.dumps({"predictions": [one]})))
+    give(page, b"x")
+    page.locator(".verdict").wait_for(timeout=20_000)
+    names = page.locator(".bars > span").all_inner_texts()[::2]
+    assert names == [f"class {i}" for i in range(5)]
+    sizes = page.evaluate(
+        """() => [".verdict", ".bars span"].map(
+          name => parseFloat(getComputedStyle(document.querySelector(name)).fontSize))"""
+    )
+    assert sizes[0] > 2 * sizes[1]
+
+
+@pytest.mark.parametrize("status", [200, 502])
+def test_a_page_of_a_proxy_is_told_in_plain_words(page, status):
+    page.route(
+        "**/predict?*",
+        lambda route: route.fulfill(
+            status=status, body="<!DOCTYPE html>", content_type="text/html"
+        ),
+    )
+    give(page, b"x")
+    page.locator(".bad").wait_for(timeout=20_000)
+    text = page.locator(".bad").inner_text()
+    assert f"unexpected answer (status {status})" in text and "DOCTYPE" not in text
+
+
+def test_a_web_page_saved_as_an_image_is_named_as_one(page):
+    give(page, b"<!DOCTYPE html><html></html>", "cat.jpg")
+    page.locator(".bad").wait_for(timeout=20_000)
+    text = page.locator(".bad").inner_text()
+    assert "it is a web page" in text and "DOCTYPE" not in text
 
 
 def test_without_scripts_it_says_so(browser, address):
@@ -293,4 +339,4 @@ def test_without_scripts_it_says_so(browser, address):
 def test_a_service_that_is_gone_is_told(page, picture):
     page.route("**/predict?*", lambda route: route.abort())
     give(page, picture())
-    page.get_by_text("the service does not answer").wait_for(timeout=20_000)
+    page.get_by_text("The service does not answer").wait_for(timeout=20_000)
