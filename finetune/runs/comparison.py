@@ -1,4 +1,4 @@
-"""Several runs side by side: what came out of each, how they learned, and on which pictures two of them differ."""
+"""A comparison of runs: metrics, training curves, and the images on which two of them differ."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -64,13 +64,13 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
         )
     names, place = a.answers.class_names, {path: i for i, path in enumerate(_places(b))}
     if names != b.answers.class_names:
-        return "they have other classes"
+        return "they have different classes"
     common = [(i, place[path]) for i, path in enumerate(_places(a)) if path in place]
     if not common or len(common) < max(len(a.answers.paths), len(b.answers.paths)):
-        return f"they were tested on other pictures: {len(common)} are the same"
+        return f"they were tested on different images: {len(common)} are the same"
     of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
     if (a.answers.labels[of_a] != b.answers.labels[of_b]).any():
-        return "pictures of the same name are of other classes"
+        return "images of the same name are of different classes"
     right_a, right_b = a.answers.is_right[of_a], b.answers.is_right[of_b]
     only_a, only_b = of_a[right_a & ~right_b], of_a[right_b & ~right_a]
     both, neither = int((right_a & right_b).sum()), int((~right_a & ~right_b).sum())
@@ -104,15 +104,19 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
             order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][
                 :_NUM_SHOWN
             ].tolist()
-            told = f"{len(chosen)} pictures; those of which {names[0]} was surest come first."
+            told = f"{len(chosen)} images, the most confident of {names[0]} first."
             differing.append(
-                (f"Only {names[k]} is right", told, shown(answers, order, lens, has_overlay=False))
+                (
+                    f"Only {names[k]} is correct",
+                    told,
+                    shown(answers, order, lens, has_overlay=False),
+                )
             )
     replace_text(
         target,
         render(
             "runs/comparison.html",
-            title="Runs side by side",
+            title="Comparison of runs",
             sentence=sentence,
             rows=list(_rows(runs)),
             is_wide=len(runs) > _MOST_COLUMNS,
@@ -145,16 +149,16 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
     if isinstance(pair, Pair):
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
-        told = f"Of the {num} test pictures {a} alone gets {len(pair.only_a)} right, {b} alone {len(pair.only_b)}"
+        told = f"Of {num} test images, only {a} is correct on {len(pair.only_a)}, only {b} on {len(pair.only_b)}"
         if pair.p >= 0.05:
-            return f"{told}: no difference can be told (McNemar's exact test, p = {pair.p:.2g})."
+            return f"{told}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."
         better = a if len(pair.only_a) > len(pair.only_b) else b
-        return f"{told}: {better} is better on pictures like these (McNemar's exact test, p = {pair.p:.2g})."
-    return f"They can't be compared picture by picture: {pair}."
+        return f"{told}: {better} is better on images like these (McNemar's exact test, p = {pair.p:.2g})."
+    return f"They cannot be compared image by image: {pair}."
 
 
 def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    told = f"{len(names)} runs; two at a time are held against each other picture by picture."
+    told = f"{len(names)} runs. Two runs alone are also compared image by image."
     tested = {
         name: {*_places(run)}
         for name, run in zip(names, runs, strict=True)
@@ -162,7 +166,7 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     }
     first = next(iter(tested), "")
     if others := [name for name, places in tested.items() if places != tested[first]]:
-        told += f" Not tested on the pictures of {first}: {', '.join(others)}."
+        told += f" Not tested on the images of {first}: {', '.join(others)}."
     return told
 
 

@@ -52,7 +52,7 @@ def pictures(tmp_path):
 def test_a_sound_set_is_clean(cli, pictures, tmp_path, capsys):
     assert run(cli, pictures) == 0
     assert found(tmp_path) == {} and "nothing was found wrong" in capsys.readouterr().out
-    assert "No problems found" in (tmp_path / "check.html").read_text()
+    assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
 
 
 def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_path, capsys):

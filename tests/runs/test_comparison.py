@@ -49,17 +49,19 @@ def test_pictures_that_one_alone_gets_right(tmp_path):
     # one of eleven, or none, and the same on the other side
     assert pair.p == pytest.approx(2 * 12 / 2**11)
     told = write_comparison([a, b], look(), tmp_path / "page.html")
-    assert told.endswith("a is better on pictures like these (McNemar's exact test, p = 0.012).")
+    assert told.endswith("a is better on images like these (McNemar's exact test, p = 0.012).")
     text = (tmp_path / "page.html").read_text()
     assert (
-        text.count("<figure class") == 11 and "only a right" in text and "pictures/002.png" in text
+        text.count("<figure class") == 11
+        and "only a correct" in text
+        and "pictures/002.png" in text
     )
 
 
 @pytest.mark.usefixtures("without_charts")
 def test_no_difference_is_told_as_none(tmp_path):
     a, b = two(tmp_path, [0, 1, 2], [3, 4])
-    assert "no difference can be told" in write_comparison([a, b], None, tmp_path / "page.html")
+    assert "no significant difference" in write_comparison([a, b], None, tmp_path / "page.html")
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -68,11 +70,11 @@ def test_no_difference_is_told_as_none(tmp_path):
     [
         (
             lambda text: text.replace("/003.png", "/other.png"),
-            "they were tested on other pictures: 19 are the same",
+            "they were tested on different images: 19 are the same",
         ),
         (
             lambda text: text.replace("003.png,x", "003.png,y"),
-            "pictures of the same name are of other classes",
+            "images of the same name are of different classes",
         ),
         (None, "has no test_predictions.csv"),
     ],
@@ -175,7 +177,7 @@ def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
     c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
     assert "Not tested" not in write_comparison([a, b, a], None, tmp_path / "page.html")
     assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith(
-        "Not tested on the pictures of a: c."
+        "Not tested on the images of a: c."
     )
 
 

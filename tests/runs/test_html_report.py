@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import dom_after, needs_browser
+from browser import dom_after, needs_browser, scroll_width
 from run_folders import write_run
 
 from finetune.runs.data_check import DataCheck
@@ -185,6 +185,43 @@ def test_a_cell_opens_its_pictures_in_a_browser(run, tmp_path):
         setTimeout(() => document.body.dataset.found = before + " " + getComputedStyle(cell).display, 100);
     """
     assert 'data-found="none block"' in dom_after(text, script, tmp_path)
+
+
+def test_the_head_has_data_set_network_answer_and_date(run):
+    record = read_run(run)
+    record = replace(record, about=record.about | {"began": "2026-01-02T03:04:00"})
+    text = write_report(record, None, {}).read_text("utf-8")
+    head = text[text.index("<header>") : text.index("</header>")]
+    assert "<h1>pictures, resnet18</h1>" in head and "version_0</h1>" not in head
+    assert "<title>pictures, resnet18: report</title>" in text
+    assert "<strong>75.0 %</strong> test accuracy" in head
+    assert "9 of 12 test images" in head and "95 % interval 46.8–91.1 %" in head
+    assert "2026-01-02 03:04" in head
+    assert re.search(r"<dt>date</dt><dd>20\d\d-", page_of(run, None))  # of a run that recorded none
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_heat_maps_are_hidden_if_they_are_too_coarse_and_the_page_says_why(run):
+    maps = page_of(run)
+    assert "heat map of blue" in maps and "No heat maps" not in maps  # negative control
+    text = page_of(run, look(False))
+    assert text.count("No heat maps: too coarse.") == 1 and "heat map of" not in text
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("width", [375, 1440])
+def test_a_thousand_classes_need_no_sideways_scrolling(tmp_path, width):
+    names = [f"class {i} {'of_a_long_name' * (i % 4)}" for i in range(1_000)]
+    p = np.full((1_000, 1_000), 0.1 / 999)
+    p[np.arange(1_000), np.where(np.arange(1_000) % 5, np.arange(1_000), 0)] = 0.9
+    counts = dict.fromkeys(names, 1)
+    splits = {name: {"origin": "", "counts": counts} for name in ("train", "val", "test")}
+    run = write_run(tmp_path / "run", list(range(1_000)), p, names, splits=splits)
+    page = page_of(run, look(False))
+    assert scroll_width(page, width, tmp_path) <= width
+    wide = page.replace("<main>", f'<main><div style="width: {width + 50}px">x</div>')
+    assert scroll_width(wide, width, tmp_path) > width  # negative control
 
 
 FOUND = {

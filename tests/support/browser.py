@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -23,6 +24,19 @@ def _run(folder: Path, *options: str) -> str:
     profile = f"--user-data-dir={folder / 'chromium'}"
     command = [str(CHROMIUM), *common, profile, "--virtual-time-budget=3000", *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def scroll_width(page: str, width: int, folder: Path) -> int:
+    """Return how wide a page is in a window of some pixels; more than these and it scrolls sideways."""
+    file = folder / "page.html"
+    file.write_text(page, "utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": width, "height": 800})
+        window.goto(file.as_uri())
+        wide = window.evaluate("() => document.documentElement.scrollWidth")
+        browser.close()
+    return int(wide)
 
 
 def dom_after(page: str, script: str, folder: Path) -> str:

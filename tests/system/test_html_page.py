@@ -98,3 +98,42 @@ def test_headings_sort_by_number_and_by_text(page, tmp_path, column, clicks, ord
     names = [name.partition("&")[0] for name in re.findall(r"<td>([^<]+)</td>", dom)]
     assert " ".join(names) == order
     assert dom.count("<button") == 2 and dom.count("aria-sort=") == 1 + page.count("aria-sort=")
+
+
+def colours(scheme: str) -> dict[str, str]:
+    """Return the colour tokens of the pages in a scheme, light or dark."""
+    text = (html_page._TEMPLATES / "system/html_page.html").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", text, re.DOTALL)[:2]
+    found = dict(re.findall(r"--([\w-]+): (#\w+)", light))
+    return found if scheme == "light" else found | dict(re.findall(r"--([\w-]+): (#\w+)", dark))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2.2 of `#abc` or `#aabbcc`."""
+    digits = colour.lstrip("#")
+    if len(digits) == 3:
+        digits = "".join(2 * digit for digit in digits)
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_that_of_wcag():
+    assert contrast("#fff", "#000000") == pytest.approx(21)
+    assert contrast("#777", "#fff") == pytest.approx(4.48, abs=0.01)  # just below AA
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_have_the_contrast_of_wcag_aa(scheme):
+    tokens = colours(scheme)
+    text = ("ink", "faint", "accent", "good", "warning", "bad")
+    drawn = ("edge", *(name for name in tokens if name.startswith("series-")))
+    assert len(drawn) == 8
+    for paper in ("paper", "card"):
+        assert min(contrast(tokens[name], tokens[paper]) for name in text) >= 4.5
+        assert min(contrast(tokens[name], tokens[paper]) for name in drawn) >= 3
