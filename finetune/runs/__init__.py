@@ -18,10 +18,10 @@ What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_
 or what only resuming needs (`checkpoint_parts`).
 
 Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
-pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html, `live_report` while
-the run goes on, of `charts`, `highlights` (which pictures to look at), a `model_card` and `statistics`; `comparison`
-puts several runs on one page, `inline_report` one into a notebook. `licence` says whose terms hold for the weights
-that a run began with.
+pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html (`headline` its head),
+`live_report` while the run goes on, of `charts`, `highlights` (which images to look at), a `model_card` and
+`statistics`; `comparison` puts several runs on one page, `inline_report` one into a notebook. `licence` says whose
+terms hold for the weights that a run began with.
 
 Another file that a run writes gets a module here, and so does another page that is made of a run's folder, and a
 logger.
