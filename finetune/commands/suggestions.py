@@ -56,8 +56,9 @@ def _hint(command: str, name: str, valid: Collection[str]) -> str:
         return f"; did you mean {both(command, nearest)}?"
     group, _, last = name.partition(".")
     if group == "data" and last:
-        names = (full.removeprefix("data.") for full in valid if full.startswith("data."))
-        return f"; those of the data are {' '.join(sorted(names))}"
+        names = sorted(full.removeprefix("data.") for full in valid if full.startswith("data."))
+        if names:
+            return f"; those of the data are {' '.join(names)}"
     if command not in WORDS:
         return f"; finetune {command} --help has all of them"
     return f"; finetune {command} --help has those that people use, --help all has all of them"

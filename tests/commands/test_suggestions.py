@@ -81,6 +81,13 @@ def test_keys_of_configs_know_no_short_words():
         ("fit", "--top_k", None, ": --top_k is one of finetune predict"),
         ("by-hand", "--batch", ["batch_size"], "; did you mean --batch_size?"),
         ("by-hand", "--zzz", ["batch_size"], "; finetune by-hand --help has all of them"),
+        ("fit", "--data.zzz", ["data.root", "data.resize"], "; those of the data are resize root"),
+        (
+            "serve",  # which has no options of the data
+            "--data.zzz",
+            None,
+            "; finetune serve --help has those that people use, --help all has all of them",
+        ),
         ("fit", "model.freez", None, "; did you mean 'model.freeze'?"),
     ],
 )
