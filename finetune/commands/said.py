@@ -7,7 +7,7 @@ since it adds the class path of the default, and reads a flag only if the class 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -91,14 +91,27 @@ def _settings(name: str, value: Any, folder: str) -> dict[str, Any]:
         value, folder = _read_table(value, folder)
     settings: dict[str, Any] = {}
     if isinstance(value, dict):
-        for key, inner in value.items():
-            full = _plain(f"{name}.{key}" if name else str(key))
-            settings |= _settings(full, inner, folder)
+        for key, inner in _without_init_args(value):
+            full = _plain(f"{name}.{key}" if name else key)
+            if full != name:  # else the parser refuses it
+                settings |= _settings(full, inner, folder)
     elif name in _CLASSES and isinstance(value, str):
         settings[f"{name}.class_path"] = value
     elif name:  # else it is a config, which the parser refuses
         settings[name] = value
     return settings
+
+
+def _without_init_args(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a table, and those of its `init_args` in their place.
+
+    It goes no deeper: an `init_args` that names its own file, or contains itself, would have no end.
+    """
+    for key, value in table.items():
+        if key != "init_args":
+            yield str(key), value
+        elif isinstance(value, dict):
+            yield from ((str(inner), value[inner]) for inner in value)
 
 
 def _read_table(text: str, folder: str) -> tuple[Any, str]:

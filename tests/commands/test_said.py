@@ -239,3 +239,20 @@ def test_a_file_without_settings_is_left_to_the_parser(tmp_path, content):
 
 def test_without_arguments_nothing_was_said():
     assert read_said(["fit"]) == Said()
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        *((group, "init_args: own.yaml") for group in sorted(said._TABLES - {""})),
+        *((group, "&table {init_args: *table}") for group in sorted(said._TABLES - {""})),
+        ("config", "init_args: own.yaml"),
+        ("config", "'': own.yaml"),
+    ],
+)
+def test_a_table_that_contains_itself_gives_no_settings(group, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(text)
+    found = read_said(["fit", f"--{group}=own.yaml"])
+    assert found.flags == {}
+    assert not any(config.settings for config in found.configs)
