@@ -16,6 +16,7 @@ from jsonargparse.typing import register_type
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
+from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.command_line import with_pictures
 from finetune.commands.config_files import put_configs_first
@@ -225,8 +226,11 @@ class FinetuneCLI(LightningCLI):
             put_exported(self.model.image_classifier, self.checkpoint)
 
     def _made(self) -> tuple[ImageDataModule, Classifier]:
-        """Return pictures and a network of the settings as they are now."""
-        init = self.parser.instantiate(self.config)
+        """Return pictures and a network of the settings as they are now; the fit's own random numbers stay."""
+        with (
+            isolate_rng()
+        ):  # random weights: else the run could not be repeated from its config.yaml
+            init = self.parser.instantiate(self.config)
         data, aim = self._get(init, "data"), self.config["fit"].threshold
         if aim is not None:
             parse_aim(aim, data.class_names)  # before any step is tried

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import yaml
-from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.options import both
 from finetune.commands.said import Said
@@ -345,8 +344,7 @@ def _may_shrink(config: Any, said: Said) -> bool:
 
 def _smaller(make: Make) -> list[int]:
     """Return the smaller sizes that the network takes: a transformer of torchvision's has but one."""
-    with isolate_rng():
-        _, model = make()
+    _, model = make()
     taken = []
     for size in _SIZES[1:]:
         with suppress(ValueError):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST
+from command_lines import ParseOnly
 from data_files import nowhere
 from jsonargparse import Namespace
 from processes import run_script
@@ -172,6 +173,16 @@ def test_a_benchmark_has_no_minutes(colours, cli, capsys):
     with pytest.raises(SystemExit):
         cli("benchmark", colours, "--minutes", 1)
     assert "--minutes is for finetune fit" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")  # run_lightning silences it
+def test_a_network_that_is_made_for_a_trial_leaves_the_random_numbers_of_the_fit(colours):
+    cli = ParseOnly(["fit", "--data.root", str(colours), *QUICKEST])
+    before = torch.get_rng_state()
+    cli._made()
+    assert torch.equal(torch.get_rng_state(), before)
+    cli.parser.instantiate(cli.config)  # control: its weights are random
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.fixture
