@@ -195,7 +195,7 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     Raises:
         ValueError: It has no checkpoint, or is of other data or another network.
     """
-    if len(run.parts) < 3 or ".." in run.parts:  # the folder of runs is its second parent
+    if len(run.parts) < 3 or ".." in run.parts:  # `_folder_of_runs` is its second parent
         run = Path(os.path.abspath(run))
     check_has_last(run)
     if not last_checkpoint(run).is_file():
@@ -203,7 +203,7 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     settings = settings_of(run, read)
     if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
-    root = run.parents[1]
+    root = _folder_of_runs(run)
     return Found(run, settings, None, [], not_looked_at(root, runs_of(root)))
 
 
@@ -214,6 +214,11 @@ def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     return _run_by_path(run, explicit, read)
 
 
+def _folder_of_runs(run: Path) -> Path:
+    """Return the folder of all runs: `runs` of `runs/fit/version_0`, and / of /run, which a container may mount."""
+    return run.parent.parent
+
+
 def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
     """Return a run's settings as a config that the parser reads before the command line."""
     assert found.run is not None
@@ -222,7 +227,7 @@ def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict
     for name in ("resume", "allow_changes", "ckpt_path", "minutes"):
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
-    trainer["default_root_dir"] = str(found.run.parents[1])
+    trainer["default_root_dir"] = str(_folder_of_runs(found.run))
     if starts_processes():  # torchrun or srun decides; the run may have begun with another number
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)

@@ -10,12 +10,15 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST, draw_colours
+from jsonargparse import Namespace
 
 from finetune import fit
+from finetune.commands import resumption
 from finetune.commands.resumption import _settings_below_command_line
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.newest_run import Found, settings_of
+from finetune.runs.resume import read_start
 from finetune.system.messages import NotFound, WrongUsage
 
 pytestmark = pytest.mark.slow
@@ -453,6 +456,18 @@ def test_an_export_of_a_run_that_began_from_a_checkpoint_names_that(colours, cli
     )
     cli("export", "runs/fit/version_1", "--format", "safetensors", "--out", "model.safetensors")
     assert read_checkpoint("model.safetensors")["hyper_parameters"]["weights"] == "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("run", "root"),
+    [("/run", "/"), ("/runs/version_0", "/"), ("runs/fit/version_0", "runs"), ("a/b/c/d", "a/b")],
+)
+def test_a_run_may_lie_anywhere_also_at_the_top_of_the_file_system(run, root, monkeypatch):
+    monkeypatch.setattr(resumption, "last_checkpoint", lambda _: Path(__file__))
+    monkeypatch.setattr(resumption, "settings_of", lambda *_: {})
+    found = resumption._run_by_path(Path(run), Namespace(data=Namespace()), read_start)
+    settings = _settings_below_command_line(found, ["fit"])
+    assert settings["trainer"]["default_root_dir"] == root
 
 
 def test_python_goes_on_with_no_run_of_other_data(other, run_to_go_on):
