@@ -37,14 +37,14 @@ def make(root: Path, num: int) -> None:
 def measure(root: str) -> dict[str, float]:
     """Return seconds, and bytes a file that stay in memory, of one scan in this process."""
     from finetune import ImageFolderData
-    from finetune.data.storage import concatenated, files_digest
+    from finetune.data.storage import concatenate_stats, files_digest
 
     before, began = _resident(), time.perf_counter()
     data = ImageFolderData(root, val_fraction=0)
     scanned, after = time.perf_counter(), _resident()
     paths = [path for split in data.splits.values() for path in split.paths]
     digested = time.perf_counter()
-    stats = concatenated([split.known_stats() for split in data.splits.values()])
+    stats = concatenate_stats([split.load_stats() for split in data.splits.values()])
     files_digest(paths, stats, root)
     return {
         "files": len(paths),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
-from finetune.data.samplers import SHEET, some_of
+from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
 from finetune.runs.headline import headline
@@ -91,7 +91,7 @@ class FittedRun:
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""
         look = lens(Predictor(self.best))
-        chosen = np.sort(some_of(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
+        chosen = np.sort(draw_indices(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
             (i, picture)
             for i in chosen

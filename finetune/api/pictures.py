@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from finetune.data.decode import DecodeError, decode, quiet, rgb_pixels
+from finetune.data.decode import DecodeError, decode, rgb_pixels, silence_pillow
 from finetune.data.prediction_paths import files_to_predict
 
 # A path (also of a folder, a glob, or a .txt file with paths), the content of a picture's file, or pixels.
@@ -60,7 +60,7 @@ def pixels(picture: Picture, name: str) -> np.ndarray:
             picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2)
         )
     if isinstance(picture, Image.Image):
-        quiet()
+        silence_pillow()
         try:
             if not picture.width * picture.height:
                 raise ValueError("it has no pixels")

@@ -23,7 +23,7 @@ from finetune.commands.options import both
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import data_module
 from finetune.commands.said import Said
-from finetune.data.data_settings import is_without
+from finetune.data.data_settings import missing_split_message
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
@@ -120,7 +120,7 @@ def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[st
     )
     data = data_module(options.data.class_path, options.data.init_args.as_dict())
     if "train" not in data.splits:
-        raise ValueError(is_without(data.root, "train"))
+        raise ValueError(missing_split_message(data.root, "train"))
     split = data.splits["train"]
     budget = _SECONDS if options.minutes is None else _SHARE * 60 * options.minutes
     log.info(

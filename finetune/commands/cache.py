@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from finetune.data.memmap import opened
+from finetune.data.memmap import open_or_none
 from finetune.system.cache_dir import FORMER, PICTURES, PRECISIONS, cache_dir, has_mark
 from finetune.system.files import unfinished_of
 from finetune.system.messages import WrongUsage, shown
@@ -44,7 +44,7 @@ def cache(remove: str | None = None) -> None:
             elif path.name == PRECISIONS:
                 about = "which precision is faster on this CPU"
             elif path.suffix == PICTURES:
-                packed = opened(path)
+                packed = open_or_none(path)
                 about = (
                     f"{len(packed):,} pictures of {packed.about['root']}"
                     if packed

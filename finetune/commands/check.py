@@ -21,7 +21,7 @@ from finetune.data.checking.findings import (
     worst_first,
 )
 from finetune.data.checking.perceptual_hash import MAX_EXACT
-from finetune.data.checking.picture_facts import Facts, gathered, look_at
+from finetune.data.checking.picture_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.datasets.listing import Listing, list_pictures
@@ -80,7 +80,9 @@ def check(
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
-        facts = gathered(watched(look_at(listing.paths), num, "looking at pictures"), num)
+        facts = collect_facts(
+            watched(inspect_images(listing.paths), num, "looking at pictures"), num
+        )
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)

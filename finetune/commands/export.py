@@ -19,8 +19,8 @@ from finetune.commands.trust import data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
 from finetune.data.prediction_paths import files_to_predict
-from finetune.data.samplers import ESTIMATE, SHEET, some_of
-from finetune.data.seen import keep_unseen, leave_out_copies
+from finetune.data.samplers import ESTIMATE, SHEET, draw_indices
+from finetune.data.seen import exclude_copies, exclude_seen_of_same_folder
 from finetune.data.transforms import CROP_SHARE
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
@@ -211,8 +211,8 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():
         raise WrongUsage(f"--quantize int8 needs training and test pictures; {place} lacks some")
-    if not keep_unseen(data, "test", checkpoint):
-        leave_out_copies(data, "test", checkpoint)
+    if not exclude_seen_of_same_folder(data, "test", checkpoint):
+        exclude_copies(data, "test", checkpoint)
     return data
 
 
@@ -224,8 +224,8 @@ def _quantized(
 
     train, test = data.splits["train"], data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
-    some = some_of(len(train), _NUM_CALIBRATED, ESTIMATE)
-    tested = np.sort(some_of(len(test), _MOST_TESTED, ESTIMATE))
+    some = draw_indices(len(train), _NUM_CALIBRATED, ESTIMATE)
+    tested = np.sort(draw_indices(len(test), _MOST_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
         some, tested = readable(train, some), readable(test, tested)
     quantize(source, target, in_batches(predictor, train, some, "adjusting int8"))
@@ -264,6 +264,6 @@ def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], st
     if verify_on is None:
         return [partial(drawn_image, i) for i in range(_MOST)], "drawn pictures"
     paths = files_to_predict(verify_on)
-    chosen = np.sort(some_of(len(paths), _MOST, SHEET))
+    chosen = np.sort(draw_indices(len(paths), _MOST, SHEET))
     what = "picture" if len(paths) == 1 else "pictures"
     return [partial(decode, paths[int(i)]) for i in chosen], f"{what} of {verify_on}"

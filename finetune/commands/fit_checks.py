@@ -8,7 +8,7 @@ from pytorch_lightning import Trainer
 
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import batches_within, num_within, spread
+from finetune.data.samplers import batches_within, evenly_spaced, num_within
 from finetune.runs.resume import Start
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
@@ -49,7 +49,7 @@ def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
     check_validated(trainer, data, "--threshold is chosen on validation pictures")
     targets = data.splits["val"].targets
     num = num_within(trainer.limit_val_batches, len(targets), data.batch_size)
-    counts = targets.take(spread(np.arange(num), num, len(targets))).counts()
+    counts = targets.take(evenly_spaced(np.arange(num), num, len(targets))).counts()
     if not counts.all():
         name = data.class_names[int(counts.argmin())]
         left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""

@@ -107,7 +107,7 @@ def _replace(
         model,
         start=start["state_dict"],
         end=best["state_dict"],
-        batches=data.loader("val", is_limited=True, is_alone=True),
+        batches=data.loader("val", is_limited=True, is_unsharded=True),
         shares=ENDS if _has_trained_statistics(model) else SHARES,
         aim=model.calibrator.aim,
     )

@@ -9,7 +9,7 @@ from pytorch_lightning import Trainer
 
 from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import SHEET, run_seed, some_of
+from finetune.data.samplers import SHEET, draw_indices, run_seed
 from finetune.runs.answers import Answers, read_answers
 from finetune.runs.run_logger import ours
 
@@ -53,7 +53,7 @@ def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | Non
     others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
     chosen = [
         *mistakes,
-        *others[np.sort(some_of(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))],
+        *others[np.sort(draw_indices(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))],
     ]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
     pictures, names = data.pictures("test"), answers.class_names

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from finetune.data.decode import decode
 from finetune.data.prediction_paths import files_to_predict
-from finetune.data.samplers import SHEET, some_of
+from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.predictor import Predictor
 from finetune.system.file_names import class_name, composed
 from finetune.system.files import check_target, replacing
@@ -53,7 +53,7 @@ def sheet(
     predictor = Predictor(ckpt_path)
     paths = files_to_predict(pictures)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    chosen = np.sort(some_of(len(paths), num, SHEET, seed))
+    chosen = np.sort(draw_indices(len(paths), num, SHEET, seed))
     shown = list[np.ndarray]()
     seen = list[np.ndarray]()
     parts = list[np.ndarray]()

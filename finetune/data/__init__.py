@@ -1,20 +1,27 @@
 """From a file to a batch on the device.
 
-First which images there are: a split is a table of `samples` with their `targets`. The package `datasets` makes these
-tables, for which `walk` finds files and `splits` sets some apart; `storage` knows files without reading
-them, and opens them; `prediction_paths` are those to predict;
-`seen_record` records which were trained on, by name and by their `contents`, and `seen` leaves these out of a test.
-Then one image: `samples` read image i, by `decode` and `resize` within `limits`; `completeness` refuses short
-files, `bit_depths` become bytes. `image_cache` keeps decoded ones in a `memmap`;
-`transforms` augment it and bring it to size, which `size_schedule` may change by epoch, one of them is
-`trivial_augment`, and by `mixing` two become one. Then batches: `samplers` give the order and each device's share,
-`batch_limits` counts them, `dataset` joins all this, `loader` reads in processes of its own, which `worker_start`
-starts, `train_loader` the next epoch's first ones ahead, `device_copy` copies to the GPU. `datamodule` is the base of
-all data modules, `data_settings` looks at what it is asked for, `depth` warns of pictures that would train as black
-ones.
+Lists of images:
 
-What may be wrong with them is looked for by the package `checking`.
+- `samples`: the images of one split as a table, with their `targets`.
+- `datasets`: the package that builds these tables. `walk` finds image files, `splits` splits them.
+- `storage`: stats files and opens them. `prediction_paths`: the images to predict.
+- `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
-What makes, changes or mixes pictures goes here, as a function of (seed, epoch, index): the result must not depend on
+One image:
+
+- `decode`: a file to RGB pixels, with `resize`, `limits`, `completeness` (truncated files) and `bit_depths`.
+- `image_cache`: decoded images on disk, in a `memmap`.
+- `transforms`: augmentation and resizing, with `size_schedule`, `trivial_augment` and `mixing`.
+
+Batches:
+
+- `samplers`: the order of the images, and the batches of each rank. `batch_limits`: their number. `dataset`: one index to one sample.
+- `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
+- `device_copy`: copies batches to the GPU.
+
+`datamodule` is the base class of all data modules. `data_settings` validates its arguments. `depth` warns of images
+that would be black in training. The package `checking` looks for faults in a data set.
+
+Code that creates, changes or mixes images belongs here. Its result must be a function of (seed, epoch, index), never of
 the devices.
 """

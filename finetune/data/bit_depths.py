@@ -1,4 +1,4 @@
-"""How samples of other depths than 8 bits become bytes: by what the file states of them."""
+"""Conversion of samples that are not 8 bits deep to uint8, by the depth that the file states."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -11,10 +11,10 @@ from PIL.ImageFile import ImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-# pixels converted at once: the conversions of large images would hold several copies of them
+# pixels converted at once, because a conversion holds several copies of them
 _AT_ONCE = 2**24
 
-# Full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
+# Possible full scales of 32-bit samples, whose files do not state one: fractions, 8, 16 and 32 bits.
 _FULL_SCALES = (1, 2**8 - 1, 2**16 - 1, 2**32 - 1)
 # full scales that a TIFF of 16-bit samples may state
 _MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
@@ -29,7 +29,7 @@ _WHITE_IS_ZERO = 0
 
 
 def rows_at_once(image: Image.Image) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of each part of an image that is converted at once."""
+    """Yield (first row, end) of each strip of an image that is converted at once."""
     num_rows = max(1, _AT_ONCE // image.width)
     for top in range(0, image.height, num_rows):
         yield top, min(top + num_rows, image.height)
@@ -38,24 +38,24 @@ def rows_at_once(image: Image.Image) -> Iterator[tuple[int, int]]:
 def bytes_of_samples(
     image: Image.Image, tags: Any
 ) -> Callable[[NDArray], NDArray[np.uint8]] | None:
-    """Return how signed samples and those of 12 to 32 bits become bytes; None for others.
+    """Return a function that converts signed samples and those of 12 to 32 bits to uint8; None for other samples.
 
-    Pillow's own conversion would clip them at 0 and 255.
+    Pillow's conversion would clip them at 0 and 255.
 
     Raises:
-        ValueError: Signed samples of 32 bits are below zero, so they have no scale that fits.
+        ValueError: 32-bit samples are negative, so their scale is unknown.
     """
     bits = _first(tags.get(_BITS_PER_SAMPLE), 16)
     sample_format = _first(tags.get(_SAMPLE_FORMAT), _UNSIGNED)
     if sample_format == _SIGNED and image.mode == "L":
-        # Pillow has read them as unsigned ones
+        # Pillow has read them as unsigned samples
         return lambda values: np.bitwise_xor(values, 128, dtype=np.uint8)
     if sample_format == _SIGNED and bits == 16:
         return lambda values: (values + 2**15 >> 8).astype(np.uint8)
     is_16_bit = image.mode.startswith("I;16")
     if not is_16_bit and image.mode not in ("I", "F"):
         return None
-    # Pillow holds them as signed ones
+    # Pillow stores unsigned 32-bit samples as signed ones
     is_wrapped = image.mode == "I" and bits == 32 and sample_format == _UNSIGNED
     largest = 0.0
     if not is_16_bit or _MAX_SAMPLE_VALUE in tags:
@@ -68,7 +68,7 @@ def bytes_of_samples(
                     "its samples of 32 bits are signed, and some are below zero: save it as unsigned ones"
                 )
             largest = max(largest, float(_finite(values).max()))
-    # Twice the scale still belongs to it, for resampling overshoots the full scale a little.
+    # Values up to twice a full scale still belong to it, because resampling may overshoot.
     full = next((full for full in _FULL_SCALES if largest <= 2 * full), largest)
     stated = _first(tags.get(_MAX_SAMPLE_VALUE), 0)
     depth = stated.bit_length() if stated in _MAX_SAMPLES and largest <= stated else bits
@@ -95,9 +95,9 @@ def _first(values: Any, default: int) -> int:
 
 
 def use_native_order(image: ImageFile) -> None:
-    """Make Pillow read signed and 32-bit samples of a compressed big-endian TIFF as libtiff returns them.
+    """Make Pillow read signed and 32-bit samples of a compressed big-endian TIFF in native byte order.
 
-    libtiff returns samples in the byte order of the machine. Pillow 12.3 knows that only of unsigned ones of 16 bits.
+    libtiff returns samples in the byte order of the machine. Pillow 12.3 handles this only for unsigned 16-bit samples.
     """
     if isinstance(image, TiffImageFile) and image.use_load_libtiff:
         codec, extents, offset, arguments = image.tile[0]
@@ -108,15 +108,15 @@ def use_native_order(image: ImageFile) -> None:
 
 
 def stored_mode(image: ImageFile) -> str:
-    """Return how a PNG stores its pixels, in Pillow's words; its header alone must have been read."""
+    """Return the raw mode of a PNG's pixels in Pillow; "" for other formats. Only its header must have been read."""
     return str(image.tile[0].args) if isinstance(image, PngImageFile) else ""
 
 
 def scale_transparency(image: Image.Image, stored: str, file: BinaryIO) -> None:
-    """Bring the transparent colour of a loaded PNG (tRNS) to the scale of its pixels.
+    """Scale the transparent colour (tRNS) of a loaded PNG to the depth of its pixels.
 
-    A PNG states that colour at its own depth. Pillow scales 2 and 4 bits up to 8, and keeps the upper byte of 16-bit
-    colours, but leaves the transparent colour as it is. `decode` compares grey of 16 bits.
+    A PNG states this colour at the depth of the file. Pillow scales pixels of 2 and 4 bits to 8, and keeps the upper
+    byte of 16-bit colours, but it does not convert the transparent colour. `decode` itself handles 16-bit grey.
     """
     colour = image.info.get("transparency")
     if colour is None:
@@ -135,11 +135,14 @@ def scale_transparency(image: Image.Image, stored: str, file: BinaryIO) -> None:
 
 
 def _compare_16_bits(image: Image.Image, colour: tuple[int, int, int], file: BinaryIO) -> None:
-    """Add an alpha channel to an image of 16-bit colours, loaded as upper bytes: 0 where a pixel is `colour`."""
+    """Add an alpha channel to an image of 16-bit colours: 0 if a pixel equals `colour`.
+
+    Pillow has loaded the upper bytes. The lower bytes are read from the file, for an exact comparison.
+    """
     file.seek(0)
     lower = PngImageFile(io.BytesIO(file.read()))
     codec, extents, offset, _ = lower.tile[0]
-    # the other byte of each sample
+    # the lower byte of each sample
     lower.tile = [type(lower.tile[0])(codec, extents, offset, "RGB;16L")]
     lower.load()
     alpha = Image.new("L", image.size)

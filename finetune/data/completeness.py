@@ -1,12 +1,12 @@
-"""Whether a file holds all pixels of its image: Pillow fills the rest of some short files with grey or black.
+"""Checks that a file holds all pixels of its image. Pillow fills missing pixels of some files with grey or black.
 
-Pillow raises an error where a file ends too early, but not where an end marker follows, or where a valid header states
-more rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and
-BMP need no check here: Pillow refuses them if pixels are missing.
+Pillow raises an error if a file ends too early. It does not if an end marker follows, or if a valid header states more
+rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and BMP
+need no check here, because Pillow refuses them if pixels are missing.
 
-libjpeg gives no sign of a JPEG that ends between two of its scans, so their headers are read here; and none of missing
-data in arithmetic coding, so such files are refused, as are old-style JPEG strips of a TIFF without a complete stream.
-Not recognised is a group-3 fax strip that ends inside its last row.
+libjpeg does not report a JPEG that ends between two scans, so this module reads the headers of the scans. It does not
+report missing data in arithmetic coding either, so such files are refused. So are old-style JPEG strips of a TIFF
+without a complete stream. A group-3 fax strip that ends inside its last row is not recognised.
 """
 
 import io
@@ -25,7 +25,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 _AT_ONCE = 2**22  # pixels compared at once
 _PIECE = 2**16  # bytes inflated at once
 
-# How the warnings of libjpeg begin (jerror.h, JWRN); simplejpeg raises the same exception for an error.
+# Prefixes of libjpeg's warnings (jerror.h, JWRN). simplejpeg raises the same exception for warnings and errors.
 _WARNINGS = (
     "Corrupt JPEG data",
     "Inconsistent progression",
@@ -34,7 +34,7 @@ _WARNINGS = (
     "Warning",
 )
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
-# of those that a length follows, and the end; found faster
+# Markers that are followed by a length, and the end marker; faster to search.
 _SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _SOS, _EOI = 0xDA, 0xD9
 # Markers that begin a frame (ITU-T T.81, table B.1).
@@ -45,12 +45,14 @@ _NUM_COEFFICIENTS = 64
 _ALL_BITS = 16  # more than a coefficient has
 _RESTARTS = range(0xD0, 0xD8)
 _WITHOUT_LENGTH = {0x01, 0xD8, *_RESTARTS}
-# Entropy-coded bytes that are no marker. They are random, so that they decode to something else than missing ones.
+# Entropy-coded bytes without a marker. They are random, so that they decode to other pixels than missing data.
 _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
-_MAX_FILLER = 2**26  # bytes in a file: an RST for each block of the largest image
+_MAX_FILLER = (
+    2**26
+)  # bytes per file: enough for a restart marker at each block of the largest image
 
-_MOST_END_BYTES = 64  # of a fax strip's end marker, with fill bits
-# That is one end-of-line code or several, in bits (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); 0 fills the last byte.
+_MOST_END_BYTES = 64  # largest length of a fax strip's end marker, with fill bits
+# An end marker is one or more end-of-line codes (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); zeros fill the last byte.
 _FAX_LINE_END = "000000000001"
 # the codes of a run of 0 white pixels and one of 2 black ones (T.4, table 2)
 _BLACK_AT_THE_LEFT = "0011010111"
@@ -95,18 +97,18 @@ _JPEG = 7
 
 
 class IncompleteError(ValueError):
-    """A file without all pixels of its image."""
+    """A file that does not hold all pixels of its image."""
 
 
 def load(image: ImageFile, file: BinaryIO) -> str:
-    """Load the pixels of an image by Pillow, and make sure that all of them are there.
+    """Load the pixels of an image by Pillow, and check that all of them are there.
 
     Args:
-        image: The image, of which nothing but the header was read.
+        image: The image; only its header must have been read.
         file: Its file.
 
     Returns:
-        The first warning of libjpeg, such as that of extraneous bytes; "" if there is none.
+        The first warning of libjpeg, for example about extraneous bytes; "" if there is none.
 
     Raises:
         IncompleteError: Pixels are missing.
@@ -126,19 +128,21 @@ def load(image: ImageFile, file: BinaryIO) -> str:
 
 
 def check_jpeg(content: bytes) -> str:
-    """Make sure that no scan of a JPEG ends before its last block.
+    """Check that no scan of a JPEG ends before its last block, and that its scans carry all coefficients.
 
-    Its scans must also carry all coefficients (see `check_coefficients`).
-
-    libjpeg reports only its first warning, which may be a harmless one. So a second decoder gets the file with other
-    bytes after each scan and each restart interval. It reads them only if data are missing, and then the pixels differ.
+    libjpeg only reports its first warning, which may be harmless. If there is one, the file is decoded again with
+    random filler after each scan and each restart interval. A decoder only reads the filler if data are missing. Then
+    the pixels differ.
 
     Returns:
-        The first warning of libjpeg, such as that of extraneous bytes; "" if there is none.
+        The first warning of libjpeg, for example about extraneous bytes; "" if there is none.
+
+    Raises:
+        IncompleteError: Data are missing.
     """
     check_coefficients(content)
     try:
-        # at 1/8 of the size, which takes little time
+        # at 1/8 of the size, which is fast
         simplejpeg.decode_jpeg(content, min_height=1, min_width=1)
         return ""
     except ValueError as error:
@@ -151,20 +155,20 @@ def check_jpeg(content: bytes) -> str:
         raise IncompleteError(
             "the file is truncated or damaged: Corrupt JPEG data: premature end of data segment"
         )
-    # else it is of a kind that only Pillow decodes
+    # any other error: a kind of JPEG that only Pillow decodes
     return warning if warning.startswith(_WARNINGS) else ""
 
 
 def check_coefficients(content: bytes) -> None:
-    """Make sure by the headers of a JPEG that its scans carry each coefficient of each component with all its bits.
+    """Check by the headers of a JPEG that its scans carry all bits of each coefficient of each component.
 
-    A file may end between two scans, with an end marker. Its image is then coarse or lacks colours. A sequential JPEG
-    has one scan mostly, and reading ends at the header of the last one needed.
+    A file may end between two scans, with an end marker. Its image is then coarse or lacks colours. Reading stops at
+    the header of the last scan that is needed. A sequential JPEG usually has only one.
 
     Raises:
         IncompleteError: A scan is missing, or the file is arithmetic-coded.
     """
-    # low bits that no scan has brought yet, of each coefficient by component
+    # number of low bits that no scan has carried yet, per component and coefficient
     num_unknown: dict[int, list[int]] = {}
     is_progressive = False
     place = 2
@@ -199,7 +203,7 @@ def check_coefficients(content: bytes) -> None:
 
 
 def _pixels_differ(image: ImageFile, other: ImageFile) -> bool:
-    image.load()  # an error of it is that of the file
+    image.load()  # an error of the original is the error of the file
     try:
         other.load()
     except OSError:
@@ -217,7 +221,7 @@ def _pixels_differ(image: ImageFile, other: ImageFile) -> bool:
 
 
 def _filled(content: bytes) -> bytes:
-    """Return a JPEG with filler before each marker that ends entropy-coded data, without what follows its end."""
+    """Return a JPEG with filler before each marker that ends entropy-coded data. Bytes after its end are dropped."""
     parts: list[bytes] = []
     is_scan = False
     place = 2
@@ -244,12 +248,12 @@ def _filled(content: bytes) -> bytes:
 
 
 def _check_tiles(image: ImageFile) -> None:
-    """Make sure that the parts of an image cover it."""
+    """Check that the tiles of an image cover it."""
     num_layers = 1
     if isinstance(image, TiffImageFile):
-        if image.use_load_libtiff:  # it knows how many strips there must be
+        if image.use_load_libtiff:  # libtiff checks the number of strips
             return
-        if image.tag_v2.get(_PLANAR) == 2:  # each channel by itself
+        if image.tag_v2.get(_PLANAR) == 2:  # one layer per channel
             num_layers = len(image.getbands())
         _check_strip_bytes(image)
     width, height = image.size
@@ -263,7 +267,7 @@ def _check_tiles(image: ImageFile) -> None:
 
 
 def _check_png(image: ImageFile, file: BinaryIO) -> None:
-    """Make sure that a loaded PNG has all rows. Pillow leaves missing ones zero, and ignores checksums of pixels."""
+    """Check that a loaded PNG has all rows. Pillow leaves missing rows zero, and ignores the checksums of pixels."""
     _check_png_checksums(file)
     last_row = image.crop((0, image.height - 1, image.width, image.height))
     if not image.info.get("interlace") and np.asarray(last_row).any():
@@ -278,7 +282,7 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
         num_columns = max(0, _divided_up(width - left, across))
         num_rows = max(0, _divided_up(height - top, down))
         if num_columns:
-            # a byte of each row names its filter
+            # the first byte of each row is its filter type
             needed += num_rows * (1 + _divided_up(num_columns * bits, 8))
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
@@ -288,7 +292,7 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
 
 
 def _check_png_checksums(file: BinaryIO) -> None:
-    """Make sure of the checksums of the IDAT chunks of a PNG: zeros in place of lost data may decode to pixels."""
+    """Check the checksums of the IDAT chunks of a PNG. Zeros in place of lost data may decode to pixels."""
     file.seek(8)
     while len(start := file.read(8)) == 8:
         num_bytes, kind = int.from_bytes(start[:4], "big"), start[4:]
@@ -308,7 +312,7 @@ def _check_png_checksums(file: BinaryIO) -> None:
 
 
 def _num_inflated(file: BinaryIO, most: int) -> int:
-    """Return how many bytes the IDAT chunks of a PNG hold, inflated; counting ends at `most`."""
+    """Return the inflated size of the IDAT chunks of a PNG in bytes. Counting stops at `most`."""
     inflate = zlib.decompressobj()
     num_bytes = 0
     has_data = False
@@ -324,16 +328,16 @@ def _num_inflated(file: BinaryIO, most: int) -> int:
                     piece = inflate.unconsumed_tail
         elif has_data:
             break
-        file.seek(remaining + 4, io.SEEK_CUR)  # four of its checksum
+        file.seek(remaining + 4, io.SEEK_CUR)  # 4 bytes of checksum
     return num_bytes + len(inflate.flush())
 
 
 def _check_strip_bytes(image: TiffImageFile) -> None:
-    """Make sure that each strip of uncompressed samples has the bytes of its rows; Pillow reads on into the next."""
+    """Check that each uncompressed strip has the bytes of its rows. Pillow would read on into the next strip."""
     tags: Any = image.tag_v2
     offsets = tags.get(_STRIP_OFFSETS, ())
     counts = tags.get(_STRIP_BYTES, ())
-    # a single strip is often stated wrongly
+    # the stated size of a single strip is often wrong
     if len(offsets) < 2 or len(counts) != len(offsets) or not all(counts):
         return
     bits = tags.get(_BITS_PER_SAMPLE, (1,))
@@ -351,12 +355,12 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
 
 
 def _divided_up(number: int, by: int) -> int:
-    """Return a quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-number // by)
 
 
 def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
-    """Make sure that each strip of a loaded TIFF is complete, where libtiff reports no missing data."""
+    """Check that each strip of a loaded TIFF is complete, for the compressions whose gaps libtiff does not report."""
     tags: Any = image.tag_v2
     if tags.get(_COMPRESSION) in _FAX:
         _check_fax(tags, file)
@@ -378,19 +382,19 @@ def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
     for offset, count in zip(offsets, counts, strict=True):
         file.seek(offset)
         strip = file.read(count)
-        # The tables are a JPEG of their own, from its start marker to its end marker.
+        # The tables are a separate JPEG stream with start and end markers.
         check_jpeg(tables[:-2] + strip[2:] if tables else strip)
 
 
 def _check_fax(tags: Any, file: BinaryIO) -> None:
-    """Make sure that no fax strip ends before its last row: libtiff makes missing rows white, and tells nobody.
+    """Check that no fax strip ends before its last row. libtiff makes missing rows white without a warning.
 
-    As with a JPEG, the strip is decoded twice, with other bits in place of its end marker: if all rows are there, the
-    decoder does not come to them.
+    As for a JPEG, the strip is decoded twice, the second time with filler in place of its end marker. If all rows are
+    there, the decoder does not read the filler.
     """
     num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
     filler = np.unpackbits(np.frombuffer(_FILLER, np.uint8))
-    # whose decoder skips what it does not understand, up to the next row
+    # The decoder of group 3 skips invalid codes up to the next row, so the filler begins with a valid row.
     if tags[_COMPRESSION] == _GROUP_3:
         is_2d = tags.get(_T4_OPTIONS, 0) & 1
         row = np.array(
@@ -413,7 +417,7 @@ def _check_fax(tags: Any, file: BinaryIO) -> None:
 
 
 def _fax_strip(strip: bytes, tags: Any, height: int) -> TiffImageFile:
-    """Return a strip of a fax as an image of its own."""
+    """Return a fax strip as a separate TIFF image."""
     values = {
         _WIDTH: tags[_WIDTH],
         _HEIGHT: height,

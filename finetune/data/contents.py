@@ -1,8 +1,8 @@
-"""Image files recognised by their content: a digest of the size and of three pieces of each file.
+"""Digests of image files, from the size and three pieces of each file.
 
-12 kB of a file are read. The pieces at both ends tell compressed files apart; the one in the middle is for uncompressed
-ones, whose borders may all be black. On files in memory 100,000 digests take 3 seconds of one core (40 kB each, a
-shared 2-core machine, 3 runs from 2.6 to 3.0 s).
+12 kB of a file are read. The pieces at both ends distinguish compressed files. The piece in the middle is for
+uncompressed files, whose borders may all be black. With cached files 100,000 digests take 3 seconds of one core (40 kB
+each, a shared 2-core machine, 3 runs from 2.6 to 3.0 s).
 """
 
 import os
@@ -12,15 +12,15 @@ from hashlib import blake2b
 import numpy as np
 
 PIECE = 4096  # bytes
-UNKNOWN = np.uint64(0)  # the digest of what cannot be read
+UNKNOWN = np.uint64(0)  # the digest of a file that cannot be read
 
 
 def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
-    """Return a digest of 64 bits for each path, (N,) uint64.
+    """Return a 64-bit digest for each path, (N,) uint64.
 
     Args:
-        paths: One path for each image, N.
-        indices: Which of them to read; all others, and files that cannot be read, get `UNKNOWN`.
+        paths: Path of each image, N.
+        indices: Indices of the files to read. All others, and unreadable files, get `UNKNOWN`.
     """
     digests = np.full(len(paths), UNKNOWN)
     for i in indices.tolist():
@@ -32,7 +32,7 @@ def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
 
 
 def _digest(path: str) -> int:
-    # without the flag a pipe would wait for its writer
+    # O_NONBLOCK: opening a pipe would otherwise block until it is written to
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         size = os.fstat(descriptor).st_size

@@ -1,4 +1,4 @@
-"""What may be asked of a data module: wrong values are told before a file is looked at."""
+"""Checks of a data module's arguments, before any file is read."""
 
 import math
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ def check_sizes(
     eval_image_size: int | None = None,
     crop_share: float = 1.0,
 ) -> None:
-    """Make sure that sizes and numbers are possible.
+    """Check sizes and numbers.
 
     Raises:
-        WrongUsage: One is not.
+        WrongUsage: A value is out of range.
     """
     if batch_size < 1 or image_size < 8:
         raise WrongUsage(
@@ -63,23 +63,23 @@ def check_sizes(
 
 
 def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> None:
-    """Make sure that shares of the pictures, and of a picture, leave something.
+    """Check the fractions of the splits and the smallest crop.
 
     Raises:
-        WrongUsage: One does not.
+        WrongUsage: A value is out of range, or no training data would be left.
     """
     if not 0 < min_crop <= 1:
         raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
-        given = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
-        raise WrongUsage(f"{given} must leave some training data")
+        fractions = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
+        raise WrongUsage(f"{fractions} must leave some training data")
 
 
 def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[str]) -> None:
-    """Make sure that lists are not longer than a checkpoint may hold, which `finetune test` then reads.
+    """Check that lists are not longer than a checkpoint may hold; `finetune test` refuses longer ones.
 
     Raises:
-        WrongUsage: One is.
+        WrongUsage: A list is too long.
     """
     if not are_augmentations(augmentations):
         raise WrongUsage(
@@ -93,21 +93,21 @@ def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[st
 
 
 def check_mixing(mixup: float, cutmix: float) -> None:
-    """Make sure that pictures can be mixed so.
+    """Check the strengths of mixup and CutMix.
 
     Raises:
-        WrongUsage: They can't.
+        WrongUsage: A value is negative or not finite.
     """
     for name, value in (("mixup", mixup), ("cutmix", cutmix)):
         if not 0 <= value < math.inf:
             raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
 
 
-def folder_of(root: str | None) -> Path:
-    """Return the folder of a data set that somebody has named.
+def required_folder(root: str | None) -> Path:
+    """Return the folder of a data set as a path.
 
     Raises:
-        WrongUsage: Nobody has.
+        WrongUsage: `root` is None.
     """
     if root is None:
         raise WrongUsage(
@@ -116,8 +116,8 @@ def folder_of(root: str | None) -> Path:
     return Path(root)
 
 
-def is_without(root: str | None, split: str) -> str:
-    """Return what to say where a folder lacks a split that a command is about."""
+def missing_split_message(root: str | None, split: str) -> str:
+    """Return the error message for a folder without the split that a command needs."""
     if split == "train":
         return f"{root} holds no 'train'; put the training pictures in {root}/train/CLASS"
     if split == "predict":

@@ -1,4 +1,4 @@
-"""The base of all data modules: what a loader gives, from which pictures, to which device."""
+"""The base class of all data modules: splits, loaders, workers and the image cache."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from finetune.data.data_settings import (
     check_mixing,
     check_shares,
     check_sizes,
-    folder_of,
-    is_without,
+    missing_split_message,
+    required_folder,
 )
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
-from finetune.data.image_cache import CacheOfSplits
+from finetune.data.image_cache import SplitCache
 from finetune.data.loader import (
     BATCHES_AHEAD,
     BatchesAhead,
@@ -32,19 +32,19 @@ from finetune.data.loader import (
     loader_options,
 )
 from finetune.data.mixing import Mixing
-from finetune.data.prediction_paths import unlabelled
+from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import (
     EvalBatches,
     FitLimits,
     TrainBatches,
     check_limit,
+    evenly_spaced,
     num_within,
     run_seed,
-    spread,
 )
 from finetune.data.samples import Samples
-from finetune.data.seen_record import Seen, joined
-from finetune.data.size_schedule import ScheduledTransform, parse_sizes, scheduled
+from finetune.data.seen_record import SeenRecord, merge_records
+from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform, parse_sizes
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_first_process
@@ -54,51 +54,52 @@ _EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predi
 
 
 def position(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Return (epoch, batch) that training goes on with: (0, 0) for a new run, else what the checkpoint says.
+    """Return the (epoch, batch) at which training continues: (0, 0) for a new run, else as in the checkpoint.
 
-    Lightning neither tells a loader that a run was resumed nor skips the batches that it has seen.
+    Lightning does not pass this to a loader, and does not skip the batches that were trained on before.
     """
     if trainer is None:
         return 0, 0
     epochs: Any = trainer.fit_loop.epoch_progress.current
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     is_inside_epoch = epochs.started > epochs.processed
-    # `processed`, not `completed`: that one still lags where a checkpoint is written.
+    # `processed`, because `completed` still lags when a checkpoint is written.
     return epochs.processed, batches.processed if is_inside_epoch else 0
 
 
 class ImageDataModule(pl.LightningDataModule):
-    """Pictures with labels, split in train, val and test; the batch is the same for any number of devices.
+    """Labelled images, split in train, val and test. The global batches are the same for any number of devices.
 
     Args:
         root: Folder of the data set.
-        batch_size: Pictures in a batch, over all devices. A limit of batches leaves pictures from all over val or test.
-        image_size: Side in pixels of what the network sees.
-        eval_image_size: The same where nothing trains, in validation, test and predictions; null for `image_size`.
-        image_size_schedule: Sizes of the training pictures, such as 96,128, each for an equal share of the epochs; the
-            last one is `image_size`. A size depends on the epoch and `trainer.max_epochs` alone.
-        resize: How evaluation brings a picture to size: `shorter_side` keeps its proportions, `squash` does not (the
-            book); the centre is then cropped. `whole` squashes and crops nothing.
-        interpolation: How pictures are brought to size: `bilinear`, or `bicubic` as for many of timm's weights.
-        crop_share: Share of the resized side that evaluation's crop has, from 0.1 to 1.
-        crop_and_flip: Crops and flips at random in training; without it pictures are prepared as in evaluation.
-        min_crop: Smallest share of a picture's area that a random crop in training keeps, in (0, 1].
-        augmentations: Training transforms after crop and flip by class_path and init_args, also `TrivialAugment`.
-        mixup: Blends each training picture with another, in shares of Beta(mixup, mixup), and both classes are the
-            target; 0 for none. Train accuracy then counts the class of the larger part.
-        cutmix: The same by pasting a box of the other picture. With both, each picture draws which, at even odds.
-        val_fraction: Share of the training pictures set apart for validation where there is no val folder; 0 for none.
-        test_fraction: Share set apart for testing where the folder has no splits at all.
+        batch_size: Images per batch, over all devices. A limit of batches takes evenly spaced images of val or test.
+        image_size: Side of the network's input, in pixels.
+        eval_image_size: Side of the input in validation, test and prediction, in pixels; null for `image_size`.
+        image_size_schedule: Sizes of the training images, such as 96,128, each for an equal share of the epochs. The
+            last one must be `image_size`. The size depends only on the epoch and `trainer.max_epochs`.
+        resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
+            the book); both then crop the centre. `whole` squashes and does not crop.
+        interpolation: Kernel for resizing: `bilinear`, or `bicubic` as for many of timm's weights.
+        crop_share: Side of evaluation's centre crop, as a share of the resized side, from 0.1 to 1.
+        crop_and_flip: Random crops and flips in training. Without them images are prepared as in evaluation.
+        min_crop: Smallest share of an image's area in a random training crop, in (0, 1].
+        augmentations: Training transforms after crop and flip, each with class_path and init_args. `TrivialAugment` is
+            available by its name.
+        mixup: Blends each training image with another one, with a share from Beta(mixup, mixup). The target is mixed
+            in the same way; train accuracy counts the class of the larger part. 0 turns it off.
+        cutmix: As mixup, but pastes a box of the other image. With both, each image draws one of the two evenly.
+        val_fraction: Share of the training images for validation, if there is no val folder; 0 for none.
+        test_fraction: Share of the images for testing, if the folder has no splits.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
-        num_workers: Processes that read pictures for each device, at most 4 for each core; `auto` looks at the machine.
-        cache_limit_gb: Most gigabytes of disk that the decoded pictures of train and val may take; 0 decodes them
-            anew in every epoch. The results are the same.
-        cache_size: Shorter side, in pixels, to which larger images of train and val are first resized: they cost less.
-            Random crops hold less detail; at 8/7 of image_size val differs by 7 grey levels (mean), else by up to 20.
-        on_bad_image: `error` ends the run at a picture or folder that can't be read; `skip` leaves it out and lists it.
-        class_names: The classes in order, if not sorted by name; every class folder must be one of them.
-        exclude: Class folders to leave out, one or several, by name.
-        predict: Picture, folder, glob or text file with a path on each line, or several, for `finetune predict`.
+        num_workers: Worker processes per device that read images, at most 4 per core; `auto` chooses for this machine.
+        cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
+            images in every epoch. The results are the same.
+        cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
+            disk. Random crops have less detail. At 8/7 of image_size val differs by 7 grey levels (mean), else by 20.
+        on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
+        class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
+        exclude: Names of class folders to skip, one or more.
+        predict: Images for `finetune predict`: an image, a folder, a glob, a text file with a path per line, or a list.
     """
 
     default_root: ClassVar[str | None] = None
@@ -172,57 +173,59 @@ class ImageDataModule(pl.LightningDataModule):
         self.collate = Collate(image_size, self.eval_image_size, *sizes)
         self.splits: dict[str, Samples] = {}
         self.folder = Path()  # of the images
-        self._cache = CacheOfSplits()
+        self._cache = SplitCache()
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
         self.class_names = class_names or []
         self.fingerprint = ""
         self.is_fitted = False
-        self.seen: Seen | None = None  # what training sees
-        # what was trained on before the checkpoint that a fit continues from
-        self.seen_before: Seen | None = None
+        self.seen: SeenRecord | None = None  # images of this fit
+        # images of the run that wrote the checkpoint from which this fit continues
+        self.seen_before: SeenRecord | None = None
         if predict is not None:
-            self.splits["predict"] = unlabelled(predict, on_bad_image == "skip", is_first_process())
+            self.splits["predict"] = unlabelled_samples(
+                predict, on_bad_image == "skip", is_first_process()
+            )
         else:
-            self.folder = self.obtain(folder_of(self.root))
+            self.folder = self.obtain(required_folder(self.root))
             self.scan(self.folder, val_fraction, test_fraction, split_seed)
 
     def obtain(self, root: Path) -> Path:
-        """Return the folder of the images, after making or downloading the data set if it is missing.
+        """Return the folder of the images. A missing data set is created or downloaded first.
 
-        Of several processes one does it, and the others wait.
+        One process does this; the others wait.
         """
         return root
 
     @classmethod
     def is_in(cls, root: Path) -> bool:
-        """Return whether a folder holds the data set, so that `obtain` neither makes nor fetches anything."""
+        """Return whether a folder holds the data set, so that `obtain` has nothing to create or download."""
         return root.exists()
 
     @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         """Set `class_names`, `splits`, `seen` and `fingerprint`."""
 
-    def take_whole(self, split: str) -> None:
-        """Measure all pictures as `split` where none are set apart by folder: these are not the training data."""
+    def use_all_images(self, split: str) -> None:
+        """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""
 
     def setup(self, stage: str) -> None:
         self.is_fitted |= stage == "fit"
         if stage == "fit" and self.seen and self.seen_before:
-            self.seen = joined(self.seen, self.seen_before)
-        # those of another fit, perhaps
-        self._cache = CacheOfSplits()
+            self.seen = merge_records(self.seen, self.seen_before)
+        # the old ones may belong to an earlier fit
+        self._cache = SplitCache()
         self._ahead = BatchesAhead()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
 
     def _count_limit(self, split: str) -> None:
-        """Replace the Trainer's limit of a split by a number of global batches, if it is a share of them.
+        """Convert the Trainer's limit of a split from a share to a number of global batches.
 
-        Lightning would take the share of each rank's batches, which hold other images on another number of devices.
+        Lightning would apply the share to each rank's batches, whose images depend on the number of devices.
 
         Raises:
-            ValueError: It is less than one batch.
+            ValueError: The limit is less than one batch.
         """
         name = f"limit_{split}_batches"
         limit = getattr(self.trainer, name)
@@ -239,24 +242,26 @@ class ImageDataModule(pl.LightningDataModule):
         end_workers()
 
     def loader(
-        self, split: str, train: bool = False, is_limited: bool = False, is_alone: bool = False
+        self, split: str, train: bool = False, is_limited: bool = False, is_unsharded: bool = False
     ) -> DataLoader:
-        """Return the batches of this device: of one epoch from where the run stands, or of a split in order.
+        """Return the loader of this rank's batches.
+
+        In training it starts at the batch where the run continues. In evaluation it reads the split in order.
 
         Args:
             split: train, val, test or predict.
-            train: Whether to train on it, not to evaluate.
-            is_limited: Whether the trainer's limit of batches to evaluate cuts the split.
-            is_alone: Whether this process reads all batches, not its share of them.
+            train: Load for training, not for evaluation.
+            is_limited: Apply the Trainer's limit of evaluation batches.
+            is_unsharded: Read all batches on this rank, not only its share.
 
         Raises:
             ValueError: There is no such split.
         """
         if split not in self.splits:
-            raise ValueError(is_without(self.root, split))
+            raise ValueError(missing_split_message(self.root, split))
         trainer = self.trainer
         rank, world_size = (
-            (0, 1) if trainer is None or is_alone else (trainer.global_rank, trainer.world_size)
+            (0, 1) if trainer is None or is_unsharded else (trainer.global_rank, trainer.world_size)
         )
         num = len(self.splits[split])
         if train:
@@ -270,7 +275,7 @@ class ImageDataModule(pl.LightningDataModule):
                 limit = getattr(trainer, f"limit_{split}_batches")
                 left = num_within(limit, num, self.batch_size)
             key = (
-                partial(spread, num=left, num_images=num)
+                partial(evenly_spaced, num=left, num_images=num)
                 if left < num and split != "predict"
                 else None
             )
@@ -286,13 +291,13 @@ class ImageDataModule(pl.LightningDataModule):
         if train and options["num_workers"]:
             return TrainLoader(dataset, batches, self._fit_limits(), **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0
-        return Loader(dataset, batch_sampler=batches, **options).started()
+        return Loader(dataset, batch_sampler=batches, **options).start_persistent_workers()
 
     def use_cache(self, reads: float | None = None) -> None:
-        """Read the images of train and val from a cache from now on, if there is one, and build it where that pays.
+        """Read the images of train and val from the cache from now on. Build it if that saves time.
 
         Args:
-            reads: How often each training image will be read; by default as often as the trainer's command does.
+            reads: How often each training image will be read; by default computed from the Trainer's settings.
         """
         if self.trainer is None:
             return
@@ -304,7 +309,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
     def pictures(self, split: str, train: bool = False) -> ImageDataset:
-        """Return the images of a split as training sees them, or evaluation."""
+        """Return the dataset of a split, with the transforms of training or of evaluation."""
         samples = self.splits[split]
         return ImageDataset(
             samples.read,
@@ -317,7 +322,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
 
     def _num_reads(self, reads: float | None) -> float:
-        """Return how many training images are read, given how often each is; None for the Trainer's command."""
+        """Return the total number of training samples read; `reads` per image, or by the Trainer's settings if None."""
         num = len(self.splits["train"]) if "train" in self.splits else 0
         if reads is not None:
             return reads * num
@@ -325,9 +330,9 @@ class ImageDataModule(pl.LightningDataModule):
         return num if limits is None else limits.num_reads(num, self.batch_size)
 
     def _fit_limits(self) -> FitLimits | None:
-        """Return the limits of the Trainer, None without one.
+        """Return the limits of the Trainer; None without a Trainer.
 
-        Steps are counted as if no callback changed how many batches they accumulate.
+        Callbacks that change the number of accumulated batches are ignored.
         """
         trainer = self.trainer
         if trainer is None:
@@ -347,16 +352,18 @@ class ImageDataModule(pl.LightningDataModule):
 
     def _transforms_by_epoch(self) -> ScheduledTransform | None:
         max_epochs = getattr(self.trainer, "max_epochs", None)
-        is_try = bool(getattr(self.trainer, "fast_dev_run", False))
-        return scheduled(self.train_transforms, self.sizes, max_epochs, is_try)
+        is_fast_dev_run = bool(getattr(self.trainer, "fast_dev_run", False))
+        return build_scheduled_transform(
+            self.train_transforms, self.sizes, max_epochs, is_fast_dev_run
+        )
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch of training, over all devices."""
+        """Number of global training batches per epoch."""
         return math.ceil(len(self.splits["train"]) / self.batch_size)
 
     def worker_options(self, num_at_once: int, num_ahead: int = BATCHES_AHEAD) -> dict[str, Any]:
-        """Return a loader's options for reading this many pictures at once, on this device."""
+        """Return the DataLoader options for per-rank batches of this many images."""
         batch_bytes = 3 * num_at_once * max(self.collate.sizes) ** 2
         return {
             "collate_fn": self.collate,

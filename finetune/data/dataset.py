@@ -1,4 +1,4 @@
-"""What one index gives, and how several become a batch."""
+"""The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
 import logging
 from collections.abc import Callable
@@ -22,20 +22,20 @@ _UNMIXED = Mixing()
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Pictures by index, decoded and transformed.
+    """Decoded and transformed images by index.
 
-    An index is an int in evaluation and (epoch, index) in training, where it seeds the transform: the pixels depend on
-    (seed, epoch, index) alone. A mixed picture's partner is as the epoch has it where it stands by itself, which is how
-    partners from a batch would be; where that can't be decoded and bad pictures are left out, nothing is mixed in.
+    In evaluation an index is an int. In training it is (epoch, index), which seeds the transform: pixels depend only on
+    (seed, epoch, index). With mixing, the partner image is augmented as it is by itself in the same epoch. If the
+    partner cannot be decoded and `on_bad_image` is "skip", the image is not mixed.
 
     Args:
-        read: Gives picture i as (H, W, 3) uint8 RGB; raises `DecodeError`.
-        targets: What each image shows, N.
-        transform: To (h, w, 3) uint8.
+        read: Returns image i as (H, W, 3) uint8 RGB; raises `DecodeError`.
+        targets: The target of each image, N.
+        transform: Maps an image to (h, w, 3) uint8.
         seed: Seed of the random transforms.
-        on_bad_image: What a picture that can't be decoded does: end the run, or be left out.
-        mixing: What is done with two pictures in training, which then have `partner_label` and `share`, too.
-        by_epoch: The transform of an epoch, where that is not the same for all.
+        on_bad_image: What to do with an image that cannot be decoded: raise an error, or skip it.
+        mixing: Mixup and CutMix in training. Mixed samples also have `partner_label` and `share`.
+        by_epoch: Returns the transform of an epoch, if it depends on the epoch.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (None, key)
-        item = self._alone(epoch, index)
+        item = self._load(epoch, index)
         mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
         if mix is None or item["image"] is None:
             return item
-        partner = self._alone(epoch, mix.partner)
+        partner = self._load(epoch, mix.partner)
         image = item["image"]
         share = 1.0
         if partner["image"] is not None:
             image, share = mix.apply(image, partner["image"])
         return {**item, "image": image, "partner_label": partner["label"], "share": share}
 
-    def _alone(self, epoch: int | None, index: int) -> dict[str, Any]:
+    def _load(self, epoch: int | None, index: int) -> dict[str, Any]:
         item = {"index": index, "label": self.targets[index], "image": None, "error": ""}
         try:
             picture = self.read(index)
@@ -82,15 +82,15 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 ) from error
             return {**item, "error": str(error)}
         try:
-            image = self._transformed(picture, epoch, index)
+            image = self._apply_transform(picture, epoch, index)
         except Exception:
             if picture.flags.writeable:
                 raise
-            # it writes into its input, which is a cache's
-            image = self._transformed(picture.copy(), epoch, index)
+            # the transform writes into its input, which is a read-only view of the cache
+            image = self._apply_transform(picture.copy(), epoch, index)
         return {**item, "image": image}
 
-    def _transformed(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
+    def _apply_transform(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
         if epoch is None:
             return self.transform(image=picture)["image"]
         transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
@@ -99,15 +99,19 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
 
 class Collate:
-    """Makes a batch of what a data set gives for several indices, perhaps none.
+    """Collates samples to a batch. The list of samples may be empty.
 
-    Returns a dict: `image` (B, 3, h, w) uint8 in channels_last order, `label` and `index` (B,) int64, and `bad`, a list
-    of (index, error) for the pictures that could not be decoded; these are not among the B. Of mixed pictures there are
-    `partner_label` (B,) int64, the class of what was mixed in, and `share` (B,) float32, at least a half, of `label`.
+    A batch is a dict:
+
+    - `image`: (B, 3, h, w) uint8 in channels_last order.
+    - `label`, `index`: (B,) int64.
+    - `bad`: list of (index, error) of the images that could not be decoded. They are not among the B.
+    - `partner_label`: (B,) int64, the class of the partner; only with mixing.
+    - `share`: (B,) float32, the share of `label` in the mixed image, at least 0.5; only with mixing.
 
     Args:
-        image_size: Side in pixels, also of a batch of no pictures.
-        others: What the side may be, too, of a whole batch.
+        image_size: Side of the images in pixels, also of an empty batch.
+        others: Other sides that a complete batch may have.
     """
 
     def __init__(self, image_size: int, *others: int) -> None:

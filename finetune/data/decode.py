@@ -1,9 +1,9 @@
-"""Any picture file to an array of 8-bit RGB pixels: the one decoder of training, prediction and serving.
+"""The image decoder: any image file to 8-bit RGB pixels. Training, prediction and serving all use it.
 
-Two decoders would be two data sets: they differ in the order of colours, in the EXIF rotation and in what they make of
-transparency. Pillow does the reading and says what is wrong with a file. Only the pixels of a sound JPEG come from
-simplejpeg, which calls the same libjpeg-turbo with fewer copies: bit-identical (see `benchmarks/data/loading.py`).
-Colour profiles are ignored, as in the usual training sets. Everything here may run in threads and in forked workers.
+Different decoders would give different pixels: they differ in channel order, EXIF rotation and transparency. Pillow
+reads the files and reports what is wrong with them. The pixels of an intact JPEG come from simplejpeg, which calls the
+same libjpeg-turbo with fewer copies and is bit-identical (see `benchmarks/data/loading.py`). Colour profiles are
+ignored, as in the usual training sets. All functions may run in threads and in forked workers.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 )
 
-# The first bytes decide, not the suffix. The classes are called directly because Image.open() warns from 89 Mpx on,
-# tries formats we do not want (EPS starts Ghostscript) and says only "cannot identify" about a damaged header.
+# Readers by the first bytes of a file, not by its suffix. They are called directly because Image.open() warns from
+# 89 Mpx on, tries unwanted formats (EPS starts Ghostscript), and only reports "cannot identify" for a damaged header.
 READERS: dict[bytes, type[ImageFile]] = {
     b"\xff\xd8\xff": JpegImageFile,
     b"\x89PNG": PngImageFile,
@@ -54,13 +54,13 @@ READERS: dict[bytes, type[ImageFile]] = {
     b"GIF8": GifImageFile,
 }
 
-# in file names, of which each is to stay on a line
+# line breaks and control characters, which are escaped so that a file name stays on one line
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
 
 class DecodeError(ValueError):
-    """A picture that cannot be decoded; the message is one line that names the file and what is wrong with it."""
+    """An image that cannot be decoded. The message is one line with the file and the reason."""
 
 
 def decode(
@@ -69,42 +69,43 @@ def decode(
     shorter_side: int | None = None,
     max_pixels: float = math.inf,
 ) -> NDArray[np.uint8]:
-    """Read a picture as a person would see it: upright, in RGB, on white paper where it is transparent.
+    """Decode an image to upright 8-bit RGB, with white in place of transparency.
 
-    Of 16-bit samples the upper 8 bits are kept, of those that the file says it uses: by a TIFF's BitsPerSample, or its
-    MaxSampleValue where that is a full scale such as 4095 and no sample is above. A PNG's samples fill their scale
-    (its specification, sBIT). What is not stated is never guessed from the pixels: a dark picture stays dark. Signed
-    samples of 8 and 16 bits are scaled by their range: the lowest is black, and zero is in the middle. 32-bit samples
-    are divided by the full scale that fits their maximum; an error if integers are below zero. Of several frames the
-    first is read. Half a picture is an error, never a grey rest (see `completeness`).
+    Other sample types are converted as follows:
 
-    Beside the file's own size that takes at most 14 bytes for each of `MAX_PIXELS`, 2.5 GB, the result among them.
+    - 16 bits: the upper 8 of the bits in use. A TIFF states them by BitsPerSample, or by a MaxSampleValue such as 4095
+      if no sample is above it. The samples of a PNG always use the full scale (PNG specification, sBIT). Bits in use
+      are never guessed from the pixels: a dark image stays dark.
+    - Signed samples of 8 and 16 bits: scaled by their range. The lowest value is black, and zero is mid-grey.
+    - 32 bits: divided by the full scale that fits the maximum. Negative integers are an error.
+
+    Only the first of several frames is read. A truncated file is an error, never padded (see `completeness`).
+
+    Memory: the size of the file plus at most 14 bytes per pixel, including the result; 2.5 GB for `MAX_PIXELS`.
 
     Args:
-        source: Path of the picture, or the content of its file.
-        name: What errors call the picture; by default its path.
-        shorter_side: Make a larger picture smaller by averaging, to this many pixels on its shorter side. A JPEG is
-            decoded at 1/2, 1/4 or 1/8 of its size where that leaves twice as many: faster, and on 200 photographs at
-            28 to 60 pixels within 7 grey levels (mean absolute difference) of averaging the whole picture.
+        source: Path of the image, or the content of its file.
+        name: Name of the image in errors; by default its path.
+        shorter_side: Downscale a larger image by averaging to this many pixels on its shorter side. A JPEG is decoded
+            at 1/2, 1/4 or 1/8 of its size if that leaves twice as many pixels. This is faster; on 200 photographs at 28
+            to 60 pixels it is within 7 grey levels (mean absolute difference) of averaging the complete image.
         max_pixels: A limit below `MAX_PIXELS`.
 
     Returns:
         Pixels of shape (H, W, 3), owned by the caller.
 
     Raises:
-        DecodeError: If there is no such file, it may not be read, or is not a whole picture of at most `MAX_PIXELS`.
+        DecodeError: The file cannot be read, or is not a complete image within the limits.
     """
     name = name or ("picture" if isinstance(source, bytes) else os.fspath(source))
-    quiet()
+    silence_pillow()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
             image = read_header(file, max_pixels)
             if shorter_side is None or min(image.size) <= shorter_side:
                 return read_pixels(image, file)[0]
-            return _shrunk(image, file, shorter_side)
-    except (
-        Exception
-    ) as error:  # damaged files make Pillow raise nearly every kind, struct.error and KeyError too
+            return _decode_smaller(image, file, shorter_side)
+    except Exception as error:  # for damaged files Pillow raises nearly any, such as KeyError
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
@@ -112,21 +113,21 @@ def decode(
 
 
 def stored_size(path: str) -> tuple[int, int]:
-    """Return height and width that the header of a picture states, before any rotation; (0, 0) if it can't be read."""
-    quiet()
-    with contextlib.suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+    """Return height and width from the header of an image, before EXIF rotation; (0, 0) if it cannot be read."""
+    silence_pillow()
+    with contextlib.suppress(Exception), open_file(path) as file:  # any exception: see `decode`
         width, height = read_header(file).size
         return height, width
     return 0, 0
 
 
-def _shrunk(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:
-    # with torch and OpenCV, which decoding as such does without
+def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:
+    # imports torch and OpenCV, which plain decoding does not need
     from finetune.data.resize import resize
 
-    # a fraction's own sides are rounded
+    # from the original size, because the sides of a reduced image are rounded
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))
-    # for a JPEG; other formats know no fractions
+    # only has an effect on a JPEG
     image.draft(None, (2 * shorter_side, 2 * shorter_side))
     picture, _ = read_pixels(image, file)
     return resize(
@@ -153,7 +154,11 @@ def _kind_of(head: bytes) -> str:
 
 
 def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
-    """Return a picture of which nothing but the header is read; what it may not be is a ValueError."""
+    """Return an image of which only the header is read.
+
+    Raises:
+        ValueError: The format is unsupported, or the image is above a limit.
+    """
     head = file.read(16)
     if not head:
         raise ValueError("the file is empty")
@@ -168,7 +173,7 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
         tags: Any = image.tag_v2
-        # of a tile, which may be larger than the picture
+        # size of a tile, which may be larger than the image
         _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)
     return image
 
@@ -179,7 +184,7 @@ def _check_size(width: int, height: int, max_pixels: float) -> None:
 
 
 def read_pixels(image: ImageFile, file: BinaryIO) -> tuple[NDArray[np.uint8], str]:
-    """Return the pixels of an image after `read_header` as `decode` does, and the warning of `load`."""
+    """Return the pixels of an image from `read_header`, converted as in `decode`, and the warning of `load`."""
     if image.format == "JPEG":
         check_scans(file)
     pixels = _jpeg_pixels(image, file)
@@ -189,20 +194,20 @@ def read_pixels(image: ImageFile, file: BinaryIO) -> tuple[NDArray[np.uint8], st
     stored = stored_mode(image)
     warning = load(image, file)
     scale_transparency(image, stored, file)
-    return _upright_rgb(image, is_ours=True), warning
+    return _upright_rgb(image, is_owned=True), warning
 
 
 def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
-    """Decode a sound JPEG in grey or colours; None for all else, some of which Pillow can read."""
+    """Decode an intact grey or RGB JPEG by simplejpeg; None for all other files, some of which Pillow can read."""
     if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
         return None
     is_draft = bool(image.decoderconfig) and image.decoderconfig[0] > 1
-    width, height = image.size if is_draft else (0, 0)  # zeros for the size as it is
+    width, height = image.size if is_draft else (0, 0)  # zeros: the original size
     file.seek(0)
     content = file.read()
     try:
-        check_coefficients(content)  # `load` says then what is missing
-        # a warning is a ValueError
+        check_coefficients(content)  # if it fails, `load` reports the reason
+        # raises a ValueError also for warnings
         pixels = simplejpeg.decode_jpeg(content, min_height=height, min_width=width)
     except ValueError:
         return None
@@ -217,13 +222,13 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
 
 
 def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels of an image that the caller has opened as `decode` does, (H, W, 3); the image is loaded."""
+    """Return the pixels of an image that the caller opened, (H, W, 3), converted as in `decode`. Loads the image."""
     if not isinstance(image, ImageFile) or not image.tile or not image.fp or image.tell():
         image.load()
-        return _upright_rgb(image, is_ours=False)
+        return _upright_rgb(image, is_owned=False)
     position = image.fp.tell()
     image.fp.seek(0)
-    # loading closes the file of an image that was opened by its path
+    # a copy, because loading closes the file of an image that was opened by its path
     file = io.BytesIO(image.fp.read())
     image.fp.seek(position)
     if isinstance(image, JpegImageFile):
@@ -232,19 +237,19 @@ def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
     stored = stored_mode(image)
     load(image, file)
     if stored and "transparency" in image.info:
-        copy = image.copy()  # the caller's keeps its metadata
+        copy = image.copy()  # leaves the metadata of the caller's image unchanged
         scale_transparency(copy, stored, file)
-        return _upright_rgb(copy, is_ours=True)
-    return _upright_rgb(image, is_ours=False)
+        return _upright_rgb(copy, is_owned=True)
+    return _upright_rgb(image, is_owned=False)
 
 
-def _upright_rgb(image: Image.Image, is_ours: bool) -> NDArray[np.uint8]:
+def _upright_rgb(image: Image.Image, is_owned: bool) -> NDArray[np.uint8]:
     # only TIFF states a depth below 16 and whether 0 is white
     tags: Any = getattr(image, "tag_v2", {})
-    # damaged metadata (any kind of exception) is no reason to refuse good pixels
+    # Damaged metadata may raise any exception. The pixels are still valid.
     with contextlib.suppress(Exception):
-        # In place it takes no copy, and returns nothing.
-        image = ImageOps.exif_transpose(image, in_place=is_ours) or image  # type: ignore[call-overload]
+        # In place it makes no copy and returns None.
+        image = ImageOps.exif_transpose(image, in_place=is_owned) or image  # type: ignore[call-overload]
     to_bytes = bytes_of_samples(image, tags)
     strips = list(rows_at_once(image))
     if len(strips) == 1:
@@ -262,7 +267,7 @@ def _rgb(
         values = np.asarray(image)
         transparent = image.info.get("transparency")
         image = Image.fromarray(to_bytes(values))
-        if isinstance(transparent, int):  # of a PNG of 16 bits
+        if isinstance(transparent, int):  # a 16-bit PNG
             image.putalpha(
                 Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
             )
@@ -274,11 +279,11 @@ def _rgb(
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def quiet() -> None:
-    """Silence Pillow's warnings, which are about metadata and colours that do not matter here.
+def silence_pillow() -> None:
+    """Silence Pillow's warnings about metadata and colours, which do not matter here.
 
-    The filter is added and never taken back: `catch_warnings` swaps the list of the whole process, so two threads could
-    leave each other's filters behind. It is looked for first because an addition makes once-only warnings appear again.
+    The filter is added permanently. `catch_warnings` replaces the filters of the process, so two threads could restore
+    each other's. The filter is only added if it is missing, because adding one shows once-only warnings again.
     """
     if not warnings.filters or warnings.filters[0] != _PILLOW_FILTER:
         warnings.filterwarnings("ignore", module=_PILLOW_FILTER[3].pattern)

@@ -1,4 +1,4 @@
-"""A look at 16-bit pictures that use fewer bits than they could without saying so: they would train as black ones."""
+"""A warning for 16-bit images that use fewer bits without stating it: they would be nearly black in training."""
 
 import logging
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from finetune.data.storage import open_file
 log = logging.getLogger(__name__)
 
 _NUM_LOOKED_AT = 20
-_DARK = 16  # of 255: what 12 bits in 16 never reach
+_DARK = 16  # of 255: 12-bit samples in 16 bits stay below it
 
 
 def warn_of_dark_samples(paths: Sequence[str]) -> None:
-    """Say in one line if all 16-bit pictures among some of `paths` are nearly black, as 12-bit samples would be.
+    """Log a warning if all 16-bit images in a sample of `paths` are nearly black, as 12-bit samples would be.
 
-    `decode` does not guess: one picture may be dark by itself. A whole set hardly is.
+    `decode` does not guess the depth, because a single image may be dark. A complete data set hardly is.
     """
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_LOOKED_AT, len(paths))).astype(int)
     deep = [path for path in (paths[int(i)] for i in chosen) if has_16_bits(path)]
     largest = []
     for path in deep:
-        with suppress(DecodeError):  # whoever reads it will say so
+        with suppress(DecodeError):  # reported when the image is read
             largest.append(int(decode(path).max()))
     if largest and max(largest) < _DARK:
         log.warning(
@@ -36,9 +36,9 @@ def warn_of_dark_samples(paths: Sequence[str]) -> None:
 
 
 def has_16_bits(path: str) -> bool:
-    """Return whether the header of a picture states samples of 9 to 16 bits."""
-    with suppress(Exception), open_file(path) as file:  # as in `decode`, which says why
+    """Return whether the header of an image states samples of 9 to 16 bits."""
+    with suppress(Exception), open_file(path) as file:  # any exception: see `decode`
         image = read_header(file)
-        # in colour Pillow keeps 8 of them
+        # Pillow loads 16-bit colours as 8 bits, so their mode does not show the depth
         return image.mode.startswith("I;16") or ";16" in str(image.tile)
     return False

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU."""
+"""The copy of batches to a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,10 @@ from torch import Tensor
 
 
 class DeviceCopy:
-    """Copies batches on a CUDA stream of its own.
+    """Copies batches on a separate CUDA stream.
 
-    On the stream that computes, a copy would wait for all that is queued there. Lightning asks for a batch as soon as
-    the steps before are queued, so that a copy on another stream runs while they are computed. Pinned memory is what
-    lets it.
+    On the compute stream, a copy would wait for all kernels in its queue. Lightning requests a batch as soon as the
+    previous steps are queued, so a copy on another stream overlaps with them. This needs pinned memory.
     """
 
     def __init__(self) -> None:
@@ -21,12 +20,12 @@ class DeviceCopy:
     def __call__(
         self, batch: Any, device: torch.device, copy: Callable[[Any, torch.device], Any]
     ) -> Any:
-        """Return the batch on a device, ready for what is queued there next.
+        """Return the batch on a device, ready for the kernels that are queued next.
 
         Args:
             batch: A dict with tensors.
-            device: Where to; what isn't CUDA has no streams.
-            copy: Returns the batch on a device.
+            device: Target device. Other devices than CUDA have no streams.
+            copy: Copies the batch to a device.
         """
         if device.type != "cuda":
             return copy(batch, device)
@@ -39,6 +38,6 @@ class DeviceCopy:
         computing.wait_stream(stream)
         for value in there.values():
             if isinstance(value, Tensor):
-                # its memory is not to be taken for the next copy before it was used
+                # the memory must not be reused by the next copy before the compute stream has read it
                 value.record_stream(computing)
         return there

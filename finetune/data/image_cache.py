@@ -1,11 +1,11 @@
-"""Decoded pictures, kept on disk: decoded once, shared by workers, ranks and later runs; `finetune cache` lists them.
+"""A cache of decoded images on disk, shared by workers, ranks and later runs. `finetune cache` lists the caches.
 
-The name of a cache holds a hash of the relative path, size and times of change of every file (`files_digest` says what
-it can't notice), of the folder's own path and of all else that decides about the pixels: another file, another setting,
-another version of ours or of Pillow is another cache.
+The file name of a cache contains a hash of everything that determines the pixels: the relative path, size and change
+times of every file, the path of the folder, the settings, and the versions of finetune, Pillow and other decoders. See
+`files_digest` for changes of files that it cannot notice.
 """
 
-# Shapes: N pictures in a cache.
+# Shapes: N images in a cache.
 
 import hashlib
 import json
@@ -30,10 +30,10 @@ from rich.progress import track
 
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.memmap import MemmapImages, TooLarge, opened, write_memmap
-from finetune.data.samplers import ESTIMATE, some_of
+from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
+from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
-from finetune.data.storage import concatenated, files_digest
+from finetune.data.storage import concatenate_stats, files_digest
 from finetune.distributed.signals import is_first_process
 from finetune.system.cache_dir import PICTURES, cache_dir, mark_used, room
 from finetune.system.files import one_at_a_time, unfinished
@@ -42,20 +42,22 @@ from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
 
-_MIN_SAVED = 1000  # pictures not decoded again: about a second of one core
-_NUM_SAMPLED = 200  # headers that the estimate of the size looks at
+_MIN_SAVED = 1000  # images that need not be decoded again: about a second of one core
+_NUM_SAMPLED = 200  # headers that are read to estimate the size
 
 
-def pays(num_reads: float, num_images: int) -> bool:
-    """Return whether pictures are read at least twice, and often enough to save a second."""
+def is_worthwhile(num_reads: float, num_images: int) -> bool:
+    """Return whether a cache saves time: images are read at least twice, and it saves about a second."""
     return num_reads - num_images >= max(num_images, _MIN_SAVED)
 
 
-class CacheOfSplits:
-    """Takes train and val from a cache, looked for when they are first asked for and again once it pays to make one."""
+class SplitCache:
+    """Loads train and val from a cache. Looks for it at the first call, and again once building it is worthwhile."""
 
     def __init__(self) -> None:
-        self._build: bool | None = None  # whether to make one where there is none, once looked for
+        self._build: bool | None = (
+            None  # whether the last search could build a cache; None before it
+        )
 
     def take(
         self,
@@ -64,36 +66,36 @@ class CacheOfSplits:
         limit_gb: float,
         reads: float,
     ) -> dict[str, Samples]:
-        """Return the splits that a cache gives from now on, none where there is none or they are so already.
+        """Return the splits that are read from a cache from now on; {} if there is no cache, or nothing has changed.
 
         Args:
-            splits: As they are.
+            splits: The splits of the data module.
             root: Folder of the data set.
-            limit_gb: See `from_cache`.
-            reads: How many images of train will be read, each counted as often as it is read.
+            limit_gb: See `read_from_cache`.
+            reads: Total number of training samples that will be read.
         """
         num = len(splits["train"]) if "train" in splits else 0
-        build = num > 0 and pays(reads, num)
+        build = num > 0 and is_worthwhile(reads, num)
         if self._build is not None and self._build >= build:
             return {}
         self._build = build
-        return from_cache(splits, root, limit_gb, build)
+        return read_from_cache(splits, root, limit_gb, build)
 
 
-def from_cache(
+def read_from_cache(
     splits: Mapping[str, Samples], root: str | Path, limit_gb: float, build: bool
 ) -> dict[str, Samples]:
-    """Return train and val as read from a cache, those that are read from files so far; none if there is no cache.
+    """Return train and val with their images in a cache; {} if there is no cache, or they are already cached.
 
-    Of several processes on a machine one builds it, and the others wait. Where it can't be had (a full disk, a folder
-    that may not be written to, a data set above the limit), a line says why.
+    One process on a machine builds the cache; the others wait. If it cannot be built, a log line says why: a full disk,
+    a folder without write permission, or a data set above the limit.
 
     Args:
-        splits: By name; train and val have one `shorter_side`.
+        splits: Splits by name; train and val have the same `shorter_side`.
         root: Folder of the data set.
-        limit_gb: Most gigabytes (10^9 bytes) that the cache may take, 0 for no cache. None takes more than half of what
-            is free on its disk.
-        build: Make it if there is none.
+        limit_gb: Largest size of the cache in gigabytes (10^9 bytes); 0 for no cache. It never takes more than half of
+            the free disk.
+        build: Build the cache if there is none.
     """
     splits = {
         split: samples
@@ -103,12 +105,12 @@ def from_cache(
     if limit_gb <= 0 or not splits:
         return {}
     paths = [path for samples in splits.values() for path in samples.paths]
-    # however the pictures are split, it is one cache
+    # sorted, so that all ways to split a folder share one cache
     order = sorted(range(len(paths)), key=paths.__getitem__)
     positions = np.empty(len(paths), np.int64)
     positions[order] = np.arange(len(paths))
     paths = [paths[i] for i in order]
-    stats = concatenated([samples.known_stats() for samples in splits.values()])
+    stats = concatenate_stats([samples.load_stats() for samples in splits.values()])
     digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
     shorter_side = next(iter(splits.values())).shorter_side
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
@@ -117,9 +119,9 @@ def from_cache(
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
     path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"
-    packed = opened(path)
+    packed = open_or_none(path)
     if packed is None and build:
-        packed = _made(path, paths, about, limit_gb)
+        packed = _build(path, paths, about, limit_gb)
     if packed is None:
         return {}
     mark_used(path)
@@ -130,12 +132,13 @@ def from_cache(
     }
 
 
-def _made(
+def _build(
     path: Path, paths: Sequence[str], about: dict[str, Any], limit_gb: float
 ) -> MemmapImages | None:
-    """Build a cache, unless another process has or could not; return None where there is none.
+    """Build a cache and return it; None if this fails.
 
-    Who waited for one that was stopped begins anew. Where it failed nobody does: of many each would fail in turn.
+    If another process has built it meanwhile, that cache is returned. If that process was stopped, this one builds the
+    cache. If that process failed, this one does not try: of many processes each would fail in turn.
     """
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
@@ -152,10 +155,10 @@ def _made(
                 log.info("%s%s", failure, above)
             return None
         with one_at_a_time(path) as has_waited:
-            packed = opened(path)
+            packed = open_or_none(path)
             if packed is not None:
                 return packed
-            # nobody was stopped at it, who would have left something
+            # A process that was stopped would have left an unfinished file, so the other process failed.
             if has_waited and not unfinished(path):
                 if is_first_process():
                     log.warning("%sno cache, another process could not make it", failure)
@@ -166,13 +169,13 @@ def _made(
             try:
                 with ThreadPoolExecutor(num_cores()) as pool:
                     write_memmap(
-                        path, _decoded(pool, paths, about["shorter_side"]), about, max_bytes
+                        path, _decode_all(pool, paths, about["shorter_side"]), about, max_bytes
                     )
             except (OSError, TooLarge) as error:
                 log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
             except BaseException:
-                with suppress(OSError):  # who waits is to make it
+                with suppress(OSError):  # tells the waiting processes to build the cache
                     path.with_name(f".{path.name}.stopped.tmp").touch()
                 raise
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
@@ -187,27 +190,27 @@ def _made(
     except (
         OSError,
         NotImplementedError,
-    ) as error:  # no right to write there, or no locks on that disk
+    ) as error:  # no write permission, or a file system without locks
         if is_first_process():
             log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None
 
 
 def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
-    """Bytes of all pictures, judged by the headers of some."""
+    """Return an estimate of the bytes of all decoded images, from the headers of some."""
     num_pixels = []
-    # At random, for sizes may come in a rhythm; by a fixed seed, for all processes must agree.
-    for i in some_of(len(paths), _NUM_SAMPLED, ESTIMATE):
+    # Random, because sizes may be periodic in the list. The seed is fixed, because all processes must agree.
+    for i in draw_indices(len(paths), _NUM_SAMPLED, ESTIMATE):
         height, width = stored_size(paths[i])
         scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
         num_pixels.append(height * width * scale**2)
     return 3 * len(paths) * float(np.mean(num_pixels))
 
 
-def _decoded(
+def _decode_all(
     pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None
 ) -> Iterator[np.ndarray | None]:
-    """Yield the pictures in order while the pool is a few ahead, with a bar on a terminal."""
+    """Yield the decoded images in order, with a progress bar on a terminal. The pool decodes a few images ahead."""
 
     def load(path: str) -> np.ndarray | None:
         try:

@@ -1,4 +1,4 @@
-"""The processes that read pictures: how many, with how much shared memory, and whose signals they obey."""
+"""DataLoader workers: their number, their shared memory and their signals."""
 
 import functools
 import logging
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 MOST_WORKERS_PER_CORE = 4
 _SHARED_MEMORY = Path("/dev/shm")
-# batches of each worker: what the loader asks for ahead, and what training holds
-_ASKED_FOR, _HELD = 2, 1
-BATCHES_AHEAD = _ASKED_FOR + _HELD
+# batches per worker: prefetched by the loader, and held by the training loop
+_PREFETCHED, _IN_TRAINING = 2, 1
+BATCHES_AHEAD = _PREFETCHED + _IN_TRAINING
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
@@ -52,13 +52,13 @@ class Devices:
 def num_sharing(devices: Devices | None) -> int:
     """Return how many devices share the cores of this process.
 
-    srun gives each task cores of its own. Other launchers give all devices of the machine the same cores.
+    With srun each task has its own cores. With other launchers all devices of a machine share them.
     """
     return 1 if devices is None or "SLURM_STEP_ID" in os.environ else devices.num
 
 
 def automatic_workers(devices: Devices | None) -> int:
-    """Return how many processes should read images for each device of this machine; None is one GPU."""
+    """Return the number of workers per device for this machine; None stands for one GPU."""
     cores = num_cores()
     sharing = num_sharing(devices)
     if devices is not None and devices.kind == "cpu":
@@ -67,18 +67,18 @@ def automatic_workers(devices: Devices | None) -> int:
 
 
 def bounded_workers(num_workers: int, devices: Devices | None) -> int:
-    """Return how many of the wanted processes a device may start: all devices together 4 for each core.
+    """Return the number of workers per device, at most 4 per core over all devices.
 
-    More only wait for one another, and thousands stop a machine. Their number changes no result.
+    More workers only wait for each other, and thousands would freeze the machine. The number changes no result.
     """
     most = max(1, MOST_WORKERS_PER_CORE * num_cores() // num_sharing(devices))
     if num_workers > most and is_first_process():
-        _tell_bound(num_workers, most)
+        _warn_of_bound(num_workers, most)
     return min(num_workers, most)
 
 
 @functools.cache
-def _tell_bound(num_workers: int, most: int) -> None:
+def _warn_of_bound(num_workers: int, most: int) -> None:
     where = f"{MOST_WORKERS_PER_CORE} for each of {num_cores()} cores"
     log.warning(
         "data.num_workers %d: only %d are started for each device, %s", num_workers, most, where
@@ -88,16 +88,16 @@ def _tell_bound(num_workers: int, most: int) -> None:
 def check_shared_memory(
     num_workers: int, batch_bytes: int, num_devices: int = 1, num_ahead: int = BATCHES_AHEAD
 ) -> None:
-    """Make sure that batches can be handed over: where memory runs out, workers only wait, for ever.
+    """Check that shared memory is large enough for the batches. Workers would otherwise hang when it is full.
 
     Args:
-        num_workers: Worker processes of one device.
-        batch_bytes: Size of a device's batch.
-        num_devices: Of this machine, which all hand over in the same memory.
-        num_ahead: Most batches of a worker that there are at a time.
+        num_workers: Workers per device.
+        batch_bytes: Size of a per-rank batch.
+        num_devices: Devices of this machine; all share this memory.
+        num_ahead: Largest number of batches per worker that exist at a time.
 
     Raises:
-        ValueError: There is too little.
+        ValueError: The free shared memory is too small.
     """
     if num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
@@ -117,11 +117,11 @@ def loader_options(
     batch_bytes: int,
     num_ahead: int = BATCHES_AHEAD,
 ) -> dict[str, Any]:
-    """Return a loader's options for reading batches of at most so many bytes on this device.
+    """Return the DataLoader options for per-rank batches of at most `batch_bytes`.
 
     Args:
-        devices: Those of the Trainer, if any.
-        num_workers: A number, which `bounded_workers` bounds, or `auto` for what suits the machine.
+        devices: Devices of the Trainer, if any.
+        num_workers: A number, limited by `bounded_workers`, or `auto` to choose for this machine.
         batch_bytes, num_ahead: See `check_shared_memory`.
     """
     num = (
@@ -134,50 +134,50 @@ def loader_options(
 
 
 def is_pinned(devices: Devices | None) -> bool:
-    """Return whether batches are on their way to a GPU, which copies them sooner from pinned memory."""
+    """Return whether to pin batches: a GPU copies faster from pinned memory."""
     return devices is not None and devices.kind == "cuda"
 
 
 class BatchesAhead:
-    """How many batches of a worker there are at most, for each loader of a fit.
+    """Largest number of batches per worker that the loaders of a fit hold in shared memory.
 
-    The loader of training is reckoned with first, and for what comes beside it, too: when that begins, some of the
-    memory is taken already, by training's own.
+    The training loader reserves the memory for the validation loader, too. When validation starts, training batches
+    already occupy some of the memory, so the free memory could not be checked then.
     """
 
     def __init__(self) -> None:
-        self._is_fed = False
+        self._has_train_loader = False
 
     def __call__(self, split: str, is_train: bool, is_validated: bool, is_pinned: bool) -> int:
-        """Return the number for a loader that is about to be made; 0 where it is reckoned with.
+        """Return the number for a new loader; 0 if the training loader has already reserved its memory.
 
         Args:
-            split: Its name.
-            is_train: Whether training reads it.
+            split: Split that the loader reads.
+            is_train: Whether it is the training loader.
             is_validated: Whether the fit validates.
-            is_pinned: Whether batches are pinned; those leave the shared memory at once.
+            is_pinned: Whether batches are pinned. Pinned batches leave shared memory immediately.
         """
-        if self._is_fed and split in ("train", "val"):
+        if self._has_train_loader and split in ("train", "val"):
             return 0
-        self._is_fed |= is_train
+        self._has_train_loader |= is_train
         if is_train and is_validated and not is_pinned:
-            return BATCHES_AHEAD + _ASKED_FOR
+            return BATCHES_AHEAD + _PREFETCHED
         return BATCHES_AHEAD
 
 
 class Loader(DataLoader):
-    """A DataLoader whose workers end when the main process wants it or is gone, and never by another's signal.
+    """A DataLoader whose workers only end when the main process ends them or has died.
 
-    Ctrl-C in a terminal, one that closes, and a scheduler's SIGTERM reach every process of a job: the main one decides
-    what becomes of it, and needs its workers until then.
+    Ctrl-C, a closed terminal and a scheduler's SIGTERM reach every process of a job. Workers ignore these signals,
+    because the main process decides how to stop and needs its workers until then.
     """
 
     _iterator: Any
 
     def __iter__(self) -> Any:
         if self.is_ended():
-            self._iterator = None  # a persistent one: begin anew
-        # A signal that met a process just forked would find the main one's handlers there.
+            self._iterator = None  # persistent workers that have ended: start new ones
+        # A process that was just forked still has the main process's handlers, so signals are blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             if self.num_workers and is_forking(self.multiprocessing_context):
@@ -195,56 +195,60 @@ class Loader(DataLoader):
         return Workers(self)
 
     def is_ended(self) -> bool:
-        """Return whether persistent workers are to be started, or started again."""
+        """Return whether persistent workers must be started, or restarted."""
         return self._iterator is None or self._iterator in _ended
 
-    def started(self) -> "Loader":
-        """Return this, persistent workers started before anything is read: the batch sampler can then be held.
+    def start_persistent_workers(self) -> "Loader":
+        """Start persistent workers before anything is read, and return this loader.
 
-        Forked later, they would hold every page that training has touched, and the system would have to copy each as
-        soon as training writes to it again.
+        Needs a batch sampler with `is_paused`, such as `EvalBatches`. Workers that are forked later would share the
+        memory pages of training, and the system would copy each page that training writes to.
         """
         if self.persistent_workers:
             batches: Any = self.batch_sampler
-            batches.is_held = True
+            batches.is_paused = True
             iter(self)
-            batches.is_held = False
+            batches.is_paused = False
         return self
 
 
 def end_workers() -> None:
     """End the workers of all `Loader`s.
 
-    Python's garbage collector is too late for it: it takes an iterator that is part of a cycle, as in a trainer or an
-    exception's frames, apart from the queues that would tell the workers, and then waits 5 s for each of them.
+    Garbage collection cannot do this well. An iterator may be in a reference cycle, as in a trainer or in the frames
+    of an exception. Its queues may then be collected first, and ending takes 5 s per worker.
 
-    May be called again where it was interrupted: the news of a killed worker, which torch raises wherever the main
-    thread is, can come after another error that its death has led to.
+    It may be called again after an interruption: torch raises the death of a worker anywhere in the main thread, also
+    while another error is handled.
     """
     while _started:
         iterator = next(iter(_started))
         _ended.add(iterator)
         iterator._shutdown_workers()
-        _started.discard(iterator)  # only now: a worker's end may be raised at any point before
+        _started.discard(
+            iterator
+        )  # last, because torch may raise a worker's death at any point before
 
 
 def start_worker(worker_id: int) -> None:
-    """Prepare a process that reads pictures."""
+    """Set up a worker: threads, tensor transfer and signals."""
     torch.set_num_threads(1)
-    ForkingPickler.register(Tensor, _by_value)
-    sys.excepthook = _tell_unless_left
+    ForkingPickler.register(Tensor, _reduce_tensor)
+    sys.excepthook = _print_unless_disconnected
     main = multiprocessing.parent_process()
     assert main is not None, "only a process that multiprocessing has started is a worker"
     for signum in SIGNALS - {signal.SIGTERM}:
         signal.signal(signum, signal.SIG_IGN)
     if hasattr(signal, "sigtimedwait"):  # not on macOS, where any SIGTERM ends a worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with, args=(main,), name="end-with-main", daemon=True).start()
+        threading.Thread(
+            target=_exit_with_main_process, args=(main,), name="end-with-main", daemon=True
+        ).start()
 
 
-def _by_value(tensor: Tensor) -> Any:
-    # Labels and indices go in the message itself: each tensor in shared memory costs the process that trains a
-    # connection of its own to the worker.
+def _reduce_tensor(tensor: Tensor) -> Any:
+    # Send small tensors such as labels and indices by value. Each tensor in shared memory would cost the main process
+    # a separate connection to the worker.
     if (
         tensor.nbytes > _SMALL
         or tensor.requires_grad
@@ -254,22 +258,23 @@ def _by_value(tensor: Tensor) -> Any:
     return torch.from_numpy, (tensor.numpy().copy(),)
 
 
-def _end_with(main: Any) -> None:
-    # Python's exit and a DataLoader that gives up send SIGTERM, then wait for as long as it takes; a handler would not
-    # be told who has sent it. A main process that was killed says nothing.
-    # the main process or the one that forks for it; younger workers keep it alive to `is_alive`
+def _exit_with_main_process(main: Any) -> None:
+    # At exit, Python and the DataLoader send SIGTERM and then wait without a limit. A signal handler would not know
+    # the sender, so `sigtimedwait` is used. A killed main process sends nothing, so its death is polled.
+    # The parent is the main process or its fork server. `is_alive` alone is not enough: younger workers inherit the
+    # file descriptor by which it checks.
     parent = os.getppid()
     while main.is_alive() and os.getppid() == parent:
         signum = signal.sigtimedwait({signal.SIGTERM}, 1)
         if signum is not None and signum.si_pid == main.pid:
             break
-    os._exit(0)  # with another code the DataLoader would report a worker that failed
+    os._exit(0)  # for another exit code the DataLoader would report a failed worker
 
 
-def _tell_unless_left(
+def _print_unless_disconnected(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    # A main process that ends while a batch is handed over leaves its worker's thread with half a connection, whose
-    # traceback multiprocessing would print (resource_sharer.py). What else fails in a worker reaches the main process.
+    # If the main process ends during the transfer of a batch, a thread of the worker fails with a connection error.
+    # multiprocessing (resource_sharer.py) would print its traceback. Other errors reach the main process.
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, traceback)

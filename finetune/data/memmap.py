@@ -1,15 +1,20 @@
-"""Many pictures in one file that is mapped into memory, so that all processes of a machine share one copy.
+"""Decoded images in one memory-mapped file, so that all processes of a machine share one copy.
 
-The file begins with a header that marks it as ours; then come the pixels of each picture in turn, (H, W, 3) uint8;
-behind them stand where each begins and its
-height and width, as arrays; then JSON that says what the pictures are; last the trailer. It is written under another
-name, brought to the disk and renamed, so it is whole or absent.
+Layout of the file:
 
-On opening, the length of the file and the checksum of all that is behind the pixels are checked, and that the pictures
-fill the rest exactly. The pixels themselves are not: that would mean to read them all.
+1. A header with a mark.
+2. The pixels of each image, (H, W, 3) uint8.
+3. The index: the offset of each image, then its height and width.
+4. JSON that describes the images.
+5. The trailer.
+
+The file is written under a temporary name, synced and renamed, so it is complete or absent.
+
+Opening a file checks its length, the checksum of everything after the pixels, and that the images fill the space of the
+pixels exactly. The pixels have no checksum, because it would require reading them all.
 """
 
-# Shapes: N pictures in a file.
+# Shapes: N images in a file.
 
 import hashlib
 import json
@@ -27,28 +32,28 @@ import numpy as np
 from finetune.system.cache_dir import HEADER_BYTES, MARK
 from finetune.system.files import replacing, unfinished
 
-# what this is, N, where the arrays begin, SHA-256 of what is from there to here
+# magic, N, offset of the index, SHA-256 of the index and the JSON
 _TRAILER = struct.Struct("<16sQQ32s")
 _MAGIC = b"finetune packed2"
-# so much is sent to the disk while the next pictures come, instead of all at the end
+# bytes after which the file is synced in the background, instead of everything at the end
 _SYNC_BYTES = 2**28
 
 
 class MemmapImages:
-    """The pictures of a file, which takes 16 bytes for each beside its pixels.
+    """The images of a file. Each takes 16 bytes in addition to its pixels.
 
     Attributes:
-        about: What `write_memmap` was told.
+        about: The description that was passed to `write_memmap`.
 
     Raises:
-        OSError: There is no such file, or it may not be read.
-        ValueError: It is damaged.
+        OSError: The file does not exist or cannot be read.
+        ValueError: The file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with open(path, "rb") as file:
-            # an empty file is a ValueError
+            # raises a ValueError for an empty file
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         end = len(self._map) - _TRAILER.size
         magic, num, start, checksum = (
@@ -78,7 +83,7 @@ class MemmapImages:
         return len(self._offsets)
 
     def __getitem__(self, i: int) -> np.ndarray | None:
-        """Return picture i as a view that can't be written to, or None where there was none."""
+        """Return image i as a read-only view; None if it could not be decoded."""
         start, (height, width) = int(self._offsets[i]), self._shapes[i].tolist()
         if not height:
             return None
@@ -88,8 +93,8 @@ class MemmapImages:
         return MemmapImages, (self.path,)  # a spawned process maps the file itself
 
 
-def opened(path: Path) -> MemmapImages | None:
-    """Return the pictures of a file, None where it is not there or damaged."""
+def open_or_none(path: Path) -> MemmapImages | None:
+    """Return the images of a file; None if it does not exist or is damaged."""
     try:
         return MemmapImages(path)
     except (OSError, ValueError):
@@ -97,23 +102,23 @@ def opened(path: Path) -> MemmapImages | None:
 
 
 class TooLarge(Exception):
-    """The pictures take more bytes than they may."""
+    """The images are larger than the limit."""
 
 
 def write_memmap(
     path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float
 ) -> None:
-    """Write pictures (H, W, 3) uint8 into a file, or leave nothing behind; what was there before is replaced.
+    """Write images (H, W, 3) uint8 to a file. An existing file is replaced; after an error nothing is left.
 
     Args:
         path: The file.
-        pictures: One at a time is held; None stands for a picture that could not be had.
-        about: What to say of them, as JSON can hold it.
-        max_bytes: Most that the pixels may take.
+        pictures: The images, read one at a time. None stands for an image that could not be decoded.
+        about: A description of the images for JSON.
+        max_bytes: Limit on the bytes of the pixels.
 
     Raises:
         OSError: The disk is full, or fails.
-        TooLarge: Above `max_bytes`.
+        TooLarge: The pixels exceed `max_bytes`.
     """
     offsets, shapes = array("q"), array("i")
     position, synced = 0, 0
@@ -137,7 +142,7 @@ def write_memmap(
         file.write(bytes(start - HEADER_BYTES - position) + index)
         file.write(_TRAILER.pack(_MAGIC, len(offsets), start, hashlib.sha256(index).digest()))
         for sync in syncs:
-            sync.result()  # an error of the disk is told to one call only
+            sync.result()  # raises; the system reports a disk error to one fsync call only
 
 
 def _aligned(position: int) -> int:

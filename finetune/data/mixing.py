@@ -1,7 +1,7 @@
-"""Two training pictures as one: mixup blends them, CutMix pastes a box of one into the other.
+"""Mixup, which blends two training images, and CutMix, which pastes a box of one into the other.
 
-Which other picture, and how much of it, are functions of (seed, epoch, index), not of the batch: the same on any number
-of devices, and in an epoch that a resumed run enters in the middle.
+The partner and the share are functions of (seed, epoch, index), not of the batch. They are the same on any number of
+devices, and after resuming in the middle of an epoch.
 
 Source: Zhang et al. 2017 (arXiv:1710.09412); Yun et al. 2019 (arXiv:1905.04899).
 """
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from finetune.data.samplers import MIXING
 
-# Shapes: h and w pixels, of two transformed pictures alike.
+# Shapes: h and w pixels, the same for both transformed images.
 
 
 class Mix(NamedTuple):
-    """What was drawn for one picture.
+    """The random draw for one image.
 
     Attributes:
-        partner: Index of the other picture.
-        share: How much the ground of the two keeps, in [0, 1], before a box is cut off at the edge.
-        centre: Of the box of the ground that is filled, as shares of height and width; None where they are blended.
+        partner: Index of the other image.
+        share: Share of the ground image, in [0, 1], before a box is clipped at the edge.
+        centre: Centre of the pasted box, as shares of height and width; None for mixup.
     """
 
     partner: int
@@ -34,31 +34,32 @@ class Mix(NamedTuple):
     def apply(
         self, image: NDArray[np.uint8], other: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint8], float]:
-        """Return both (h, w, 3) as one, and the share that the first has in it: at least a half.
+        """Return the mixed image (h, w, 3), and the share of `image` in it, which is at least 0.5.
 
-        The ground is whichever of the two makes it so. The pairs that there may be are the same as if it were always
-        the first, but each picture is seen in each epoch: half of the shares of a weak blend are nearly 0.
+        To ensure this, the ground is `image` or `other`. If it were always `image`, an image could be nearly absent in
+        an epoch, because half of the shares of a weak blend are nearly 0. The distribution of mixed pairs is the same.
 
-        A blend is rounded to the nearest grey level, as every picture is, so that a batch stays a quarter the size of
-        one in float32: it is half a level off at most. A box has whole pixels; its area says the share.
+        A blend is rounded to uint8, which is off by at most half a grey level. A batch is then a quarter of the size of
+        one in float32. The share of CutMix is computed from the area of the box in pixels.
         """
         height, width = image.shape[:2]
         top, left, bottom, right = (0, 0, 0, 0) if self.centre is None else self.box(height, width)
-        kept = (
+        ground_share = (
             self.share
             if self.centre is None
             else 1 - (bottom - top) * (right - left) / (height * width)
         )
-        ground, filling = (image, other) if kept >= 0.5 else (other, image)
+        ground, filling = (image, other) if ground_share >= 0.5 else (other, image)
         if self.centre is None:
-            mixed = np.asarray(cv2.addWeighted(ground, kept, filling, 1 - kept, 0.0), np.uint8)
+            blend = cv2.addWeighted(ground, ground_share, filling, 1 - ground_share, 0.0)
+            mixed = np.asarray(blend, np.uint8)
         else:
             mixed = ground.copy()
             mixed[top:bottom, left:right] = filling[top:bottom, left:right]
-        return mixed, max(kept, 1 - kept)
+        return mixed, max(ground_share, 1 - ground_share)
 
     def box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, bottom and right, in pixels, of what is filled."""
+        """Return top, left, bottom and right of the pasted box, in pixels."""
         assert self.centre is not None
         side, sides = math.sqrt(1 - self.share), (height, width)
         middle = [int(place * num) for place, num in zip(self.centre, sides, strict=True)]
@@ -69,26 +70,26 @@ class Mix(NamedTuple):
 
 
 class Mixing(NamedTuple):
-    """How strongly pictures are mixed.
+    """The strengths of mixup and CutMix.
 
     Attributes:
-        mixup: Shares are of Beta(mixup, mixup); 0 for none.
-        cutmix: The same, of CutMix. With both, each picture draws which of the two, at even odds.
+        mixup: Shares are drawn from Beta(mixup, mixup); 0 turns mixup off.
+        cutmix: The same for CutMix. With both, each image draws one of the two with equal probability.
     """
 
     mixup: float = 0.0
     cutmix: float = 0.0
 
     def draw(self, seed: int, epoch: int, index: int, num_images: int) -> Mix | None:
-        """Return what becomes of picture `index` in `epoch`, None where nothing is mixed.
+        """Return the draw for image `index` in `epoch`; None without mixing.
 
-        Its partner is any other of the `num_images` of training, with the same probability.
+        The partner is drawn uniformly from the other training images.
         """
         if not self.mixup and not self.cutmix:
             return None
         rng = np.random.default_rng((MIXING, seed, epoch, index))
         partner = (index + 1 + int(rng.integers(max(1, num_images - 1)))) % num_images
-        # Everything is drawn whatever is on.
+        # Always draw all values, so that the settings do not shift the random stream.
         is_box, centre = rng.random() < 0.5, (float(rng.random()), float(rng.random()))
         is_box = bool(self.cutmix) and (is_box or not self.mixup)
         strength = self.cutmix if is_box else self.mixup

@@ -1,4 +1,4 @@
-"""Which images `--data.predict` means."""
+"""The images that `--data.predict` selects."""
 
 import glob
 import os
@@ -11,40 +11,42 @@ import numpy as np
 from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
-from finetune.data.walk import Beside, find_pictures
+from finetune.data.walk import SkippedFiles, find_images
 
 
-def unlabelled(pictures: str | Sequence[str], skip: bool, is_told: bool) -> Samples:
-    """Return the images that `files_to_predict` finds, of unknown classes."""
-    paths = files_to_predict(pictures, skip, is_told)
+def unlabelled_samples(pictures: str | Sequence[str], skip: bool, is_logged: bool) -> Samples:
+    """Return the images that `files_to_predict` finds, without labels."""
+    paths = files_to_predict(pictures, skip, is_logged)
     return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 
 def files_to_predict(
-    pictures: str | Sequence[str], skip: bool = False, is_told: bool = True
+    pictures: str | Sequence[str], skip: bool = False, is_logged: bool = True
 ) -> PathList:
-    """Return the pictures that a path means: one picture, a folder, a glob, or a .txt file with a path on each line.
+    """Return the images of a path: an image, a folder, a glob, or a .txt file with a path per line.
 
-    Of several such paths, all that they mean, in their order.
+    For several paths return the images of all, in their order.
 
     Args:
         pictures: Path or paths.
-        skip: Leave out folders that can't be read, and links that lead back; else they are an error.
-        is_told: Say what else of a folder was left out.
+        skip: Skip unreadable folders and links that form a cycle. Otherwise they are an error.
+        is_logged: Log other files of a folder that were skipped.
     """
     if isinstance(pictures, str):
-        return _files(os.path.expanduser(pictures), skip, is_told)
+        return _expand(os.path.expanduser(pictures), skip, is_logged)
     return PathList(
-        path for pattern in pictures for path in _files(os.path.expanduser(pattern), skip, is_told)
+        path
+        for pattern in pictures
+        for path in _expand(os.path.expanduser(pattern), skip, is_logged)
     )
 
 
-def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
+def _expand(pattern: str, skip: bool, is_logged: bool) -> PathList:
     if os.path.isdir(pattern):
-        beside = Beside(skip)
-        paths = PathList(find_pictures(pattern, beside))
-        if is_told:
-            beside.tell(pattern)
+        skipped = SkippedFiles(skip)
+        paths = PathList(find_images(pattern, skipped))
+        if is_logged:
+            skipped.log_summary(pattern)
         missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
     elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
         with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
@@ -64,7 +66,7 @@ def _files(pattern: str, skip: bool, is_told: bool) -> PathList:
 
 
 def _check_not_many(path: str) -> None:
-    """Refuse a file that stands for many pictures; another one that is none is told of in its row."""
+    """Refuse a table or an archive. Any other file that is no image gets an error in its row of the predictions."""
     if path.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")):
         raise ValueError(
             f"{path!r} is a table: a list of pictures is a .txt file with a path on each line"

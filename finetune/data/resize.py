@@ -1,9 +1,10 @@
-"""Pictures brought to size as Pillow and torchvision do it, with which the usual weights were trained, only faster.
+"""Resizing as in Pillow and torchvision, with which most pretrained weights were trained, but faster.
 
-Where pixels get fewer it is torch's antialiased bilinear kernel: within 2 of 255 grey levels of Pillow's `BILINEAR`.
-OpenCV has nothing like it: its `INTER_LINEAR` makes patterns, its `INTER_AREA` averages and takes longer. Bicubic, with
-which many of timm's weights were trained, is torch's antialiased kernel in both directions: it is Pillow's, with an `a`
-of -0.5, where OpenCV's has -0.75.
+Downscaling uses torch's antialiased bilinear kernel, which is within 2 of 255 grey levels of Pillow's `BILINEAR`.
+OpenCV has no equivalent: its `INTER_LINEAR` aliases, and its `INTER_AREA` averages and is slower.
+
+Bicubic resizing, with which many of timm's weights were trained, uses torch's antialiased kernel up and down. It is
+Pillow's kernel with `a` = -0.5; OpenCV's has -0.75.
 """
 
 from typing import Any
@@ -17,17 +18,17 @@ from torch.nn import functional as F
 
 from finetune.data.limits import MAX_PIXELS
 
-# Worker processes are the parallelism here; OpenCV's own threads would only fight them and torch's.
+# Workers already run in parallel. OpenCV's threads would compete with them and with torch's.
 cv2.setNumThreads(0)
 
 
 def resize(
     picture: NDArray[np.uint8], height: int, width: int, *, is_bicubic: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the (H, W, 3) uint8 picture as (height, width, 3): the same array if that is its size already."""
+    """Resize an image (H, W, 3) uint8 to (height, width, 3). Returns the same array if it already has this size."""
     if picture.shape[:2] == (height, width):
         return picture
-    # a column of pixels: torch would first make it wide, then low
+    # torch resizes the width first, which would make a tall narrow image very large: resize the height first
     if picture.shape[0] * width > MAX_PIXELS:
         return resize(
             resize(picture, height, picture.shape[1], is_bicubic=is_bicubic),
@@ -36,11 +37,11 @@ def resize(
             is_bicubic=is_bicubic,
         )
     if height >= picture.shape[0] and width >= picture.shape[1] and not is_bicubic:
-        # bilinear too, and faster
+        # Upscaling: also bilinear, and faster.
         larger = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.asarray(larger, np.uint8)
-    # torch warns about arrays that are read-only, and copies a crop for its kernel anyhow. The view is channels_last,
-    # which makes torch take a kernel for bytes; the other layout goes through floats.
+    # A copy, because torch warns about read-only arrays, and its kernel copies a crop anyway. The view is
+    # channels_last, for which torch has a uint8 kernel; the other layout is converted to float.
     pixels = torch.from_numpy(np.array(picture))[None].permute(0, 3, 1, 2)
     smaller = F.interpolate(
         pixels, (height, width), mode="bicubic" if is_bicubic else "bilinear", antialias=True
@@ -49,7 +50,7 @@ def resize(
 
 
 class RandomResizedCrop(A.RandomResizedCrop):
-    """albumentations' transform with the same crops, brought to size by `resize`."""
+    """albumentations' transform with the same crops, resized by `resize`."""
 
     def apply(
         self, img: NDArray[np.uint8], crop_coords: tuple[int, int, int, int], **params: Any
@@ -63,7 +64,7 @@ class RandomResizedCrop(A.RandomResizedCrop):
 
 
 class Resize(A.Resize):
-    """albumentations' transform, by `resize`."""
+    """albumentations' transform, resized by `resize`."""
 
     def apply(self, img: NDArray[np.uint8], **params: Any) -> NDArray[np.uint8]:
         return resize(
@@ -72,11 +73,11 @@ class Resize(A.Resize):
 
 
 class SmallestMaxSize(A.SmallestMaxSize):
-    """albumentations' transform, by `resize`; what would get more than `MAX_PIXELS` is cut to its middle before."""
+    """albumentations' transform, resized by `resize`. If the result would exceed `MAX_PIXELS`, it is cropped before."""
 
     def apply(self, img: NDArray[np.uint8], scale: float, **params: Any) -> NDArray[np.uint8]:
         height, width = (max(1, round(side * scale)) for side in img.shape[:2])
-        # a line of pixels, of which the crop that follows sees a few
+        # a very long image: the centre crop that follows only keeps a small part of it
         if height * width > MAX_PIXELS:
             img = _middle(img, int(MAX_PIXELS / (min(height, width) * scale)) - 1)
             height, width = (max(1, round(side * scale)) for side in img.shape[:2])
@@ -84,6 +85,6 @@ class SmallestMaxSize(A.SmallestMaxSize):
 
 
 def _middle(picture: NDArray[np.uint8], num: int) -> NDArray[np.uint8]:
-    """Take as much from both ends of the longer side as leaves `num` pixels or one fewer."""
+    """Crop the longer side to its central `num` or `num - 1` pixels."""
     top, left = (max(0, side - num + 1) // 2 for side in picture.shape[:2])
     return picture[top : picture.shape[0] - top, left : picture.shape[1] - left]

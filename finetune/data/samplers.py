@@ -1,8 +1,8 @@
-"""The order of the pictures and each device's share: functions of (seed, epoch), not of workers, ranks or restarts.
+"""The order of the images and the part of each rank: functions of (seed, epoch), not of workers, ranks or restarts.
 
-The i-th global batch of an epoch is the i-th slice of one permutation; device r of k takes the r-th contiguous part of
-it. In evaluation, device r takes the r-th contiguous part of the whole list: nothing is padded, nothing counted twice.
-Where a limit cuts val or test, which are sorted by class, the list is of pictures that lie evenly in all.
+Global batch i of an epoch is the i-th slice of one permutation. Rank r of k takes the r-th contiguous part of it.
+In evaluation rank r takes the r-th contiguous part of the complete list. Nothing is padded, and no image counts twice.
+Splits are sorted by class, so a limit of evaluation batches takes evenly spaced images.
 """
 
 import math
@@ -18,65 +18,66 @@ from torch.utils.data import Sampler
 from finetune.data.batch_limits import batches_within as batches_within
 from finetune.data.batch_limits import num_within as num_within
 
-# Streams of random numbers that must not meet although they share a seed. NumPy fills a short seed up with zeros, so
-# that (0, 3) is (0, 3, 0): each begins with its kind. Splits have hashes, see splits.py; the letters of a class, with
-# which the seeds of the drawn sample begin, are above all kinds.
+# Random streams that share a seed must not overlap. NumPy pads a short seed with zeros, so (0, 3) equals (0, 3, 0).
+# Therefore each seed begins with the kind of its stream. Splits use hashes (splits.py). The seeds of the demo images
+# begin with the letters of a class name, whose codes are above all kinds.
 _ORDER, _AUGMENTATION, _STEP, SHEET, ESTIMATE, MIXING = range(6)
 
 
 def run_seed() -> int:
-    """Return the seed of this run: what Lightning's `seed_everything` was given, else 0."""
+    """Return the seed of this run, as set by Lightning's `seed_everything`; 0 if unset."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
 def train_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation (num_images,) of picture indices that `epoch` trains in."""
+    """Return the order of the images in an epoch: a permutation (num_images,) of their indices."""
     return np.random.default_rng((_ORDER, seed, epoch)).permutation(num_images)
 
 
 def augmentation_seed(seed: int, epoch: int, index: int) -> int:
-    """Return the 32-bit seed of the random transforms of picture `index` in `epoch`."""
+    """Return the 32-bit seed of the random transforms of image `index` in `epoch`."""
     return int(np.random.SeedSequence((_AUGMENTATION, seed, epoch, index)).generate_state(1)[0])
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of torch's generators for one training step, so that no generator state needs saving."""
+    """Return the seed of torch's generators for one training step. No generator state has to be saved."""
     return int(
         np.random.SeedSequence((_STEP, seed, step, rank)).generate_state(1, np.uint64)[0]
         >> np.uint64(1)
     )
 
 
-def some_of(num_images: int, num: int, kind: int, seed: int = 0) -> np.ndarray:
-    """Return `num` picture indices at random, or all there are: of the kind SHEET or ESTIMATE."""
+def draw_indices(num_images: int, num: int, kind: int, seed: int = 0) -> np.ndarray:
+    """Return at most `num` random image indices. The kind is SHEET or ESTIMATE."""
     return np.random.default_rng((kind, seed)).permutation(num_images)[:num]
 
 
-def share(num: int, rank: int, world_size: int) -> range:
+def rank_range(num: int, rank: int, world_size: int) -> range:
     """Return the `rank`-th of `world_size` contiguous parts of `range(num)`; sizes differ by one, larger first."""
     size, extra = divmod(num, world_size)
     start = rank * size + min(rank, extra)
     return range(start, start + size + (rank < extra))
 
 
-# Lightning can't know that ours gives every picture.
+# Lightning cannot know that this sampler yields every image.
 warnings.filterwarnings("ignore", message="You are using a custom batch sampler `EvalBatches`")
 
 
 class TrainBatches(Sampler[list[tuple[int, int]]]):
-    """This device's share of every global batch, as lists of (epoch, index); the last, smaller batch is kept.
+    """The per-rank part of every global batch, as lists of (epoch, index). The last, smaller batch is not dropped.
 
-    A share is empty where a batch has fewer pictures than there are devices: all devices make the same number of steps.
+    A part is empty if a batch has fewer images than there are ranks, so all ranks take the same number of steps.
+    `len()` is always that of a full epoch.
 
     Args:
-        num_images: Pictures in the training split.
-        batch_size: Pictures in a global batch, over all devices.
+        num_images: Images in the training split.
+        batch_size: Images in a global batch, over all devices.
         seed: Seed of the run.
-        rank: This device, from 0.
-        world_size: Number of devices.
+        rank: Rank of this process.
+        world_size: Number of ranks.
         epoch: Epoch of the first pass.
-        batch: Batch at which the first pass starts; later passes start at 0. `len()` is always that of a full epoch.
-        is_same: Every epoch has the order of the first: `trainer.overfit_batches` wants the same pictures.
+        batch: Batch at which the first pass starts; later passes start at 0.
+        is_same: Use the order of epoch 0 in every epoch, as `trainer.overfit_batches` needs it.
     """
 
     def __init__(
@@ -108,18 +109,20 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)
         for i in range(first, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            yield [(epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)]
+            yield [
+                (epoch, int(batch[j])) for j in rank_range(len(batch), self.rank, self.world_size)
+            ]
 
     def __len__(self) -> int:
         return math.ceil(self.num_images / self.batch_size)
 
 
 class EvalBatches(Sampler[Sequence[Any]]):
-    """The `rank`-th contiguous part of all pictures, in order; every device makes the same number of steps.
+    """The batches of the `rank`-th contiguous part of the images, in order. All ranks take the same number of steps.
 
-    Where shares differ, the last batch of a smaller one may be empty: devices speak to each other after each step.
-    Batches are ranges, since Lightning keeps those of a prediction; with a `key`, what it makes of each number. None
-    come while it `is_held`: a loader can then start its processes, and nothing is read yet.
+    Ranks communicate after each step, so the last batch of a smaller part may be empty. Batches are ranges, because
+    Lightning stores the indices of predictions. If there is a `key`, batches are lists of `key(i)` for each position.
+    While `is_paused`, iteration yields nothing: a loader can start its workers before anything is read.
     """
 
     def __init__(
@@ -130,12 +133,12 @@ class EvalBatches(Sampler[Sequence[Any]]):
         world_size: int,
         key: Callable[[int], Any] | None = None,
     ) -> None:
-        self.key, self.is_held = key, False
-        self.indices, self.num_per_step = share(num_images, rank, world_size), num_per_step
-        self.num_steps = math.ceil(len(share(num_images, 0, world_size)) / num_per_step)
+        self.key, self.is_paused = key, False
+        self.indices, self.num_per_step = rank_range(num_images, rank, world_size), num_per_step
+        self.num_steps = math.ceil(len(rank_range(num_images, 0, world_size)) / num_per_step)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
-        for i in range(0 if self.is_held else self.num_steps):
+        for i in range(0 if self.is_paused else self.num_steps):
             batch = self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
             yield [self.key(row) for row in batch] if self.key else batch
 
@@ -143,22 +146,22 @@ class EvalBatches(Sampler[Sequence[Any]]):
         return self.num_steps
 
 
-def spread(place: Any, num: int, num_images: int) -> Any:
-    """Return which picture is at a place (or places, (n,)) among `num` that lie evenly in a split of `num_images`."""
+def evenly_spaced(place: Any, num: int, num_images: int) -> Any:
+    """Return the image index at a position (or positions, (n,)) of `num` evenly spaced ones of `num_images`."""
     return place * num_images // num
 
 
 def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> None:
-    """Make sure that a Trainer's limit, if it is a share of the batches, leaves some of a split.
+    """Check that a Trainer's limit, if it is a share of the batches, is at least one batch.
 
     Args:
         limit: A number of batches (int), or a share of them (float).
-        split: The name of the split.
-        num_images: In the split.
-        batch_size: Images of a batch, over all devices.
+        split: Name of the split.
+        num_images: Images in the split.
+        batch_size: Images in a global batch.
 
     Raises:
-        ValueError: It leaves none.
+        ValueError: The limit is less than one batch.
     """
     is_share = isinstance(limit, float) and limit > 0
     if is_share and num_images > 0 and num_within(limit, num_images, batch_size) == 0:
@@ -167,13 +170,13 @@ def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> N
 
 @dataclass(frozen=True)
 class FitLimits:
-    """How long a fit reads the training images, as numbers.
+    """The Trainer's limits on the length of a fit.
 
     Attributes:
-        max_epochs: Of the whole run, resumed or not; None or -1 for no limit.
-        max_steps: Optimizer steps of the whole run; -1 for no limit.
-        batches_per_step: Most batches whose gradients a step accumulates.
-        limit_train_batches: Of an epoch: a number of batches (int), or a share of them (float).
+        max_epochs: Epochs of the complete run, including those before a resume; None or -1 for no limit.
+        max_steps: Optimizer steps of the complete run; -1 for no limit.
+        batches_per_step: Largest number of batches whose gradients one step accumulates.
+        limit_train_batches: Batches per epoch: a number (int), or a share of them (float).
     """
 
     max_epochs: int | None
@@ -183,15 +186,15 @@ class FitLimits:
 
     @property
     def num_epochs(self) -> float:
-        """Epochs of the run, infinitely many without a limit."""
+        """Epochs of the run; infinite without a limit."""
         return math.inf if self.max_epochs in (None, -1) else self.max_epochs
 
     def num_reads(self, num_images: int, batch_size: int) -> float:
-        """Return how many training images the fit reads in all its epochs.
+        """Return the total number of training samples that the fit reads.
 
         Args:
-            num_images: In the training split.
-            batch_size: Images of a batch, over all devices.
+            num_images: Images in the training split.
+            batch_size: Images in a global batch.
         """
         reads = self.num_epochs * num_within(self.limit_train_batches, num_images, batch_size)
         if self.max_steps != -1:

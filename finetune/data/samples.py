@@ -16,7 +16,7 @@ from finetune.data.targets import ClassIndex
 
 
 class PathList(Sequence[str]):
-    """Many paths in two arrays: 8 bytes a path more than its letters, and nothing that forked workers would copy."""
+    """Many paths in two arrays. A path takes its bytes plus 8, and forked workers share the memory without copies."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         letters, ends = bytearray(), array("q", [0])
@@ -47,7 +47,7 @@ class CachedImages:
 
     Attributes:
         images: The images of the cache; None where one could not be decoded.
-        rows: Place in the cache of each image of the split, (N,).
+        rows: Index in the cache of each image of the split, (N,).
     """
 
     images: MemmapImages
@@ -66,14 +66,14 @@ class Samples:
     """The images of one split, N.
 
     Attributes:
-        paths: Path of each.
-        targets: What each shows.
-        origin: Where they come from, in words.
-        folder: What all paths begin with; "" if they have nothing in common.
-        tag: What stands for the folder in their names.
-        shorter_side: Shorter side, in pixels, to which larger images are resized when they are decoded; None for none.
+        paths: Path of each image.
+        targets: Target of each image.
+        origin: Description of the source of the images.
+        folder: Folder that is a prefix of all paths; "" if there is none.
+        tag: Prefix of the names in place of the folder, such as `val/`.
+        shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
-        stats: Size and times of each file, if they were asked for when the images were listed.
+        stats: Size and times of each file, if they were read when the images were listed.
     """
 
     paths: Sequence[str]
@@ -99,29 +99,28 @@ class Samples:
         )
 
     def names(self) -> Iterator[str]:
-        """Yield the name of each image, which is the same wherever the folder lies.
+        """Yield the name of each image, which does not depend on the location of the folder.
 
-        That is `CLASS/FILE` of images to train on, `val/CLASS/FILE` and `test/CLASS/FILE` of those in folders of these
-        splits.
+        It is `CLASS/FILE`, with a prefix `val/` or `test/` for images in the folders of these splits.
         """
         prefix = os.path.join(self.folder, "")
         return (self.tag + path.removeprefix(prefix) for path in self.paths)
 
-    def known_stats(self) -> FileStats:
-        """Return the size and times of each file; those that are not known yet are asked for."""
+    def load_stats(self) -> FileStats:
+        """Return the size and times of each file. Files are only read from disk if `stats` is None."""
         return file_stats(self.paths) if self.stats is None else self.stats
 
     def hashes(self) -> np.ndarray:
-        """Return what identifies each image, (N,) uint64."""
+        """Return the hash of each image's name, (N,) uint64."""
         return hashes(self.names())
 
     def read(self, index: int) -> np.ndarray:
         """Return image `index`, (H, W, 3) uint8 RGB.
 
-        An image that could not be decoded for the cache is tried again, for its error.
+        An image that could not be decoded for the cache is decoded again, to raise its error.
 
         Raises:
-            DecodeError: It cannot be decoded.
+            DecodeError: The image cannot be decoded.
         """
         image = None if self.cached is None else self.cached[index]
         if image is None:

@@ -1,7 +1,7 @@
-"""Training pictures of one size after another: small ones first are faster, and the last epochs see all of the detail.
+"""Progressive resizing: small training images first, which is faster, and the full size in the last epochs.
 
-The size of an epoch is a function of the epoch and of the run's length, `trainer.max_epochs`, alone: the same on any
-number of devices, in every worker, and in an epoch that a resumed run enters in the middle.
+The size depends only on the epoch and on `trainer.max_epochs`. It is the same on any number of devices, in every
+worker, and after resuming in the middle of an epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,38 +13,38 @@ from finetune.system.messages import WrongUsage
 
 
 class SizeSchedule:
-    """Which of some sizes the pictures of an epoch have: each for an equal share of the epochs, in their order.
+    """The image size of each epoch: each size for an equal share of the epochs, in order.
 
     Args:
         sizes: Sides in pixels.
-        max_epochs: Of the whole run, resumed or not.
+        max_epochs: Epochs of the complete run, including those before a resume.
     """
 
     def __init__(self, sizes: Sequence[int], max_epochs: int) -> None:
         self.sizes, self.max_epochs = tuple(sizes), max_epochs
 
     def at(self, epoch: int) -> int:
-        """Return the size of an epoch; after the last one it stays as it was."""
+        """Return the size of an epoch. After the last epoch the size stays the same."""
         return self.sizes[min(epoch * len(self.sizes) // self.max_epochs, len(self.sizes) - 1)]
 
-    def told(self) -> str:
-        """Return in words which epochs, counted from 1, have which size."""
-        # The first epoch with epoch * len(sizes) // max_epochs == i, and in the end the one after the last.
+    def describe(self) -> str:
+        """Return a text with the epochs of each size, counted from 1."""
+        # First epoch with epoch * len(sizes) // max_epochs == i, and finally the one after the last epoch.
         starts = [-(-i * self.max_epochs // len(self.sizes)) for i in range(len(self.sizes) + 1)]
         spans = [(first + 1, last) for first, last in pairwise(starts)]
-        told = [
+        texts = [
             f"epoch {last}" if first == last else f"epochs {first} to {last}"
             for first, last in spans
         ]
-        return ", ".join(f"{size} in {span}" for size, span in zip(self.sizes, told, strict=True))
+        return ", ".join(f"{size} in {text}" for size, text in zip(self.sizes, texts, strict=True))
 
 
 class ScheduledTransform:
-    """What the pictures of an epoch go through.
+    """The training transform of each epoch.
 
     Args:
-        transforms: By size.
-        schedule: Which size an epoch has.
+        transforms: Transform of each size.
+        schedule: Size of each epoch.
     """
 
     def __init__(self, transforms: Mapping[int, A.Compose], schedule: SizeSchedule) -> None:
@@ -54,26 +54,26 @@ class ScheduledTransform:
         return self.transforms[self.schedule.at(epoch)]
 
 
-def scheduled(
+def build_scheduled_transform(
     transforms: Mapping[int, A.Compose],
     sizes: Sequence[int],
     max_epochs: int | None,
-    is_try: bool = False,
+    is_fast_dev_run: bool = False,
 ) -> ScheduledTransform | None:
-    """Return the transforms of the images by epoch, None without sizes. See `schedule_of`."""
-    schedule = schedule_of(sizes, max_epochs, is_try)
+    """Return the transforms of the images by epoch, None without sizes. See `build_schedule`."""
+    schedule = build_schedule(sizes, max_epochs, is_fast_dev_run)
     return None if schedule is None else ScheduledTransform(transforms, schedule)
 
 
 def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int, ...]:
-    """Return the sizes of a schedule, which is given as a list or text such as `96,128`; none for None.
+    """Return the sizes of a schedule; () for None.
 
     Args:
-        given: The schedule.
-        image_size: Where it has to end: what evaluation and a checkpoint go by must not be another by mistake.
+        given: A list, or text such as `96,128`.
+        image_size: The last size must equal it, because evaluation and checkpoints use it.
 
     Raises:
-        WrongUsage: These are no sizes, or they don't go with the others.
+        WrongUsage: The values are not sizes, or the last size is not `image_size`.
     """
     if given is None:
         return ()
@@ -97,20 +97,20 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int
     return sizes
 
 
-def schedule_of(
-    sizes: Sequence[int], max_epochs: int | None, is_try: bool = False
+def build_schedule(
+    sizes: Sequence[int], max_epochs: int | None, is_fast_dev_run: bool = False
 ) -> SizeSchedule | None:
-    """Return the schedule of a run; None without sizes, and in a try, which is too short for them.
+    """Return the schedule of a run; None without sizes, and for a fast_dev_run, which is too short for them.
 
     Args:
         sizes: Sides in pixels.
         max_epochs: `trainer.max_epochs`.
-        is_try: Whether `trainer.fast_dev_run` ends the run after a few batches.
+        is_fast_dev_run: Whether `trainer.fast_dev_run` ends the run after a few batches.
 
     Raises:
-        WrongUsage: The run has no number of epochs, or fewer than sizes.
+        WrongUsage: `max_epochs` is unlimited, or less than the number of sizes.
     """
-    if not sizes or is_try:
+    if not sizes or is_fast_dev_run:
         return None
     if max_epochs is None or max_epochs < 0:
         raise WrongUsage(

@@ -1,4 +1,4 @@
-"""Which pictures are set apart for validation and testing: each by its own name, so that no other picture moves it."""
+"""The random splits: an image's split depends on its own name, so other images do not move it."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from finetune.system.file_names import composed
 
 SET_APART = "set apart from training"
 
-_KIND = b"finetune split"  # at most 16 bytes: no other use of a seed gets these hashes
-# 2**64 over the golden ratio: multiples of it fall evenly into [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
+_KIND = b"finetune split"  # at most 16 bytes; separates these hashes from other uses of the seed
+# 2**64 / golden ratio: its multiples are spread evenly over [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
-    """Return a number of 64 bits for each name, (N,) uint64, which depends on that name and the seed alone.
+    """Return a 64-bit hash of each name, (N,) uint64. It depends only on the name and the seed.
 
-    A name that ends in a number, as `cat/0017.jpg`, gets the hash of all but the number, plus the number times 2**64
-    over the golden ratio: numbered pictures lie evenly, all others at random. Names that differ only in how Unicode
-    composes their letters are equal: a copy of a folder on macOS may spell é as two characters.
+    If a name ends in a number, as `cat/0017.jpg`, the hash is that of the rest plus the number times 2**64 / golden
+    ratio. So the hashes of numbered images are evenly spaced, and all others are random. Names that differ only in
+    Unicode composition have the same hash, because a copy of a folder on macOS may spell é as two characters.
     """
     bases = array("Q")
     numbers = array("Q")
@@ -33,7 +33,7 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
             stem, suffix = suffix, stem
         head = stem.rstrip("0123456789")
         rest = head, len(stem), suffix
-        if rest != last:  # a class is one run of numbers, mostly
+        if rest != last:  # a cache: most classes are numbered, and only the number changes
             text = f"{head}\0{len(stem)}\0{suffix}".encode(errors="surrogateescape")
             last, base = (
                 rest,
@@ -49,24 +49,24 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
 def stratified(
     names: Iterable[str], strata: np.ndarray, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray]:
-    """Split pictures at random, each class in the same proportions, each picture by its own name.
+    """Split images at random by their own names, with the same proportions in each class.
 
-    The `hashes` of the names lie on a circle of length 1, on which the parts are arcs as long as their fractions. So
-    nothing that is added, removed or renamed moves another picture; the price is that fractions are not exact. They
-    hold to about one picture in a class of numbered pictures, and as well as drawing lots does in one of other names:
-    10 ± 3 of 100. (Counting off exact fractions would move a picture for about every other one that is added.)
+    The `hashes` of the names are points on a circle of length 1. Each part is an arc as long as its fraction. So an
+    image that is added, removed or renamed does not move another one. The price is that fractions are not exact. They
+    are within about one image in a class of numbered images, and random in a class of other names: 10 ± 3 of 100.
+    (Exact fractions would move an image for about every other one that is added.)
 
-    Only where a class is so small that a part would get none does it take the picture nearest to its arc: training
-    first, then the others in their order. So what comes or goes may move one picture for each part there.
+    If a class is so small that a part would be empty, the part takes the image nearest to its arc: first training, then
+    the others in their order. In such a class a change may move one image per part.
 
     Args:
-        names: What to call each picture; N of them.
-        strata: Class index of each, (N,), or the index of another group to split in the same proportions.
-        fractions: Share of each part but the first, which gets the rest.
-        seed: Seed of the choice.
+        names: Name of each image, N.
+        strata: Class index of each image, (N,), or the index of another group to split in the same proportions.
+        fractions: Share of each part except the first, which gets the rest.
+        seed: Seed of the split.
 
     Returns:
-        One sorted array of indices for the rest and one for each fraction; together every index once.
+        One sorted array of indices for the rest and one for each fraction. Together they hold every index once.
     """
     places, edges = hashes(names, seed) / 2.0**64, np.cumsum(fractions)
     num_parts = len(fractions) + 1

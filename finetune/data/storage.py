@@ -1,6 +1,6 @@
-"""The files of images where they lie: what is known of one without reading it, and how it is opened.
+"""Access to image files: stat and open.
 
-All of it is of local folders. What reads files elsewhere would be another module with these functions.
+This module reads local folders. Another kind of storage would be another module with the same functions.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True)
 class FileStats:
-    """What the file system knows of N files without reading them.
+    """The results of `os.stat` for N files.
 
     Attributes:
-        sizes: Bytes of each, (N,) int64; -1 if it cannot be found.
-        times: When its content and when anything of it was last changed, in nanoseconds, (N, 2) int64; -1 likewise.
-        is_regular: Whether it is a file, not a folder or a pipe, (N,) bool.
+        sizes: Size of each file in bytes, (N,) int64; -1 if it does not exist.
+        times: `st_mtime_ns` and `st_ctime_ns` of each file, (N, 2) int64; -1 if it does not exist.
+        is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
     """
 
     sizes: np.ndarray
@@ -32,19 +32,19 @@ class FileStats:
     is_regular: np.ndarray
 
     def take(self, rows: np.ndarray) -> "FileStats":
-        """Return what is known of the files at `rows`, in that order."""
+        """Return the stats of the files at `rows`, in that order."""
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
 def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
-    """Ask the file system for each file.
+    """Call `os.stat` for each file.
 
     Args:
         paths: The files, N.
-        skip: Note a file that cannot be found, which reading it will report; else it is an error.
+        skip: Store -1 for a file that does not exist, which is reported when it is read. Otherwise raise.
 
     Raises:
-        OSError: A file cannot be found.
+        OSError: A file does not exist, and `skip` is false.
     """
     sizes = array("q")
     times = array("q")
@@ -69,8 +69,8 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
     )
 
 
-def concatenated(parts: Sequence[FileStats]) -> FileStats:
-    """Return what is known of the files of all parts, in their order."""
+def concatenate_stats(parts: Sequence[FileStats]) -> FileStats:
+    """Return the stats of all parts, in their order."""
     return FileStats(
         np.concatenate([part.sizes for part in parts]),
         np.concatenate([part.times for part in parts]),
@@ -79,13 +79,12 @@ def concatenated(parts: Sequence[FileStats]) -> FileStats:
 
 
 def files_digest(paths: Sequence[str], stats: FileStats, root: str | Path) -> str:
-    """Return a hash of the relative path, size and times of change of every file, in this order.
+    """Return a hash of the relative path, size and change times of every file, in this order.
 
-    Of the two times programs can set one (`st_mtime`, which copying may keep); the file system sets the other
-    (`st_ctime`) at every change of content, name or rights, and never when a file is read. So a file put in the place
-    of another is noticed, also where size and time are the same, unless the file system keeps no such time (FAT, some
-    network mounts) or its clock was set back. The number of a file (`st_ino`) would see no more, and some mounts give
-    new ones each time.
+    Programs can set `st_mtime`, and copying may preserve it. The file system sets `st_ctime` at every change of
+    content, name or permissions, and not when a file is read. So a replaced file is noticed even if size and `st_mtime`
+    are the same. Exceptions are file systems without `st_ctime` (FAT, some network mounts) and a clock that was set
+    back. The inode (`st_ino`) would not detect more, and some mounts assign new inodes each time.
     """
     digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")
     for path, size, (changed, renamed) in zip(
@@ -97,7 +96,7 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | Path) -> st
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading; a pipe is refused, since that would wait for whoever writes to it."""
+    """Open a file for reading. A pipe is refused, because reading it would block until it is written to."""
     file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
     if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -1,4 +1,4 @@
-"""What the images of a split show: the targets of training and evaluation, by kind of label."""
+"""The targets of a split's images, by kind of label."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class ClassIndex:
     """One class for each image.
 
     Attributes:
-        labels: Class index of each image, (N,) int64; -1 where it is unknown.
+        labels: Class index of each image, (N,) int64; -1 if it is unknown.
         num_classes: Number of classes, K.
     """
 
@@ -34,11 +34,11 @@ class ClassIndex:
         return ClassIndex(self.labels[rows], self.num_classes)
 
     def counts(self) -> np.ndarray:
-        """Return the number of images of each class, (K,) int64; those of unknown class are not counted."""
+        """Return the number of images per class, (K,) int64. Images of unknown class are not counted."""
         return np.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
 
     def strata(self) -> np.ndarray:
-        """Return the group of each image that a stratified split draws from, (N,) int64."""
+        """Return the stratum of each image for a stratified split, (N,) int64."""
         return self.labels
 
     def fingerprint(self) -> bytes:

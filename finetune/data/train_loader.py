@@ -1,4 +1,4 @@
-"""The loader of training: it reads one epoch after another, so that none begins with waiting for its first batch."""
+"""The training loader: it prefetches the next epoch, so that no epoch starts with waiting for its first batch."""
 
 import copy
 import itertools
@@ -12,12 +12,14 @@ from finetune.data.samplers import FitLimits, TrainBatches, batches_within
 
 
 class EveryEpoch(Sampler[list[tuple[int, int]]]):
-    """The batches of an epoch from where it stands, then of all after it; `len()` is that of a full one.
+    """The remaining batches of the current epoch, then those of all later epochs.
+
+    `len()` is that of one full epoch.
 
     Args:
-        batches: Those of one epoch, which Lightning sets.
-        num_batches: How many of an epoch are taken.
-        num_epochs: How many there are, counted from the first of the run; the one that is set comes in any case.
+        batches: The batches of one epoch. Lightning sets the epoch.
+        num_batches: Number of batches to take of each epoch.
+        num_epochs: Number of epochs of the run. The current epoch is always read.
     """
 
     def __init__(self, batches: TrainBatches, num_batches: int, num_epochs: float) -> None:
@@ -40,15 +42,14 @@ class EveryEpoch(Sampler[list[tuple[int, int]]]):
 
 
 class TrainLoader(Loader):
-    """A `Loader` with persistent workers, of which each iteration is an epoch.
+    """A `Loader` with persistent workers that prefetches the next epoch. Each iteration is one epoch.
 
-    While an epoch's last batches are trained on, and while it is validated and kept, the workers read the first ones of
-    the next. Where what is asked for is not what they have read, after an epoch that was left inside or for another
-    one than the next, they begin anew.
+    During the last training batches of an epoch, its validation and its checkpoint, workers read the first batches of
+    the next epoch. Prefetching restarts if another batch is requested, for example after an epoch that was interrupted.
 
     Args:
-        batches: Those of an epoch.
-        limits: How many epochs there are, and how long; without them no epoch is read ahead.
+        batches: The batches of an epoch.
+        limits: The number of epochs and of batches per epoch; None prefetches no epoch.
     """
 
     def __init__(
@@ -59,20 +60,21 @@ class TrainLoader(Loader):
             every.num_batches = batches_within(limits.limit_train_batches, len(batches))
             every.num_epochs = limits.num_epochs
         super().__init__(dataset, batch_sampler=every, persistent_workers=True, **options)
-        self._is_read: tuple[int, int] | None = None  # epoch and batch of what comes next
+        self._prefetched: tuple[int, int] | None = None  # (epoch, batch) of the next batch
 
     def __iter__(self) -> Any:
         every: Any = self.batch_sampler
         epoch, first = every.sampler.epoch, every.sampler.batch
-        is_read, self._is_read = self._is_read == (epoch, first) and not self.is_ended(), None
-        if not is_read:
+        is_prefetched = self._prefetched == (epoch, first) and not self.is_ended()
+        self._prefetched = None
+        if not is_prefetched:
             super().__iter__()
         return self._epoch(epoch, first)
 
     def _epoch(self, epoch: int, first: int) -> Iterator[Any]:
         every: Any = self.batch_sampler
         for i in range(first, every.num_batches):
-            held = [next(self._iterator)]
+            batch = [next(self._iterator)]
             if i + 1 == every.num_batches and epoch + 1 < every.num_epochs:
-                self._is_read = epoch + 1, 0
-            yield held.pop()  # a name would keep the last one until the next epoch
+                self._prefetched = epoch + 1, 0
+            yield batch.pop()  # a plain variable would keep the last batch alive until the next epoch

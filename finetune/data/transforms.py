@@ -1,6 +1,6 @@
-"""Albumentations pipelines on one picture: (H, W, 3) uint8 RGB to (image_size, image_size, 3) uint8 RGB.
+"""Albumentations pipelines: (H, W, 3) uint8 RGB to (image_size, image_size, 3) uint8 RGB.
 
-Normalisation is the network's business, so a pipeline never leaves uint8.
+The network normalises its input, so a pipeline always returns uint8.
 """
 
 import copy
@@ -21,7 +21,7 @@ from finetune.system.messages import WrongUsage, did_you_mean
 ResizeMode = Literal["shorter_side", "squash", "whole"]
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The book and torchvision evaluate at 224 pixels on the middle of a 256-pixel picture: the same share at any size.
+# The book and torchvision evaluate the central 224 pixels of a 256-pixel image. The share is the same at any size.
 CROP_SHARE = 224 / 256
 # The default augmentation; the shares were chosen with the other defaults of `finetune fit` (docs/benchmarks.md).
 COLOUR_JITTER: list[dict[str, Any]] = [
@@ -30,11 +30,11 @@ COLOUR_JITTER: list[dict[str, Any]] = [
         "init_args": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.02},
     }
 ]
-# What decides how pictures are prepared, by the names of `ImageDataModule`; evaluation's size may be another.
+# Arguments of `ImageDataModule` that determine how images are prepared; `eval_image_size` may replace `image_size`.
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-_OWN = {"TrivialAugment": TrivialAugment}  # by their names alone, like those of albumentations
-_WORDS_OF_PART = 5  # of 64 bits: one for Python's generator, four for NumPy's
+_OWN = {"TrivialAugment": TrivialAugment}  # available without a module, as albumentations' are
+_WORDS_OF_PART = 5  # 64-bit words per transform: one for Python's generator, four for NumPy's
 _SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
 
 
@@ -50,9 +50,9 @@ def train_transform(
     Args:
         image_size: Side of the result in pixels.
         extra: More transforms, each as `{"class_path": ..., "init_args": {...}}`: albumentations' or `TrivialAugment`.
-        min_crop: Smallest share of the picture's area that a crop keeps, in (0, 1].
-        prepared: What brings a picture to size instead of crop and flip.
-        interpolation: How a crop is brought to size.
+        min_crop: Smallest share of the image's area in a crop, in (0, 1].
+        prepared: A pipeline that replaces crop and flip.
+        interpolation: Kernel for resizing a crop.
 
     Source: d2l.ai, section "Fine-Tuning".
     """
@@ -62,7 +62,9 @@ def train_transform(
         A.HorizontalFlip(),
     ]
     first = random if prepared is None else prepared.transforms
-    return _checked(A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size)
+    return _check_output(
+        A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size
+    )
 
 
 def eval_transform(
@@ -75,10 +77,10 @@ def eval_transform(
 
     Args:
         image_size: Side of the result in pixels.
-        resize: `shorter_side` keeps the picture's proportions; `squash` makes it square, as the book does; `whole`
-            makes it square at `image_size` itself, so that nothing is cropped.
-        interpolation: How it is resized.
-        crop_share: Share of the resized side that the crop has, in (0, 1].
+        resize: `shorter_side` keeps the image's proportions. `squash` makes it square, as the book does. `whole` makes
+            it square at `image_size` and does not crop.
+        interpolation: Kernel for resizing.
+        crop_share: Side of the crop as a share of the resized side, in (0, 1].
     """
     kernel = _KERNELS[interpolation]
     if resize == "whole":
@@ -103,9 +105,9 @@ def pipelines(
     extra: Sequence[dict[str, Any]],
     min_crop: float,
 ) -> tuple[dict[int, A.Compose], A.Compose]:
-    """Return what pictures go through in training, by its sizes, and in evaluation.
+    """Return the training pipelines by image size, and the evaluation pipeline.
 
-    See `train_transform` and `eval_transform`; where nothing is cropped and flipped, both begin alike.
+    See `train_transform` and `eval_transform`. If not `is_random`, training prepares images as evaluation does.
     """
     evaluated = partial(
         eval_transform, resize=resize, interpolation=interpolation, crop_share=crop_share
@@ -119,13 +121,13 @@ def pipelines(
 
 
 def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how evaluation prepares a picture by the settings of a data module: arguments of `eval_transform`."""
-    given = {name: settings[name] for name in PREPARATION if name in settings}
-    return given | {"image_size": settings.get("eval_image_size") or settings["image_size"]}
+    """Return the arguments of `eval_transform` from the settings of a data module."""
+    arguments = {name: settings[name] for name in PREPARATION if name in settings}
+    return arguments | {"image_size": settings.get("eval_image_size") or settings["image_size"]}
 
 
 def cropped_area(height: int, width: int, resize: ResizeMode, crop_share: float) -> float:
-    """Return which share of a picture's area evaluation's crop cuts away, in [0, 1): see `eval_transform`."""
+    """Return the share of an image's area that evaluation's crop removes, in [0, 1). See `eval_transform`."""
     if resize == "whole":
         return 0.0
     shorter_by_longer = 1.0 if resize == "squash" else min(height, width) / max(height, width)
@@ -133,30 +135,29 @@ def cropped_area(height: int, width: int, resize: ResizeMode, crop_share: float)
 
 
 def resized_side(image_size: int, crop_share: float = CROP_SHARE) -> int:
-    """Return to how many pixels evaluation resizes before it crops the centre."""
+    """Return the side in pixels to which evaluation resizes before the centre crop."""
     return round(image_size / crop_share)
 
 
 def set_random_seed(transform: A.Compose, seed: int) -> None:
-    """Give every part of a pipeline a stream of random numbers of its own: a function of the seed and of its place.
+    """Give every transform of a pipeline its own random stream: a function of the seed and of its position.
 
-    albumentations' own `set_random_seed` begins all of them alike, so that they draw the same numbers: colours then
-    change exactly when the picture is flipped. The generators stay and get their state anew, which takes half the time.
+    albumentations' `set_random_seed` gives all transforms the same seed, so they draw the same numbers: colours would
+    change exactly when the image is flipped. Setting the state of existing generators takes half the time of new ones.
 
     Args:
-        transform: Its parts count in the order in which they are applied, those of nested pipelines included: one more
-            at the end leaves the others as they were.
+        transform: The pipeline. Positions count nested pipelines, too, in the order of application. A transform that is
+            appended does not change the streams of the others.
         seed: At least 0.
     """
-    found = list(parts(transform))
-    # PCG64 takes its state and, odd, its increment; both come from one hash, as `np.random.default_rng` would have it.
-    words = (
-        np.random.SeedSequence(seed).generate_state(_WORDS_OF_PART * len(found), np.uint64).tolist()
-    )
-    for i, part in enumerate(found):
+    transforms = list(parts(transform))
+    num_words = _WORDS_OF_PART * len(transforms)
+    # PCG64 needs a state and an odd increment. Both come from one hash, as in `np.random.default_rng`.
+    words = np.random.SeedSequence(seed).generate_state(num_words, np.uint64).tolist()
+    for i, part in enumerate(transforms):
         own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
         if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
-            part.set_random_seed(own >> 32)  # has its own way
+            part.set_random_seed(own >> 32)  # the transform overrides it
             continue
         part.seed = own
         part.py_random.seed(own)
@@ -169,7 +170,7 @@ def set_random_seed(transform: A.Compose, seed: int) -> None:
 
 
 def parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
-    """Yield a pipeline and all that it applies, in order, those of nested pipelines included."""
+    """Yield a pipeline and all its transforms in order, including those of nested pipelines."""
     yield transform
     if isinstance(transform, A.BaseCompose):
         for inner in transform.transforms:
@@ -178,7 +179,12 @@ def parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
 
 
 def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
-    """Make the transform that a config names; an unknown class or argument is an error, never ignored."""
+    """Build the transform of a config.
+
+    Raises:
+        WrongUsage: The class or an argument does not exist.
+        ValueError: The module cannot be imported, or an argument has an unsupported value.
+    """
     if set(spec) - {"class_path", "init_args"} or "class_path" not in spec:
         raise WrongUsage(f"a transform is given as class_path and init_args, got {spec}")
     module_name, _, class_name = spec["class_path"].rpartition(".")
@@ -205,28 +211,29 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
 
 
 def _reason(error: Exception) -> str:
-    """Return in one line what albumentations' checks (by pydantic, a line for each accepted type) found wrong."""
+    """Return the errors of albumentations' checks in one line; pydantic reports one per accepted type."""
     details = getattr(error.__cause__, "errors", None)
     if details is None:
         return " ".join(str(error).split())
-    found: dict[str, list[str]] = {}
+    messages_by_name: dict[str, list[str]] = {}
     for detail in details():
         name = str(detail["loc"][0]) if detail["loc"] else "arguments"
         if detail["type"] != "missing":
             name += f"={detail['input']!r}"
-        found.setdefault(name, []).append(detail["msg"])
+        messages_by_name.setdefault(name, []).append(detail["msg"])
     return "; ".join(
-        f"{name}: {' or '.join(dict.fromkeys(messages))}" for name, messages in found.items()
+        f"{name}: {' or '.join(dict.fromkeys(messages))}"
+        for name, messages in messages_by_name.items()
     )
 
 
-def _checked(transform: A.Compose, image_size: int) -> A.Compose:
+def _check_output(transform: A.Compose, image_size: int) -> A.Compose:
     certain = copy.deepcopy(transform)
     for part in certain.transforms:
-        part.p = 1.0  # what happens at times must fit too
+        part.p = 1.0  # transforms that are applied at random must fit, too
     try:
         result = certain(image=np.zeros((image_size, image_size, 3), np.uint8))["image"]
-    except Exception as error:  # whatever a transform of any origin raises
+    except Exception as error:  # a transform of another package may raise any exception
         raise ValueError(f"the training transforms fail on a picture: {_reason(error)}") from error
     if result.dtype != np.uint8 or result.shape != (image_size, image_size, 3):
         raise ValueError(

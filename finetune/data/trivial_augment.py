@@ -1,7 +1,7 @@
-"""TrivialAugment: of each picture one operation at one strength, both at random, and nothing to tune.
+"""TrivialAugment: one random operation at one random strength per image, without anything to tune.
 
-The operations are Pillow's, as in the paper; which there are and how far they go is its wide space, as torchvision's
-`TrivialAugmentWide` has it.
+The operations are Pillow's, as in the paper. Their list and their strengths are the paper's wide space, as in
+torchvision's `TrivialAugmentWide`.
 
 Source: Müller and Hutter 2021 (arXiv:2103.10158), table 1.
 """
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 NUM_STEPS = 31
-# Exact fractions: torchvision's, in float32, fall short of some whole numbers, so that 16 pixels become 15.
+# In float64: torchvision's float32 fractions are slightly below some integers, so that 16 pixels become 15.
 _STEPS = [step / (NUM_STEPS - 1) for step in range(NUM_STEPS)]
 
 
 class Operation(NamedTuple):
-    """What may become of a picture.
+    """An operation on an image.
 
     Attributes:
-        act: From a picture and a strength to a picture of the same size.
-        strengths: One for each step.
-        is_signed: Whether a strength may be negative.
+        act: Maps an image and a strength to an image of the same size.
+        strengths: The strength of each step.
+        is_signed: Whether the sign of the strength is random.
     """
 
     act: Callable[[Image.Image, float], Image.Image]
@@ -33,38 +33,50 @@ class Operation(NamedTuple):
     is_signed: bool = False
 
 
-def _moved(picture: Image.Image, *matrix: float) -> Image.Image:
-    """Return a picture whose pixel (x, y) is the one at (a x + b y + c, d x + e y + f); what comes in is black."""
+def _affine(picture: Image.Image, *matrix: float) -> Image.Image:
+    """Return an image whose pixel (x, y) comes from (a x + b y + c, d x + e y + f); black outside the image."""
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-def _up_to(strongest: float) -> list[float]:
+def _strengths_up_to(strongest: float) -> list[float]:
     return [step * strongest for step in _STEPS]
 
 
 OPERATIONS = {
     "Identity": Operation(lambda picture, _: picture),
-    "ShearX": Operation(lambda picture, s: _moved(picture, 1, s, 0, 0, 1, 0), _up_to(0.99), True),
-    "ShearY": Operation(lambda picture, s: _moved(picture, 1, 0, 0, s, 1, 0), _up_to(0.99), True),
+    "ShearX": Operation(
+        lambda picture, s: _affine(picture, 1, s, 0, 0, 1, 0), _strengths_up_to(0.99), True
+    ),
+    "ShearY": Operation(
+        lambda picture, s: _affine(picture, 1, 0, 0, s, 1, 0), _strengths_up_to(0.99), True
+    ),
     # pixels
     "TranslateX": Operation(
-        lambda picture, s: _moved(picture, 1, 0, -int(s), 0, 1, 0), _up_to(32), True
+        lambda picture, s: _affine(picture, 1, 0, -int(s), 0, 1, 0), _strengths_up_to(32), True
     ),
     "TranslateY": Operation(
-        lambda picture, s: _moved(picture, 1, 0, 0, 0, 1, -int(s)), _up_to(32), True
+        lambda picture, s: _affine(picture, 1, 0, 0, 0, 1, -int(s)), _strengths_up_to(32), True
     ),
-    "Rotate": Operation(lambda picture, s: picture.rotate(s), _up_to(135), True),  # degrees
+    "Rotate": Operation(
+        lambda picture, s: picture.rotate(s), _strengths_up_to(135), True
+    ),  # degrees
     "Brightness": Operation(
-        lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s), _up_to(0.99), True
+        lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s),
+        _strengths_up_to(0.99),
+        True,
     ),
     "Color": Operation(
-        lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _up_to(0.99), True
+        lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _strengths_up_to(0.99), True
     ),
     "Contrast": Operation(
-        lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s), _up_to(0.99), True
+        lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s),
+        _strengths_up_to(0.99),
+        True,
     ),
     "Sharpness": Operation(
-        lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s), _up_to(0.99), True
+        lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s),
+        _strengths_up_to(0.99),
+        True,
     ),
     "Posterize": Operation(  # to 8 … 2 bits
         lambda picture, s: ImageOps.posterize(picture, int(s)),
@@ -78,10 +90,10 @@ _NAMES = list(OPERATIONS)
 
 
 class TrivialAugment(A.ImageOnlyTransform):
-    """Does one of 14 operations to a picture, each as likely, at one of 31 strengths, each as likely.
+    """Applies one of 14 operations at one of 31 strengths, both drawn uniformly.
 
     Args:
-        p: Probability that it does anything.
+        p: Probability of applying the transform.
     """
 
     def __init__(self, p: float = 1.0) -> None:
@@ -99,5 +111,5 @@ class TrivialAugment(A.ImageOnlyTransform):
     def apply(
         self, img: NDArray[np.uint8], operation: str, strength: float, **params: Any
     ) -> NDArray[np.uint8]:
-        # A copy: what Pillow gives may not be written to, and the next transform may want to.
+        # A copy, because Pillow's array is read-only and the next transform may write to it.
         return np.array(OPERATIONS[operation].act(Image.fromarray(img), strength))

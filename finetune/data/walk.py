@@ -1,4 +1,4 @@
-"""The picture files beneath a folder, and what lies beside them that is none."""
+"""The search for image files in a folder and its subfolders, and the files that it skips."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from finetune.system.file_names import composed
 
 log = logging.getLogger(__name__)
 
-# What accompanies pictures in many data sets, and is nobody's picture.
+# Suffixes of files that accompany images in many data sets. They are skipped without a warning.
 _HARMLESS = {
     ".csv",
     ".db",
@@ -29,27 +29,27 @@ _HARMLESS = {
     ".py",
 }
 _HARMLESS |= {".tsv", ".txt", ".xml", ".yaml", ".yml"}
-_COMMANDS = ("fit", "validate", "test", "predict")  # that leave runs
+_COMMANDS = ("fit", "validate", "test", "predict")  # commands that write runs
 
 
 @dataclass
-class Beside:
-    """What was left out on the way.
+class SkippedFiles:
+    """The files and folders that a search has skipped.
 
     Attributes:
-        skip: Leave out folders that can't be read, too; else they end the search.
-        unread: These, in words.
-        suffixes: Files of other kinds by their suffix.
-        loose: Pictures in no class folder, by the folder that they lie in.
+        skip_unreadable: Skip unreadable folders, too. Otherwise they are an error.
+        unread: Descriptions of the unreadable folders and links.
+        suffixes: Number of files of other types, by suffix.
+        loose: Number of images outside of class folders, by folder.
     """
 
-    skip: bool = False
+    skip_unreadable: bool = False
     unread: list[str] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
 
-    def tell(self, root: str | Path) -> None:
-        """Say what was left out, a line for each kind, the most frequent first."""
+    def log_summary(self, root: str | Path) -> None:
+        """Log what was skipped, a line per kind, most frequent suffixes first."""
         for text in self.unread:
             log.warning("left out %s", text)
         if self.suffixes:
@@ -75,25 +75,25 @@ class Beside:
             )
 
 
-def find_pictures(
-    folder: str | Path, beside: Beside | None = None, on_the_way: Sequence[str] = ()
+def find_images(
+    folder: str | Path, skipped: SkippedFiles | None = None, on_the_way: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the picture files beneath `folder`, nested folders included, sorted by path, without hidden ones and runs.
+    """Yield the image files in `folder` and its subfolders, sorted by path. Hidden files and runs are skipped.
 
     Args:
-        folder: Where to look.
-        beside: Gets what is no picture.
-        on_the_way: Real paths of the folders that led here.
+        folder: The folder.
+        skipped: Collects the files and folders that are skipped.
+        on_the_way: Real paths of the parent folders in this search.
 
     Raises:
-        OSError: A folder can't be read, or is a link to one that it lies in or that led there.
+        OSError: A folder cannot be read, or is a link to one of its parents.
     """
     try:
         entries = _visible(folder)
     except OSError as error:
-        if beside is None or not beside.skip:
+        if skipped is None or not skipped.skip_unreadable:
             raise
-        beside.unread.append(f"the folder {folder}: {error.strerror}")
+        skipped.unread.append(f"the folder {folder}: {error.strerror}")
         return
     on_the_way = [*on_the_way, os.path.realpath(folder)]
     for entry in entries:
@@ -102,29 +102,29 @@ def find_pictures(
                 continue
             if entry.is_symlink() and _is_above(entry.path, on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
-                if beside is None or not beside.skip:
+                if skipped is None or not skipped.skip_unreadable:
                     raise OSError(
                         f"{text}: remove it, or leave it out with --data.on_bad_image skip"
                     )
-                beside.unread.append(text)
+                skipped.unread.append(text)
                 continue
-            yield from find_pictures(entry.path, beside, on_the_way)
-        elif is_picture(entry.name):
+            yield from find_images(entry.path, skipped, on_the_way)
+        elif is_image_file(entry.name):
             yield entry.path
         elif (
-            beside is not None
+            skipped is not None
             and (suffix := os.path.splitext(entry.name)[1].lower()) not in _HARMLESS
         ):
-            beside.suffixes[suffix] += 1
+            skipped.suffixes[suffix] += 1
 
 
 def num_loose(folder: str | Path) -> int:
-    """Return how many pictures lie in `folder` itself."""
-    return sum(is_picture(entry.name) and not _is_dir(entry) for entry in _visible(folder))
+    """Return the number of images in `folder` itself, without subfolders."""
+    return sum(is_image_file(entry.name) and not _is_dir(entry) for entry in _visible(folder))
 
 
-def dangling(folder: str | Path) -> list[str]:
-    """Return the links in `folder` itself that lead nowhere."""
+def dangling_links(folder: str | Path) -> list[str]:
+    """Return the links in `folder` itself whose target does not exist."""
     return [
         entry.path
         for entry in _visible(folder)
@@ -133,36 +133,37 @@ def dangling(folder: str | Path) -> list[str]:
 
 
 def holds_runs(folder: str | Path) -> bool:
-    """Return whether `folder` is one of runs, as `finetune` makes it where it is called: their pictures are no data."""
-    # seldom any
+    """Return whether `folder` contains runs of `finetune`, whose images are no data."""
     begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]
     return any(
         any(is_run(path.parent) for path in Path(place).glob("*/config.yaml")) for place in begun
     )
 
 
-def is_of_runs(folder: str | Path) -> bool:
-    """Return whether `folder` is a run or one of runs, or some lie beneath it and no picture but theirs."""
+def holds_only_runs(folder: str | Path) -> bool:
+    """Return whether `folder` is a run, or contains runs in any depth and no images outside of them."""
     if is_run(folder) or holds_runs(folder):
         return True
-    found = False
-    # Not in order, nor to the end: a class may have a million pictures, on a disk over the network.
+    has_runs = False
+    # Without sorting, and only up to the first image: a class may have a million images on a network disk.
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if is_picture(entry.name):
+            if is_image_file(entry.name):
                 return False
             if _is_dir(entry):
-                # A link is not gone into, for it may lead here.
-                if not (holds_runs(entry.path) if entry.is_symlink() else is_of_runs(entry.path)):
+                # Links are not followed, because they may form a cycle.
+                if not (
+                    holds_runs(entry.path) if entry.is_symlink() else holds_only_runs(entry.path)
+                ):
                     return False
-                found = True
-    return found
+                has_runs = True
+    return has_runs
 
 
 def is_run(folder: str | Path) -> bool:
-    """Return whether `folder` is that of a run: beside it in `test`, say, may lie the classes of a split."""
+    """Return whether `folder` is a single run. Its parent, such as `test`, may also hold the classes of a split."""
     place, name = os.path.split(os.path.abspath(folder))
     command = os.path.basename(place)
     is_place = command in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
@@ -171,22 +172,22 @@ def is_run(folder: str | Path) -> bool:
     return (is_place or is_named) and os.path.isfile(os.path.join(folder, "config.yaml"))
 
 
-def is_picture(name: str) -> bool:
-    """Return whether a file of this name is taken for a picture."""
+def is_image_file(name: str) -> bool:
+    """Return whether a file name has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def _visible(folder: str | Path) -> Sequence["os.DirEntry[str]"]:
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
-    # In one order, and so with one fingerprint, however a file system composes the letters of names.
+    # The order, and so the fingerprint, must not depend on the Unicode composition of names in the file system.
     return sorted(visible, key=lambda entry: (composed(entry.name), entry.name))
 
 
 def _is_dir(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: reading it will tell
+    except OSError:  # a link to itself, which is reported when it is read
         return False
 
 

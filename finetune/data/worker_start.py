@@ -1,4 +1,4 @@
-"""Starting the processes that read images, so that a signal is handled while they start."""
+"""The start of DataLoader workers, during which signals are still handled."""
 
 import multiprocessing
 import signal
@@ -16,27 +16,27 @@ SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 def is_forking(context: BaseContext | None) -> bool:
-    """Return whether workers are started by a fork: on Linux, unless the user has chosen another way."""
+    """Return whether workers are started by fork: on Linux, unless the user has set another start method."""
     if sys.platform != "linux":
         return False
     if context is not None:
         return isinstance(context, ForkContext)
-    # Python 3.14 would start them by a process of its own, which runs a script without a guard once more.
+    # Python 3.14's default is a fork server, which would run an unguarded script once more.
     return multiprocessing.get_start_method() in ("fork", "forkserver")
 
 
 class Forks(ForkContext):
-    """Forks workers, and lets the main process handle its signals before each of them.
+    """Forks workers. Before each fork the main process handles its pending signals.
 
     Args:
-        mask: The signals that were blocked before the first one.
+        mask: The signals that were blocked before the first fork.
     """
 
     def __init__(self, mask: set[Any]) -> None:
         self._mask = mask
 
     def Process(self, **options: Any) -> ForkProcess:  # type: ignore[override]  # a class in other contexts
-        # runs the handlers of what came meanwhile
+        # unblocking runs the handlers of pending signals
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         stop_if_asked()
@@ -44,10 +44,10 @@ class Forks(ForkContext):
 
 
 class Workers(_MultiProcessingDataLoaderIter):
-    """The workers of a `Loader`; where a signal ends their start, those that run already are ended, too."""
+    """The workers of a `Loader`. If a signal interrupts their start, the workers that already run are ended."""
 
     def __init__(self, loader: DataLoader) -> None:
-        # torch sets it once all have started, and `_shutdown_workers` reads it.
+        # torch only sets this once all workers have started, but `_shutdown_workers` reads it.
         self._workers_status: Any = defaultdict(lambda: True)
         try:
             super().__init__(loader)

@@ -1,9 +1,9 @@
-"""What a network makes of pictures before its head, computed once.
+"""Features: the input of a network's head, computed once per image.
 
-`linear_probe` takes what the head sees of each picture and fits a head on it, by `logistic_regression`: all that
-`--freeze backbone` does, and the start of `head_init: probe`.
-Outside of training `picture_features` computes them of files, `label_errors` ranks doubtful labels by them, and
-`backbone_ranking` networks.
+- `linear_probe`: fits a head on the features by `logistic_regression`, for `--freeze backbone` and `head_init: probe`.
+- `picture_features`: computes the features of image files, outside of training.
+- `label_errors`: ranks images by how doubtful their labels are.
+- `backbone_ranking`: ranks networks by their features.
 
-What learns from features, or looks for something in them (doubtful labels, neighbours), goes here.
+Code that fits on features, or searches in them (label errors, neighbours), belongs here.
 """

@@ -1,9 +1,10 @@
-"""Rank networks by how well a linear head on their frozen features predicts held-out images: successive halving.
+"""Rank networks by the held-out loss of a linear head on their frozen features, with successive halving.
 
-All networks are tried on few images, the better half on twice as many, until one is left. A network's score is the
-cross-validated log loss of a regularised logistic regression on its features. Source: Jamieson and Talwalkar,
-Non-stochastic Best Arm Identification (arXiv:1502.07943); that choosing the network by the data pays most for small
-data sets: arXiv:2410.08592.
+All networks are tried on few images, the better half on twice as many, until one is left. The score of a network is the
+cross-validated log loss of a regularised logistic regression on its features.
+
+Source: Jamieson and Talwalkar, Non-stochastic Best Arm Identification (arXiv:1502.07943). Choosing the network by the
+data helps most for small data sets: arXiv:2410.08592.
 """
 
 # Shapes: N images, D features, K classes.
@@ -20,17 +21,17 @@ from scipy.special import log_softmax
 
 from finetune.features.logistic_regression import fit_head
 
-MOST_IMAGES = 1024  # of which the last two networks are compared
-FEWEST_IMAGES = 256  # of the first round, if there are as many
-_FEWEST_OF_CLASS = 8  # images per class in the first round, on average,
-_MOST_OF_FIRST_ROUND = 4096  # unless the first round would then have more images than this
+MOST_IMAGES = 1024  # images of the last round
+FEWEST_IMAGES = 256  # images of the first round, if there are so many
+_FEWEST_OF_CLASS = 8  # average images per class in the first round, within the next limit
+_MOST_OF_FIRST_ROUND = 4096
 _NUM_FOLDS = 5
-_FEW_IMAGES = 512  # up to which the folds are dealt twice
-# of the head; the better one counts (docs/networks.md, "Let the data choose")
+_FEW_IMAGES = 512  # up to this number cross-validation is repeated with other folds
+# penalties of the head; the better one counts (docs/networks.md, "Let the data choose")
 _STRENGTHS = (1e-3, 1e-4)
-_WORTH_IT = 1.25  # how many times as many images a further round must have
+_WORTH_IT = 1.25  # smallest ratio of the images of a further round to those of the last one
 
-# Given indices of images and the time of `time.monotonic` at which to stop, None for never, returns features (N, D).
+# Maps indices of images and a deadline (of `time.monotonic`, None for no deadline) to features (N, D).
 FeaturesOf = Callable[[NDArray[np.integer], float | None], NDArray[np.floating]]
 
 
@@ -39,19 +40,19 @@ class OutOfTime(Exception):
 
 
 class Unusable(Exception):
-    """A network cannot be ranked, such as one whose weights cannot be downloaded; the message says why."""
+    """A network cannot be ranked, for example because its weights cannot be downloaded. The message says why."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a network did in the last round that it finished.
+    """The scores of a network in the last round that it finished.
 
     Attributes:
-        name: The network.
-        accuracy: Share of the images whose held-out prediction is right.
+        name: Name of the network.
+        accuracy: Accuracy of the held-out predictions.
         loss: Mean log loss of the held-out predictions, by which networks are ranked.
-        num_images: Images of that round.
-        seconds: In all rounds, downloads included.
+        num_images: Number of images of that round.
+        seconds: Time of all rounds, including downloads.
     """
 
     name: str
@@ -63,14 +64,14 @@ class Standing:
 
 @dataclass
 class Ranking:
-    """The result.
+    """The result of ranking networks.
 
     Attributes:
-        standings: The best network first; none if no network could be used.
-        unusable: Networks that could not be used, and why.
-        untried: Networks that there was no time for.
-        is_cut: Whether a round was skipped, made smaller or given up for lack of time.
-        num_images: How many images there were to use.
+        standings: Scores, best network first; empty if no network could be used.
+        unusable: Reason for each network that could not be used.
+        untried: Networks that were not tried for lack of time.
+        is_cut: Whether a round was skipped, made smaller or aborted for lack of time.
+        num_images: Number of available images.
     """
 
     standings: list[Standing] = field(default_factory=list)
@@ -90,11 +91,11 @@ def rank(
     """Rank networks by successive halving.
 
     Args:
-        networks: Loads each network when its turn comes; it is kept until it is eliminated. Raises `Unusable`.
+        networks: Functions that load each network, or raise `Unusable`. A network stays loaded until it is eliminated.
         labels: Class index of each image, (N,).
         num_classes: K.
-        seconds: Time budget. The first network that can be used is always tried on the images of the first round.
-        seed: Seed of the order in which images are taken, and of the folds.
+        seconds: Time budget. The first usable network is always tried on the images of the first round.
+        seed: Seed of the order of the images.
     """
     order = stratified_order(labels, seed)[: max(MOST_IMAGES, _fewest_images(num_classes))]
     contenders = [_Contender(name, load) for name, load in networks.items()]
@@ -118,7 +119,7 @@ def rank(
 
 
 def first_round(num_images: int, num_classes: int, num_networks: int) -> int:
-    """Return how many images the first round has, so that the round of the last two networks has all of them."""
+    """Return the number of images of the first round, such that the last round has all images."""
     num_rounds = max(1, math.ceil(math.log2(max(2, num_networks))))
     return min(num_images, max(_fewest_images(num_classes), num_images // 2 ** (num_rounds - 1)))
 
@@ -128,7 +129,7 @@ def _fewest_images(num_classes: int) -> int:
 
 
 def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
-    """Return an order of the images, (N,), of which each beginning has about the same shares of the classes."""
+    """Return an order of the images, (N,), such that every prefix has about the class frequencies of the data set."""
     rng = np.random.default_rng(seed)
     places = np.empty(len(labels))
     for label in np.unique(labels):
@@ -137,12 +138,12 @@ def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64
     return np.argsort(places, kind="stable")
 
 
-def held_out(
+def cross_validated_scores(
     features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
 ) -> tuple[float, float]:
-    """Return log loss and accuracy of a head's cross-validated predictions, at the better of a few strengths.
+    """Return log loss and accuracy of a head's cross-validated predictions, at the best of a few strengths.
 
-    Few images are dealt to folds twice, which makes their scores more certain.
+    For few images cross-validation is repeated with other folds, which makes the scores more precise.
 
     Args:
         features: (N, D).
@@ -156,7 +157,7 @@ def held_out(
 def fitted_head(
     features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return weight (K, D) and bias (K,) of a head on all of these images, at the strength that `held_out` takes."""
+    """Return weight (K, D) and bias (K,) of a head that is fitted on all images, at the best strength."""
     strength = _best_strength(features, labels, num_classes)[2]
     return fit_head(np.asarray(features, np.float64), labels, num_classes, strength)
 
@@ -164,19 +165,19 @@ def fitted_head(
 def _best_strength(
     features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
 ) -> tuple[float, float, float]:
-    """Return log loss and accuracy at the best strength, and that strength."""
-    x = _rotated(features)
+    """Return log loss, accuracy and strength, at the strength with the lowest loss."""
+    x = _reduce_dimensions(features)
     deals = [_folds(labels, seed) for seed in range(2 if len(labels) <= _FEW_IMAGES else 1)]
     scores = []
     for strength in _STRENGTHS:
-        found = [_cross_validated(x, labels, num_classes, strength, folds) for folds in deals]
-        loss, accuracy = np.mean(found, axis=0).tolist()
+        repeats = [_cross_validate(x, labels, num_classes, strength, folds) for folds in deals]
+        loss, accuracy = np.mean(repeats, axis=0).tolist()
         scores.append((loss, accuracy, strength))
     return min(scores)
 
 
 def _folds(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
-    """Deal the images of each class to the folds at random, (N,)."""
+    """Return the fold of each image, (N,). The images of each class are assigned at random and evenly."""
     rng = np.random.default_rng(seed)
     folds = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
@@ -185,7 +186,7 @@ def _folds(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
     return folds
 
 
-def _cross_validated(
+def _cross_validate(
     x: NDArray[np.float64],
     labels: NDArray[np.integer],
     num_classes: int,
@@ -196,7 +197,7 @@ def _cross_validated(
     hits = np.empty(len(labels), bool)
     for fold in np.unique(folds):
         held = folds == fold
-        fitted = held if held.all() else ~held  # of a single image that one
+        fitted = held if held.all() else ~held  # a single image is both fitted and held out
         weight, bias = fit_head(x[fitted], labels[fitted], num_classes, strength)
         log_probabilities = log_softmax(x[held] @ weight.T + bias, axis=1)
         losses[held] = -log_probabilities[np.arange(len(log_probabilities)), labels[held]]
@@ -205,7 +206,7 @@ def _cross_validated(
 
 
 class _Contender:
-    """A network in the race."""
+    """A network that takes part in the ranking."""
 
     def __init__(self, name: str, load: Callable[[], FeaturesOf]) -> None:
         self.name, self.load = name, load
@@ -224,7 +225,7 @@ class _Contender:
         num_classes: int,
         deadline: float | None,
     ) -> None:
-        """Set the standing on these images, of which those of the rounds before are the first."""
+        """Compute the standing on these images, which begin with those of the earlier rounds."""
         began = time.monotonic()
         if self.features_of is None:
             self.features_of = self.load()
@@ -233,7 +234,9 @@ class _Contender:
         if not np.isfinite(part).all():
             raise Unusable("its features are not finite")
         self.parts.append(part)
-        loss, accuracy = held_out(np.concatenate(self.parts), labels[chosen], num_classes)
+        loss, accuracy = cross_validated_scores(
+            np.concatenate(self.parts), labels[chosen], num_classes
+        )
         before = self.standing.seconds if self.standing else 0.0
         self.standing = Standing(
             self.name, accuracy, loss, len(chosen), before + time.monotonic() - began
@@ -241,10 +244,10 @@ class _Contender:
 
 
 class _Race:
-    """Networks that are compared on the same images, round by round.
+    """Successive halving: networks are compared on the same images, round by round.
 
     Attributes:
-        contenders: Those that are not eliminated; after a round the best is first.
+        contenders: Networks that are not eliminated; after a round the best is first.
         ranking: The result so far, without standings.
     """
 
@@ -268,8 +271,8 @@ class _Race:
         """Try all contenders on the first `num` images, and eliminate the worse half.
 
         Raises:
-            OutOfTime: The round was not finished. It does not count, unless it was the first: then the networks that
-                were not tried are left out.
+            OutOfTime: The round was not finished. Its standings are discarded, except in the first round, in which the
+                other networks count as untried.
         """
         before = [contender.standing for contender in self.contenders]
         try:
@@ -295,7 +298,7 @@ class _Race:
         self.contenders = self.contenders[:half]
 
     def _try(self, contender: _Contender, num: int) -> None:
-        """Try one network; the first that can be used has no deadline."""
+        """Try one network. The first usable network has no deadline."""
         has_any = any(c.standing is not None for c in self.contenders)
         if has_any and time.monotonic() > self._deadline:
             raise OutOfTime
@@ -312,29 +315,32 @@ class _Race:
         self.contenders = sorted(usable, key=_Contender.loss)
 
     def affordable(self, num: int, wanted: int) -> int:
-        """Return how many images the next round can have: `wanted`, or fewer if these would take too long.
+        """Return the number of images of the next round: `wanted`, or fewer if the time does not suffice.
 
         Args:
-            num: Images of the last round.
-            wanted: Images that the next round should have.
+            num: Number of images of the last round.
+            wanted: Number of images that the next round should have.
         """
-        rate = sum(standing.seconds / standing.num_images for standing in _found(self.contenders))
+        rate = sum(
+            standing.seconds / standing.num_images
+            for standing in _finished_standings(self.contenders)
+        )
         seconds = max(0.0, self._deadline - time.monotonic())
         return num + int(min(wanted - num, seconds / max(rate, 1e-9)))
 
     def standings(self) -> list[Standing]:
         """Return the standings of all networks, the best first."""
-        return _found(self.contenders + self._eliminated)
+        return _finished_standings(self.contenders + self._eliminated)
 
 
-def _found(contenders: Sequence[_Contender]) -> list[Standing]:
+def _finished_standings(contenders: Sequence[_Contender]) -> list[Standing]:
     return [contender.standing for contender in contenders if contender.standing is not None]
 
 
-def _rotated(features: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return features in as few dimensions as the images span: a regularised head predicts the same, sooner.
+def _reduce_dimensions(features: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return centred features in the subspace that the images span. A regularised head predicts the same, but faster.
 
-    Computed by torch, because waiting threads of NumPy take processor time.
+    It uses torch, because waiting threads of NumPy take CPU time.
     """
     x = torch.from_numpy(np.asarray(features, np.float64))
     x = x - x.mean(dim=0)

@@ -1,12 +1,13 @@
-"""Pictures whose label a head fitted on the others would hardly give: likely label errors, ranked, never judged.
+"""A ranking of likely label errors, by out-of-fold probabilities. It is not a judgement.
 
-Each fifth of the pictures gets its probabilities from a logistic regression on the other four, so that no picture has
-taught its own label; copies of one photograph share a fifth. What is least probable under its label comes first: of the
-ranks of confident learning (Northcutt, Jiang, Chuang: arXiv:1911.00068, "self-confidence") the simplest, and the best
-in their comparison with several others.
+The probabilities of each fold come from a logistic regression on the other four folds, so no image was trained on with
+its own label. Copies of one photograph are in the same fold. The image whose label has the lowest probability is first.
+
+Source: "self-confidence" of confident learning (Northcutt, Jiang, Chuang: arXiv:1911.00068), the simplest of their
+rankings and the best in their comparison.
 """
 
-# Shapes: N pictures, D features, K classes.
+# Shapes: N images, D features, K classes.
 
 from collections.abc import Iterator, Sequence
 
@@ -21,8 +22,8 @@ from finetune.system.messages import counted
 from finetune.system.progress import watched
 
 NUM_SHOWN = 100
-# The ranking hardly depends on it (486 photographs of garments, 30 labels moved to a similar class: AUROC 0.83 at
-# 128 pixels from 3e-4 to 1e-5), and to choose it by folds would take ten times as long.
+# The ranking hardly depends on the strength (486 photographs of garments, 30 labels changed to a similar class: AUROC
+# 0.83 at 128 pixels from 3e-4 to 1e-5). Choosing it by cross-validation would take ten times as long.
 STRENGTH = 3e-4
 
 
@@ -32,19 +33,19 @@ def out_of_fold(
     groups: NDArray[np.integer],
     num_classes: int,
 ) -> NDArray[np.float64]:
-    """Return the probability of each class for each picture by a head that has not seen it, (N, K).
+    """Return the out-of-fold probability of each class for each image, (N, K).
 
     Args:
         features: (N, D).
-        labels: Class index of each, (N,).
-        groups: Number of each picture's set of copies, (N,).
+        labels: Class index of each image, (N,).
+        groups: Index of the set of copies of each image, (N,).
         num_classes: K.
     """
     folds = deal_folds(labels, groups)
     found = np.zeros((len(labels), num_classes))
     for fold in watched(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
         rest, held_out = folds != fold, folds == fold
-        if not rest.any():  # all pictures are copies of one
+        if not rest.any():  # all images are copies of one
             continue
         weight, bias = fit_head(features[rest], labels[rest], num_classes, STRENGTH)
         logits = features[held_out] @ weight.T + bias
@@ -53,15 +54,15 @@ def out_of_fold(
     return found
 
 
-def ranked(
+def rank_labels(
     probabilities: NDArray[np.float64], labels: NDArray[np.integer], groups: NDArray[np.integer]
 ) -> NDArray[np.int64]:
-    """Return the pictures by how probable their labels are, the least first; none of a class below `NUM_FOLDS`.
+    """Return the indices of the images by the probability of their labels, lowest first.
 
-    Of a class with fewer sets of copies than folds a head knows too little to doubt anybody.
+    Classes with fewer sets of copies than `NUM_FOLDS` are skipped, because a head cannot learn them in every fold.
     """
-    given = probabilities[np.arange(len(labels)), labels]
-    order = np.argsort(given, kind="stable")
+    self_confidence = probabilities[np.arange(len(labels)), labels]
+    order = np.argsort(self_confidence, kind="stable")
     of_sets = np.unique(np.column_stack([labels, groups]), axis=0)[:, 0]
     counts = np.bincount(of_sets, minlength=probabilities.shape[1])
     return order[counts[labels[order]] >= NUM_FOLDS]
@@ -73,7 +74,14 @@ def label_findings(
     features: NDArray[np.floating],
     near: Sequence[Pair],
 ) -> Iterator[Finding]:
-    """Yield the ranking of the chosen pictures, whose features (N, D) are given, and of which some pairs are copies."""
+    """Yield the ranking of the chosen images as a finding.
+
+    Args:
+        listing: The data set.
+        chosen: Indices of the images, (N,).
+        features: Features of the chosen images, (N, D).
+        near: Pairs of copies.
+    """
     groups = np.arange(len(listing.paths))
     for members in connected([pair[:2] for pair in near], len(groups)):
         groups[members] = members[0]
@@ -82,15 +90,15 @@ def label_findings(
         return
     probabilities = out_of_fold(features, labels, groups[chosen], len(names))
     rows = []
-    for i in ranked(probabilities, labels, groups[chosen])[:NUM_SHOWN].tolist():
-        given, best = int(labels[i]), int(probabilities[i].argmax())
-        if best != given:
-            note = f"{names[given]} by its folder ({probabilities[i, given]:.3f}), {names[best]} by the others "
+    for i in rank_labels(probabilities, labels, groups[chosen])[:NUM_SHOWN].tolist():
+        label, best = int(labels[i]), int(probabilities[i].argmax())
+        if best != label:
+            note = f"{names[label]} by its folder ({probabilities[i, label]:.3f}), {names[best]} by the others "
             rows.append(
                 Row(
                     [int(chosen[i])],
                     f"{note}({probabilities[i, best]:.3f})",
-                    1 - probabilities[i, given],
+                    1 - probabilities[i, label],
                 )
             )
     if rows:
@@ -106,7 +114,7 @@ def label_findings(
 def neighbours(
     features: NDArray[np.floating], num: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pairs i < j of which one is among the `num` pictures nearest to the other, by the angle of features."""
+    """Return pairs i < j of which one is among the `num` nearest neighbours of the other, by cosine similarity."""
     x = features - features.mean(axis=0)
     x = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     pairs: list[NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
@@ -117,5 +125,5 @@ def neighbours(
         alike[np.arange(len(some)), some] = -2  # itself
         nearest = np.argpartition(-alike, num - 1, axis=1)[:, :num]
         pairs.append(np.column_stack([np.repeat(some, num), nearest.ravel()]))
-    both = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    return both[:, 0], both[:, 1]
+    unique_pairs = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
+    return unique_pairs[:, 0], unique_pairs[:, 1]

@@ -1,4 +1,4 @@
-"""A head fitted on the features of the training images, which all devices compute together."""
+"""A linear probe: a head fitted on the features of the training images, which all ranks compute together."""
 
 import dataclasses
 import time
@@ -22,14 +22,14 @@ from finetune.system.messages import counted
 
 @dataclasses.dataclass(frozen=True)
 class FittedHead:
-    """How a head was fitted.
+    """A fitted head and its results.
 
     Attributes:
-        probe: The head. Only rank 0 has its `out_of_fold`; on other ranks that is empty.
-        logits: Its logits of the training images, (N, K), on rank 0; on other ranks empty.
-        labels: Of the same images.
+        probe: The head. Its `out_of_fold` is empty on ranks other than 0.
+        logits: Logits of the training images, (N, K); empty on ranks other than 0.
+        labels: Labels of the same images, (N,); empty on ranks other than 0.
         num_images: N.
-        seconds: How long the features and the fit took.
+        seconds: Time to compute the features and to fit the head.
     """
 
     probe: Probe
@@ -38,8 +38,8 @@ class FittedHead:
     num_images: int
     seconds: float
 
-    def told(self) -> str:
-        """Return how the head was fitted, in words."""
+    def describe(self) -> str:
+        """Return a text with the number of images, the time, the strength and the accuracy."""
         accuracy = (
             ""
             if self.probe.accuracy is None
@@ -57,20 +57,21 @@ def probe_head(
     class_weight: Tensor,
     label_smoothing: float,
 ) -> FittedHead:
-    """Set the head to a logistic regression on the features of the training images, the same for any device count.
+    """Set the head to a logistic regression on the features of the training images.
 
-    Images are prepared as in evaluation. Validation images are not used.
+    The result is the same for any number of devices. Images are prepared as in evaluation. Validation images are not
+    used.
 
     Args:
-        trainer: Its devices share the images.
-        network: Only its head changes.
-        forward: Computes the logits of a batch of images, as in evaluation; the head sees the features in it.
-        data: Its train split is used.
-        class_weight: The weight of each class in the loss of training, (K,).
+        trainer: The Trainer; each rank computes the features of its images.
+        network: The network. Only its head changes.
+        forward: Computes the logits of a batch as in evaluation. The features are recorded during this call.
+        data: The data module; its train split is used.
+        class_weight: Weight of each class in the training loss, (K,).
         label_smoothing: As in training.
 
     Raises:
-        ValueError: There is no training image, on all devices.
+        ValueError: No training image can be decoded. All ranks raise it.
     """
     began = time.perf_counter()
     linear = head(network)
@@ -88,7 +89,7 @@ def probe_head(
         fitted = fit_probe(
             x, y, len(weights), class_weights=weights, label_smoothing=label_smoothing
         )
-        # large, and only rank 0 has its labels
+        # without `out_of_fold`, which is large, and whose labels only rank 0 has
         sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])
     sent = trainer.strategy.broadcast(sent)
     probe = sent if fitted is None else fitted
@@ -113,7 +114,7 @@ def accuracy_of(
     data: ImageDataModule,
     probe: Probe,
 ) -> float | None:
-    """Return the accuracy of a fitted head on the validation images, the same on all devices; None if there are none.
+    """Return the accuracy of a fitted head on the validation images, the same on all ranks; None without images.
 
     Args:
         trainer, network, forward, data: As for `probe_head`.
@@ -135,7 +136,7 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs of the head, (N, D) float64, and the labels (N,), in the order of the images.
 
-    Each device computes its batches. Rank 0 returns all of them, other ranks their own. Arguments: see `probe_head`.
+    Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `probe_head`.
     """
     parts = list(_batches(trainer, forward, linear, batches))
     x, y = (
@@ -143,12 +144,12 @@ def head_inputs(
         torch.cat([labels for _, labels in parts]),
     )
     everywhere = [(x, y)]
-    if trainer.world_size > 1:  # as they are: float64 would take twice the memory on its way
-        gathered = None
+    if trainer.world_size > 1:  # gathered before the conversion to float64, which doubles the size
+        received = None
         if trainer.is_global_zero:
             everywhere = [(x, y)] * trainer.world_size
-            gathered = everywhere
-        dist.gather_object((x, y), gathered, dst=0, group=cpu_group(trainer.strategy))
+            received = everywhere
+        dist.gather_object((x, y), received, dst=0, group=cpu_group(trainer.strategy))
     x, y = torch.cat([x for x, _ in everywhere]), torch.cat([y for _, y in everywhere])
     return x.double().numpy(), y.numpy()
 
@@ -159,21 +160,21 @@ def _batches(
     linear: nn.Linear,
     batches: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    seen: list[Tensor] = []
+    inputs_of_head: list[Tensor] = []
 
-    def remember(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
+    def record_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        inputs_of_head.append(inputs[0])
 
-    handle = linear.register_forward_pre_hook(remember)
+    handle = linear.register_forward_pre_hook(record_input)
     try:
         for batch in batches:
             images = batch["image"].to(trainer.strategy.root_device)
             if len(images):
                 with trainer.precision_plugin.forward_context():
                     forward(images)
-                yield seen[-1].cpu(), batch["label"]
-            seen.clear()
-        # So that a device without images has tensors to concatenate, too.
+                yield inputs_of_head[-1].cpu(), batch["label"]
+            inputs_of_head.clear()
+        # A rank without images also needs tensors to concatenate.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:
         handle.remove()

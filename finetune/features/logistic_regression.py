@@ -4,9 +4,9 @@ With features x scaled as described below, weights w (K, D) and biases b (K,), i
 
     weighted mean over the images of cross_entropy(w x + b, target) + strength / 2 * sum of w ** 2
 
-where the target and an image's weight are those of `torch.nn.functional.cross_entropy` with class weights and label
-smoothing. The bias is free. Features are centred and divided by one number for all, so that an image lies at a mean
-squared distance of 1 from the centre: a strength then means the same for any network, and no feature gains weight.
+where targets and image weights are those of `torch.nn.functional.cross_entropy` with class weights and label smoothing.
+The bias is not penalised. Features are centred and divided by a single number, so that the mean squared distance of an
+image from the centre is 1. A strength then means the same for any network, and features keep their relative scale.
 """
 
 # Shapes: N images, D features, K classes; K' of the classes take part in a fit.
@@ -25,9 +25,9 @@ Array = NDArray[np.float64]
 STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
 NUM_FOLDS = 5
 
-# Gradient norm at which a fit is taken as solved; the weights are then within norm / strength of the optimum. For the
-# fit that is kept this distance is 1e-10 at any strength, or ten times that where rounding leaves no less, so that runs
-# that round differently find the same head. Fits that are only compared are solved less far.
+# Gradient norm at which a fit counts as converged; the weights are then within norm / strength of the optimum. For the
+# final fit this distance is 1e-10 at any strength, or ten times that if rounding does not allow less. So runs that
+# round differently find the same head. Fits for cross-validation are solved less precisely.
 _TOLERANCE = 1e-12
 _TOLERANCE_OF_FOLDS = 1e-8
 _MAX_DISTANCE = 1e-10
@@ -38,16 +38,16 @@ _MAX_WORSE = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted head for features that are not scaled, and how its strength was chosen.
+    """A fitted head for unscaled features, with the cross-validation that chose its strength.
 
     Attributes:
         weight: (K, D).
         bias: (K,).
-        strength: Of the penalty.
+        strength: Strength of the penalty.
         accuracy: Cross-validated accuracy on the images of the fit; None for a single image.
         loss: Cross-validated loss; None for a single image.
         table: Strength, loss and accuracy of each strength that was tried.
-        out_of_fold: Logits (N, K) of each image at the chosen strength, by a head that was fitted without its fold.
+        out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
     """
 
     weight: Array
@@ -67,20 +67,23 @@ def fit_probe(
     class_weights: Array | None = None,
     label_smoothing: float = 0.0,
 ) -> Probe:
-    """Fit a head at the strength with the lowest cross-validated loss; of equal ones the strongest.
+    """Fit a head at the strength with the lowest cross-validated loss; on ties at the strongest.
 
-    There are five stratified folds. Strengths are tried from the strongest on, until three in a row are worse than the
-    best: weak ones take longest. The head at the best strength is then fitted on all images.
+    There are five stratified folds. Strengths are tried from the strongest to the weakest, because weak ones take
+    longest, until three in a row are worse than the best. The head is then fitted on all images at the best strength.
 
-    Without label smoothing a class without images gets a zero row and odds of 1 in N at the centre.
+    Without label smoothing, a class without images gets zero weights, and odds of 1 in N at the centre.
 
     Args:
         features: (N, D).
         labels: (N,), from 0 to K - 1.
         num_classes: K.
-        strengths: All above 0.
-        class_weights: (K,), by which images count, in the fits and in the loss; None for 1 each.
-        label_smoothing: Share of the target spread over all classes, in the fits and in the loss.
+        strengths: Strengths to try, all above 0.
+        class_weights: Weight of each class in the fits and in the loss, (K,); None for 1 each.
+        label_smoothing: Share of the target that is spread over all classes, in the fits and in the loss.
+
+    Raises:
+        ValueError: A strength is not positive, or the features are empty or not finite.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
@@ -106,10 +109,11 @@ def fit_probe(
 
 
 def _principal_axes(x: Array) -> Array:
-    """Return orthonormal axes (D, R) of the space in which the images differ, R at most N and D.
+    """Return the principal axes (D, R) of the images, with R = min(N, D).
 
-    The optimum is the same in these coordinates. Fits are 1.5 to 7 times as fast there (2,000 and 400 images with 1,280
-    features): there are at most as many coordinates as images, and the Hessian's diagonal preconditions them better.
+    The optimum is the same in these coordinates. Fits are 1.5 to 7 times as fast (2,000 and 400 images with 1,280
+    features): there are at most as many coordinates as images, and the diagonal of the Hessian is a better
+    preconditioner.
     """
     centred = torch.from_numpy(x - x.mean(axis=0))
     basis = None
@@ -123,17 +127,17 @@ def _principal_axes(x: Array) -> Array:
 def fit_head(
     features: Array, labels: NDArray[np.integer], num_classes: int, strength: float
 ) -> tuple[Array, Array]:
-    """Return weight (K, D) and bias (K,) at one strength, solved as far as fits that are only compared."""
+    """Return weight (K, D) and bias (K,) at one strength, with the precision of cross-validation."""
     targets = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0).targets(np.asarray(labels))
     return next(_path(features, targets, [strength], _TOLERANCE_OF_FOLDS))
 
 
 def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Deal groups of images to folds at random, by a fixed seed, evenly for each class, (N,).
+    """Return the fold of each image, (N,). Groups are assigned at random by a fixed seed, evenly in each class.
 
     Args:
-        labels: (N,); a group's class is that of its first image.
-        groups: Number of each image's group, (N,).
+        labels: Class index of each image, (N,). The class of a group is that of its first image.
+        groups: Index of the group of each image, (N,). A group is in one fold.
     """
     ids, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     shuffled = np.random.default_rng(0).permutation(len(ids))
@@ -145,15 +149,15 @@ def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDAr
 
 @dataclass(frozen=True)
 class _CrossEntropy:
-    """What `torch.nn.CrossEntropyLoss` takes besides the labels: class weights (K,) and label smoothing."""
+    """The settings of `torch.nn.CrossEntropyLoss`: class weights (K,) and label smoothing."""
 
     class_weights: Array
     label_smoothing: float
 
     def targets(self, y: NDArray[np.integer]) -> Array:
-        """Return weighted probabilities of each class, (N, K): the loss is the mean of -(targets * log p).sum(1).
+        """Return the weighted target probabilities, (N, K). The loss is the mean of -(targets * log p).sum(1).
 
-        Source: the formula in torch's documentation, where smoothing counts each class by its own weight.
+        Source: the formula in torch's documentation, where smoothing uses the weight of each class.
         """
         num_classes = len(self.class_weights)
         targets = np.zeros((len(y), num_classes))
@@ -165,13 +169,13 @@ class _CrossEntropy:
 def _cross_validate(
     x: Array, y: NDArray[np.integer], cross_entropy: _CrossEntropy, strengths: Sequence[float]
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
-    """Return the table of strengths, the row of the best, and the logits out of fold at that one, as in `Probe`."""
+    """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
     targets = cross_entropy.targets(y)
     folds = deal_folds(y, np.arange(len(y)))
     held_out = [folds == fold for fold in np.unique(folds)]
     best = 0
     best_logits = np.zeros(targets.shape)
-    if len(held_out) == 1:  # of a single image
+    if len(held_out) == 1:  # a single image
         return [], best, best_logits
     paths = [
         _path(x[~rows], cross_entropy.targets(y[~rows]), strengths, _TOLERANCE_OF_FOLDS)
@@ -184,7 +188,7 @@ def _cross_validate(
             logits[rows] = _product(x[rows], weight.T) + bias
         loss = float(-(targets * log_softmax(logits, axis=1)).sum(axis=1).mean())
         table.append((strengths[i], loss, float((logits.argmax(axis=1) == y).mean())))
-        if i == 0 or loss < table[best][1] - 1e-9:  # the strongest of those equal up to rounding
+        if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
             best = i
             best_logits = logits
         if i - best == _MAX_WORSE:
@@ -195,10 +199,10 @@ def _cross_validate(
 def _path(
     x: Array, targets: Array, strengths: Sequence[float], tolerance: float
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield weight (K, D) and bias (K,) for each strength, each solved from where the one before it ended."""
+    """Yield weight (K, D) and bias (K,) for each strength. Each fit starts from the previous solution."""
     centre = x.mean(axis=0)
     x = x - centre
-    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # all images alike: nothing to scale
+    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # 1 if all images are equal
     # (N, D + 1): the bias is the weight of a constant
     x = np.column_stack([x / scale, np.ones(len(x))])
     present = np.flatnonzero(targets.any(axis=0))
@@ -207,7 +211,7 @@ def _path(
         fitted = _solve(x, targets[:, present], strength, fitted, tolerance)
         weight = np.zeros((targets.shape[1], x.shape[1] - 1))
         weight[present] = fitted[:, :-1] / scale
-        # Adding one number to all biases changes no probability: fix it.
+        # Adding a constant to all biases changes no probability. Make their mean 0.
         centred = fitted[:, -1] - fitted[:, -1].mean()
         # log odds at the centre: 1 in N
         bias = np.full(targets.shape[1], logsumexp(centred) - np.log(len(x)))
@@ -218,16 +222,16 @@ def _path(
 def _solve(
     x: Array, targets: Array, strength: float, w: Array, tolerance: float = _TOLERANCE
 ) -> Array:
-    """Minimise over w (K', D + 1), from an initial value, by Newton's method; `targets` (N, K') as of `_CrossEntropy`.
+    """Minimise the loss over w (K', D + 1) by Newton's method, from an initial w. `targets` (N, K') as `_CrossEntropy`.
 
-    Twice as fast as scikit-learn's newton-cg, and far more where label smoothing gives each image all classes, which
-    scikit-learn can only take as so many rows. L-BFGS (SciPy's, torch's, scikit-learn's) is as fast, and stops at a
-    gradient norm of 1e-9, where the loss no longer changes in float64 (docs/benchmarks.md).
+    It is twice as fast as scikit-learn's newton-cg, and much faster with label smoothing, for which scikit-learn needs
+    one row per image and class. L-BFGS (SciPy, torch, scikit-learn) is as fast, but stops at a gradient norm of 1e-9,
+    because the loss no longer changes in float64 (docs/benchmarks.md).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """
     penalty = np.full(x.shape[1], strength)
-    penalty[-1] = 0.0  # the bias is free
+    penalty[-1] = 0.0  # the bias is not penalised
     importance = targets.sum(axis=1)  # (N,)
 
     def loss(logits: Array, w: Array) -> float:
@@ -243,13 +247,14 @@ def _solve(
         gradient = _product(residual.T, x) / len(x) + penalty * w
         before = norm
         norm = float(np.linalg.norm(gradient))
-        # solved, or as far as rounding lets it
+        # converged, or limited by rounding
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:
             return w
         step = _newton_step(x, p, importance, penalty, gradient)
         change = _product(x, step.T)
         slope = float((gradient * step).sum())
-        # Halved until the loss falls; differences below rounding count as a fall, or the last steps would be refused.
+        # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise the
+        # last steps would be rejected.
         for t in 0.5 ** np.arange(40):
             trial = loss(logits + t * change, w + t * step)
             if trial <= value + 1e-4 * t * slope + 1e-14 * max(1.0, value):
@@ -261,7 +266,7 @@ def _solve(
 
 
 def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient: Array) -> Array:
-    """Solve Hessian @ step = -gradient by conjugate gradients: the Hessian, (K' D) squared numbers, is never formed."""
+    """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers."""
 
     def hessian(v: Array) -> Array:
         v = v.reshape(gradient.shape)
@@ -278,14 +283,14 @@ def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient
     step, _ = cg(
         LinearOperator(size, hessian, dtype=np.float64),
         -gradient.ravel(),
-        # closer to the end, closer to Newton's own step
+        # the smaller the gradient, the more precise the step
         rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),
-        maxiter=1000,  # a step that is cut off still goes downhill
+        maxiter=1000,  # an unfinished step is still a descent direction
         M=LinearOperator(size, precondition, dtype=np.float64),
     )
     return step.reshape(gradient.shape)
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Return a @ b by torch: NumPy's threads spin while one waits for the other, and beside other programs it does."""
+    """Return a @ b by torch. NumPy's threads spin while they wait, which is slow when other programs are running."""
     return (torch.from_numpy(a) @ torch.from_numpy(b)).numpy()

@@ -1,4 +1,4 @@
-"""What a network with weights, but without a head, makes of picture files; outside of any training."""
+"""The features of image files: the output of a pretrained network without its head, outside of training."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +16,19 @@ from finetune.models.stages import head_name
 from finetune.models.weights import load_pretrained
 from finetune.system.machine import num_cores
 
-# Shapes: B pictures at once, D features.
+# Shapes: B images per batch, D features.
 
 _NUM_AT_ONCE = 64
 _Item = TypeVar("_Item")
 
 
 class Features(nn.Module):
-    """A network up to its head: (B, 3, H, W) uint8 to (B, D), in eval mode.
+    """A network without its head, in eval mode: (B, 3, H, W) uint8 to (B, D).
 
     Args:
-        backbone: The network.
-        weights: What it starts from, as `--model.weights` takes it.
-        image_size: Side of the pictures in pixels, where the network holds a position of each patch.
+        backbone: Name of the network.
+        weights: Its weights, as in `--model.weights`.
+        image_size: Side of the images in pixels, for networks with position embeddings.
     """
 
     def __init__(self, backbone: str, weights: str, image_size: int | None = None) -> None:
@@ -54,20 +54,18 @@ def picture_features(
     interpolation: Interpolation = "bilinear",
     crop_share: float = CROP_SHARE,
 ) -> Iterator[np.ndarray]:
-    """Yield the features of each picture, (D,) float32, prepared as in evaluation; the next are read meanwhile.
+    """Yield the features of each image, (D,) float32. Images are prepared as in evaluation.
 
     Args:
-        network: On a GPU if there is one.
-        paths: Pictures that can be read.
-        image_size: Side in pixels of what the network sees.
-        resize: How a picture is brought to it, as in `eval_transform`; the next two, too.
-        interpolation: How it is resized.
-        crop_share: Share of the resized side that is seen.
+        network: The network. It is moved to a GPU if there is one.
+        paths: Paths of readable images.
+        image_size: Side of the network's input in pixels.
+        resize, interpolation, crop_share: As in `eval_transform`.
     """
     transform = eval_transform(image_size, resize, interpolation, crop_share)
 
     def prepared(path: str) -> np.ndarray:
-        # Twice the size is what a JPEG is decoded at anyway, where it is that large.
+        # A large JPEG is decoded at about twice the size anyway.
         return transform(image=decode(path, shorter_side=2 * image_size))["image"]
 
     yield from features_of(network, paths, prepared, image_size)
@@ -79,18 +77,18 @@ def features_of(
     prepared: Callable[[_Item], np.ndarray],
     image_size: int,
 ) -> Iterator[np.ndarray]:
-    """Yield the features of each image, (D,) float32; the next images are read meanwhile.
+    """Yield the features of each image, (D,) float32. The next batch of images is read during the computation.
 
     Args:
-        network: On a GPU if there is one.
-        items: What stands for the images, such as paths.
-        prepared: Reads one of them, (h, w, 3) uint8, of `image_size`; several threads call it.
-        image_size: Side in pixels.
+        network: The network. It is moved to a GPU if there is one.
+        items: Identifiers of the images, such as paths.
+        prepared: Loads an item as (image_size, image_size, 3) uint8. Several threads call it.
+        image_size: Side of the images in pixels.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
-        # larger ones take as much memory
+        # Fewer images per batch if they are large, so that a batch takes about the same memory.
         num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))
         parts = [items[first : first + num] for first in range(0, len(items), num)]
         waiting = [threads.submit(prepared, item) for item in parts[0]] if parts else []

@@ -17,7 +17,7 @@ from pytorch_lightning.accelerators import CUDAAccelerator
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.loader import Devices, automatic_workers, end_workers
-from finetune.data.samplers import ESTIMATE, some_of
+from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.distributed.launch import count
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
@@ -126,7 +126,7 @@ def decoding(data: ImageDataModule) -> float:
         return 0.0
     # Others each time: those of a trial before are in memory.
     some, began = (
-        some_of(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()),
+        draw_indices(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()),
         time.perf_counter(),
     )
     for i in some.tolist():

@@ -26,7 +26,7 @@ def origin(trainer: pl.Trainer) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "precision": trainer.precision,
         "data_fingerprint": getattr(data, "fingerprint", ""),
-        "seen": seen.packed() if seen else None,
+        "seen": seen.pack() if seen else None,
         "data_class": _class_path(type(data)),
         "began_from": run and run.began_from,
         "licence_of_the_weights": run and run.licence,

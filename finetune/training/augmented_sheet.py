@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import SHEET, run_seed, some_of
+from finetune.data.samplers import SHEET, draw_indices, run_seed
 from finetune.system.files import replacing
 
 _ROWS = 6
@@ -24,7 +24,7 @@ def write_augmented(data: ImageDataModule, target: Path) -> None:
     evaluation = data.pictures("train")
     step = _SIDE + _GAP
     paper = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
-    for row, index in enumerate(sorted(some_of(num, _ROWS, SHEET, run_seed()))):
+    for row, index in enumerate(sorted(draw_indices(num, _ROWS, SHEET, run_seed()))):
         items = [evaluation[int(index)], *(training[epoch, int(index)] for epoch in range(_EPOCHS))]
         for column, item in enumerate(items):
             if item["image"] is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import nn
 
-from finetune.data.data_settings import is_without
+from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samplers import batches_within, check_limit
 from finetune.models.size_check import check_first_pass
@@ -45,9 +45,9 @@ def check_fit(
     ):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
     if command == "fit" and isinstance(data, ImageFolderData):
-        data.check_taught()  # it fails here, before other processes are started
+        data.check_train_classes()  # it fails here, before other processes are started
     if command == "fit" and "train" not in data.splits:
-        raise ValueError(is_without(data.root, "train"))
+        raise ValueError(missing_split_message(data.root, "train"))
     unused = [
         name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None
     ]

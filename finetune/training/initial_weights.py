@@ -111,8 +111,8 @@ def accuracy_of_head(
 def log_fitted_head(fitted: "FittedHead", val_accuracy: float | None, is_solved: bool) -> None:
     """Log how the head was fitted; `is_solved` if nothing trains after that."""
     if is_solved:
-        log.info(_SOLVED, fitted.told())
+        log.info(_SOLVED, fitted.describe())
         return
     on_val = "" if val_accuracy is None else f", val/accuracy {val_accuracy:.4f}"
     message = "the head begins as the logistic regression on its features: %s%s"
-    log.info(message, fitted.told(), on_val)
+    log.info(message, fitted.describe(), on_val)

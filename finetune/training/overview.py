@@ -184,7 +184,7 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     ]
     schedule = size_schedule(trainer, data.sizes)
     if schedule is not None:
-        length.append(f"image_size {schedule.told()}")
+        length.append(f"image_size {schedule.describe()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*how, batches, *length])}"
 

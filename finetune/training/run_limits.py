@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.data.samplers import FitLimits, batches_within
-from finetune.data.size_schedule import SizeSchedule, schedule_of
+from finetune.data.size_schedule import SizeSchedule, build_schedule
 
 
 def fit_limits(trainer: pl.Trainer) -> FitLimits:
@@ -22,9 +22,9 @@ def fit_limits(trainer: pl.Trainer) -> FitLimits:
 
 
 def size_schedule(trainer: pl.Trainer, sizes: Sequence[int]) -> SizeSchedule | None:
-    """Return which of some sizes the images of an epoch have; None for all epochs the same. See `schedule_of`."""
-    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    return schedule_of(sizes, trainer.max_epochs, is_try)
+    """Return which of some sizes the images of an epoch have; None for all epochs the same. See `build_schedule`."""
+    is_fast_dev_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    return build_schedule(sizes, trainer.max_epochs, is_fast_dev_run)
 
 
 def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:

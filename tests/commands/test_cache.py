@@ -8,7 +8,7 @@ import pytest
 
 from finetune.data import image_cache
 from finetune.data.datasets.folders import scan
-from finetune.data.image_cache import from_cache
+from finetune.data.image_cache import read_from_cache
 from finetune.system.cache_dir import MARK
 
 
@@ -22,7 +22,7 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     samples = scan(colours)[1]["test"]
     for shorter_side in (None, 30):
         reduced = replace(samples, shorter_side=shorter_side)
-        from_cache({"train": reduced}, colours, 1, build=True)
+        read_from_cache({"train": reduced}, colours, 1, build=True)
     first, second = (path.stem for path in sorted(folder.glob("*.pictures")))
     (folder / "other.txt").write_text("not ours")
     (folder / ".x.pictures.1234.tmp").write_bytes(MARK + b"half a cache")

@@ -214,9 +214,9 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import finetune.data.checking.picture_facts as f, time, os\n"
-        "look = f.look\n"
+        "look = f.inspect_image\n"
         "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\n"
-        "f.look = slow\n"
+        "f.inspect_image = slow\n"
         "from finetune.cli import main\nmain()\n"
     )
     child = start_script(program, "check", pictures, "--output", "out", cwd=tmp_path)
@@ -252,7 +252,9 @@ def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
 def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at(
     cli, pictures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("finetune.commands.check.look_at", lambda paths: pytest.fail("looked"))
+    monkeypatch.setattr(
+        "finetune.commands.check.inspect_images", lambda paths: pytest.fail("looked")
+    )
     (tmp_path / "file").touch()
     for option in ("--output", "--lists"):
         with pytest.raises(WrongUsage, match="file"):
@@ -262,10 +264,10 @@ def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at
 def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, monkeypatch):
     def vanish(paths):
         shutil.rmtree(pictures / "test")
-        return look_at(paths)
+        return inspect_images(paths)
 
-    look_at = check.look_at
-    monkeypatch.setattr(check, "look_at", vanish)
+    inspect_images = check.inspect_images
+    monkeypatch.setattr(check, "inspect_images", vanish)
     assert run(cli, pictures) == 1
     assert len(found(tmp_path)["unreadable"]["rows"]) == 24
 
@@ -313,7 +315,7 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
     from finetune.models.backbones import build
 
     torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
-    monkeypatch.setattr("finetune.commands.check.look_at", None)
+    monkeypatch.setattr("finetune.commands.check.inspect_images", None)
     told = r"^lenet can't take pictures of 40x40 pixels \(.*image_size must be 28\): another --image_size may do$"
     with pytest.raises(WrongUsage, match=told):
         cli(

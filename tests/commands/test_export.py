@@ -23,7 +23,7 @@ from small_fits import scramble
 from finetune.cli import main
 from finetune.commands import export as export_command
 from finetune.data.decode import decode
-from finetune.data.seen_record import Seen, unpacked
+from finetune.data.seen_record import SeenRecord, unpack_record
 from finetune.data.splits import hashes
 from finetune.inference import any_size, export_check
 from finetune.inference.predictor import Predictor
@@ -333,12 +333,12 @@ def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path
     with pytest.raises(ValueError, match=r"has seen .* in training"):
         cli("export", run / "checkpoints/best.ckpt", *int8, colours / "train")
     known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
-    seen = unpacked(known["finetune"]["seen"])
+    seen = unpack_record(known["finetune"]["seen"])
     names = np.concatenate(
         [seen.names, hashes(f"test/red/{path.name}" for path in (colours / "test/red").iterdir())]
     )
     sizes = np.concatenate([seen.sizes, np.zeros(len(names) - len(seen.names), np.int32)])
-    known["finetune"]["seen"] = Seen(names, sizes, seen.num_train).packed()
+    known["finetune"]["seen"] = SeenRecord(names, sizes, seen.num_train).pack()
     torch.save(known, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="has seen 10 of the 30 test pictures"):
         cli("export", tmp_path / "other.ckpt", *int8, colours)

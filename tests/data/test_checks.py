@@ -8,7 +8,7 @@ from drawings import drawing, facts_of
 from PIL import Image, ImageFile
 
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
-from finetune.data.checking.picture_facts import gathered, look_at
+from finetune.data.checking.picture_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import list_pictures
 
 
@@ -111,7 +111,7 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     for i, picture in enumerate(pictures):
         picture.save(tmp_path / f"a/{i}.jpg")
     listing = list_pictures(tmp_path)
-    assert rows(file_findings(listing, gathered(look_at(listing.paths), 9))) == {}
+    assert rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9))) == {}
     pictures[0].save(tmp_path / "a/0.jpg", "PNG")
     pictures[1].convert("CMYK").save(tmp_path / "a/1.jpg")
     pictures[2].resize((40, 30)).save(tmp_path / "a/2.jpg")
@@ -119,7 +119,7 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     pictures[4].resize((200, 800)).save(tmp_path / "a/4.jpg")
     Image.new("RGB", (300, 220), "black").save(tmp_path / "a/5.jpg")
     (tmp_path / "a/6.jpg").write_bytes(b"")
-    found = rows(file_findings(listing, gathered(look_at(listing.paths), 9)))
+    found = rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9)))
     assert found == {
         "unreadable": ["the file is empty"],
         "other_type": ["PNG named .jpg"],
@@ -130,7 +130,8 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
         "small": ["40 x 30 pixels"],
     }
     titles = {
-        one.kind: one.title for one in file_findings(listing, gathered(look_at(listing.paths), 9))
+        one.kind: one.title
+        for one in file_findings(listing, collect_facts(inspect_images(listing.paths), 9))
     }
     assert titles["other_type"] == "1 picture is of another type than its name says"
     assert titles["wide_or_tall"] == "2 pictures are so wide or tall that half of them is cropped"
@@ -152,7 +153,8 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
     (tmp_path / "a/2.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
     listing = list_pictures(tmp_path)
     findings = {
-        one.kind: one for one in file_findings(listing, gathered(look_at(listing.paths), 4))
+        one.kind: one
+        for one in file_findings(listing, collect_facts(inspect_images(listing.paths), 4))
     }
     assert {
         kind: (one.level, [row.pictures for row in one.rows]) for kind, one in findings.items()

@@ -10,7 +10,7 @@ from pictures import encode
 from PIL import Image
 from short_files import RGB, SHORT, H, W, tiff, tiff_strips
 
-from finetune.data.checking.picture_facts import look, small_copy
+from finetune.data.checking.picture_facts import inspect_image, small_copy
 from finetune.data.completeness import IncompleteError, check_jpeg
 from finetune.data.decode import DecodeError, decode, rgb_pixels
 
@@ -45,7 +45,7 @@ def test_a_short_file_is_refused(kind, share, has_end, tmp_path):
     path.write_bytes(content)
     with pytest.raises(DecodeError):
         decode(path)
-    assert look(str(path)).error
+    assert inspect_image(str(path)).error
     assert small_copy(str(path), 60) is None
     for opened in (path, io.BytesIO(content)):
         with pytest.raises((OSError, ValueError, SyntaxError)), Image.open(opened) as image:

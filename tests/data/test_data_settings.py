@@ -3,7 +3,12 @@
 import pytest
 
 from finetune import ImageFolderData
-from finetune.data.data_settings import check_mixing, check_shares, check_sizes, is_without
+from finetune.data.data_settings import (
+    check_mixing,
+    check_shares,
+    check_sizes,
+    missing_split_message,
+)
 from finetune.system.messages import WrongUsage
 
 RIGHT = {
@@ -73,11 +78,11 @@ def test_a_folder_that_nobody_has_named():
 
 
 def test_what_lacks_is_told_by_its_split():
-    assert is_without("some", "val").startswith(
+    assert missing_split_message("some", "val").startswith(
         "some has no val split: put pictures in some/val/CLASS"
     )
-    assert "finetune predict CKPT PICTURES" in is_without("some", "predict")
+    assert "finetune predict CKPT PICTURES" in missing_split_message("some", "predict")
     assert (
-        is_without("some", "train")
+        missing_split_message("some", "train")
         == "some holds no 'train'; put the training pictures in some/train/CLASS"
     )

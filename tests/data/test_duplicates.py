@@ -15,7 +15,7 @@ from finetune.data.checking.duplicates import (
     larger_crops,
     near_duplicates,
 )
-from finetune.data.checking.picture_facts import gathered, look_at
+from finetune.data.checking.picture_facts import collect_facts, inspect_images
 
 CHANGES = {
     "encoded": lambda p: p,
@@ -33,7 +33,7 @@ def test_changed_copies_are_found_and_others_are_not(tmp_path, change):
         paths += [str(tmp_path / f"{seed}.jpg"), str(tmp_path / f"{seed}_copy.jpg")]
         drawing(seed).save(paths[-2], quality=92)
         CHANGES[change](drawing(seed)).save(paths[-1], quality=60)
-    facts = gathered(look_at(paths), len(paths))
+    facts = collect_facts(inspect_images(paths), len(paths))
     pairs = near_duplicates(facts, np.arange(len(paths)))
     assert [pair[:2] for pair in pairs] == [(i, i + 1) for i in range(0, len(paths), 2)]
     assert all(pair.is_mirrored == (change == "mirrored") for pair in pairs)
@@ -46,7 +46,7 @@ def test_blank_pictures_are_told_by_what_they_show(tmp_path):
     for i, pixels in enumerate(pictures):
         Image.fromarray(np.asarray(pixels, np.uint8)).save(tmp_path / f"{i}.png")
     # the last is not there
-    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
+    facts = collect_facts(inspect_images([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
     assert is_blank(facts).tolist() == [True, True, False, False]
     assert facts.is_readable.tolist() == [True, True, True, False]
 
@@ -59,7 +59,7 @@ def test_colours_of_one_luminance_are_no_blank_picture(tmp_path):
     blue[20:40, 30:50, 2] = 100
     for i, pixels in enumerate((red_on_grey, blue, np.full((60, 80, 3), (254, 0, 0)), blue / 20)):
         Image.fromarray(np.asarray(pixels, np.uint8)).save(tmp_path / f"{i}.png")
-    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
+    facts = collect_facts(inspect_images([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
     assert facts.grey[0].std() < 1, "the control: in grey it is flat"
     assert np.percentile(facts.grey[1], 99) < 12, "the control: in grey it is nearly black"
     assert is_blank(facts).tolist() == [False, False, True, True]
@@ -77,7 +77,7 @@ def test_one_shape_in_other_colours_is_another_picture(tmp_path):
         paths, (red, green, np.repeat(luminance[..., None], 3, axis=2)), strict=True
     ):
         Image.fromarray(pixels.round().astype(np.uint8)).save(path)
-    facts = gathered(look_at(paths), 3)
+    facts = collect_facts(inspect_images(paths), 3)
     assert np.abs(facts.grey[0].astype(int) - facts.grey[1]).max() <= 1, (
         "the control: in grey they are equal"
     )
@@ -95,7 +95,7 @@ def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
         (drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))
     ):
         picture.save(paths[i])
-    facts = gathered(look_at(paths), 4)
+    facts = collect_facts(inspect_images(paths), 4)
     assert near_duplicates(facts, np.arange(4)) == []
     i, j = np.triu_indices(4, 1)
     (pair,) = larger_crops(facts, i, j, [])
@@ -143,7 +143,7 @@ def test_smooth_gradients_are_no_parts_of_each_other(tmp_path, monkeypatch):
     for i, (top, bottom) in enumerate(((200, 90), (240, 100))):
         rows = np.linspace(top, bottom, 240)[:, None, None] + rng.normal(0, 0.5, (240, 320, 3))
         Image.fromarray(rows.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{i}.png")
-    facts = gathered(look_at([str(tmp_path / f"{i}.png") for i in range(2)]), 2)
+    facts = collect_facts(inspect_images([str(tmp_path / f"{i}.png") for i in range(2)]), 2)
     pair = np.array([0]), np.array([1])
     assert larger_crops(facts, *pair, []) == []
     monkeypatch.setattr(duplicates, "_NO_DETAIL", 0.0)  # the control

@@ -9,7 +9,7 @@ import pytest
 from data_files import clothes, write_unpacked
 from torchvision.datasets import FashionMNIST as Source
 
-from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_beneath, obtain, read
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_available, obtain, read
 
 
 def check(root: Path) -> None:
@@ -30,7 +30,7 @@ def test_files_are_found_beneath_root(tmp_path, packed, folder, is_packed):
         (place / (name if is_packed else name[:-3])).write_bytes(
             content if is_packed else gzip.decompress(content)
         )
-    assert is_beneath(tmp_path / "data") and not is_beneath(tmp_path / "other")
+    assert is_available(tmp_path / "data") and not is_available(tmp_path / "other")
     before = {path: path.read_bytes() for path in place.iterdir()}
     for _ in range(2):  # the second time there is nothing to do
         obtain(tmp_path / "data")
@@ -67,7 +67,7 @@ def test_files_that_are_nowhere(tmp_path, packed, lacks):
         (tmp_path / other).write_bytes(packed[other])
     if lacks == "its content":
         (tmp_path / name).write_bytes(b"another file")  # its sum is wrong
-    assert not is_beneath(tmp_path)
+    assert not is_available(tmp_path)
     with pytest.raises(
         OSError,
         match=r"Fashion-MNIST can't be had(.|\n)*put its four .gz files in .*FashionMNIST/raw",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from finetune.data.datasets import folders
-from finetune.data.datasets.folders import find_pictures, scan
+from finetune.data.datasets.folders import find_images, scan
 from finetune.data.datasets.listing import list_pictures
 from finetune.data.samples import Samples
 from finetune.system.file_names import composed
@@ -268,7 +268,7 @@ def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
     assert kinds.endswith("supported are .bmp .gif .jpeg .jpg .png .tif .tiff .webp")
     assert loose == f"left out 2 pictures in no class folder: loose in {tmp_path / 'train'}"
     caplog.clear()
-    scan(tmp_path, is_told=False)
+    scan(tmp_path, is_logged=False)
     assert not caplog.messages
 
 
@@ -310,7 +310,7 @@ def test_links_to_nothing_are_told(tmp_path, caplog):
 
 
 def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
-    assert list(find_pictures(tmp_path)) == []
+    assert list(find_images(tmp_path)) == []
 
 
 # The files, the known classes, and what the message must name: what is wrong, where, and what to do.
@@ -612,7 +612,7 @@ def test_folders_of_data_sets_as_classes_are_a_warning(tmp_path, caplog):
         f"{tmp_path}/pets"
     ]
     caplog.clear()
-    scan(tmp_path, is_told=False)
+    scan(tmp_path, is_logged=False)
     make(tmp_path, "fish/1.png")
     scan(tmp_path)
     assert caplog.messages == []  # control: one has pictures of its own

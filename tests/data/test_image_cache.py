@@ -33,7 +33,7 @@ from finetune.data import image_cache
 from finetune.data.dataset import ImageDataset
 from finetune.data.datasets.folders import scan
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.image_cache import cache_dir, from_cache, pays
+from finetune.data.image_cache import cache_dir, is_worthwhile, read_from_cache
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
@@ -245,7 +245,7 @@ def test_an_error_of_a_transform_is_still_its_error(root):
 
 def test_a_file_that_changed_means_another_cache(root, caplog):
     def number() -> int:
-        from_cache(files_of(root), root, 1, build=True)
+        read_from_cache(files_of(root), root, 1, build=True)
         return len(caches())
 
     path = root / "train/cat/01.png"
@@ -270,22 +270,22 @@ def test_other_settings_and_places_mean_another_cache(root, tmp_path, monkeypatc
     train = files_of(root)["train"]
     for number, shorter_side in enumerate([None, 30, 31], start=1):
         reduced = replace(train, shorter_side=shorter_side)
-        assert from_cache({"train": reduced}, root, 1, build=True)
+        assert read_from_cache({"train": reduced}, root, 1, build=True)
         assert len(caches()) == number
     shutil.copytree(root, tmp_path / "copy")  # with the same times
-    assert not from_cache(files_of(tmp_path / "copy"), tmp_path / "copy", 1, build=False)
+    assert not read_from_cache(files_of(tmp_path / "copy"), tmp_path / "copy", 1, build=False)
     for decoder in image_cache.PIL, image_cache.simplejpeg, finetune:
         with monkeypatch.context() as patched:
             patched.setattr(decoder, "__version__", "another")
-            assert not from_cache({"train": train}, root, 1, build=False)
-    assert from_cache({"train": train}, root, 1, build=False)  # the control: all as it was
+            assert not read_from_cache({"train": train}, root, 1, build=False)
+    assert read_from_cache({"train": train}, root, 1, build=False)  # the control: all as it was
 
 
 def test_the_folder_may_be_named_in_any_way(root, monkeypatch):
     monkeypatch.chdir(root)
-    from_cache(files_of(root), root, 1, build=True)
+    read_from_cache(files_of(root), root, 1, build=True)
     for name in (".", "./", "../data", "./../data", f"{root}/", f"{root.parent}//data"):
-        assert from_cache(files_of(Path(name)), name, 1, build=False)
+        assert read_from_cache(files_of(Path(name)), name, 1, build=False)
 
 
 def damage(path: Path, how: str) -> None:
@@ -299,13 +299,13 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["half", "index", "empty"])
 def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
-    from_cache(files_of(root), root, 1, build=True)
+    read_from_cache(files_of(root), root, 1, build=True)
     (path,) = caches()
     whole = path.read_bytes()
     damage(path, how)
     lines(caplog)
-    assert not from_cache(files_of(root), root, 1, build=False)
-    assert from_cache(files_of(root), root, 1, build=True)
+    assert not read_from_cache(files_of(root), root, 1, build=False)
+    assert read_from_cache(files_of(root), root, 1, build=True)
     assert path.read_bytes() == whole
     assert "damaged" in lines(caplog)[0]
 
@@ -334,7 +334,7 @@ def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
 def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth):
     monkeypatch.setattr(image_cache, "_MIN_SAVED", 1000)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
-    assert pays(fit_limits(trainer).num_reads(num, batch_size=10), num) == worth
+    assert is_worthwhile(fit_limits(trainer).num_reads(num, batch_size=10), num) == worth
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_what_reads_once_builds_nothing_and_uses_what_there_is(root, stage, epoc
     data.cache_limit_gb = 1
     ask(data, stage)
     assert caches() == [] and not any(is_cached(data).values())
-    from_cache(data.splits, root, 1, build=True)
+    read_from_cache(data.splits, root, 1, build=True)
     ask(data, stage)
     assert is_cached(data) == {"train": True, "val": True, "test": False}
 
@@ -411,7 +411,7 @@ def test_a_data_set_above_the_limit_stays_undecoded(root, limit, caplog, monkeyp
     if limit == "free disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     limit_gb = 0.0001 if limit == "cache_limit_gb" else 1
-    assert from_cache(files_of(root), root, limit_gb, build=True) == {}
+    assert read_from_cache(files_of(root), root, limit_gb, build=True) == {}
     (line,) = lines(caplog)
     assert str(root) in line and limit in line and "0.0001 GB" in line and "\n" not in line
     assert not cache_dir().exists()
@@ -419,7 +419,7 @@ def test_a_data_set_above_the_limit_stays_undecoded(root, limit, caplog, monkeyp
 
 def test_the_limit_holds_while_writing_too(root, caplog, monkeypatch):
     monkeypatch.setattr(image_cache, "_estimate", lambda *_: 0.0)
-    assert from_cache(files_of(root), root, 0.0001, build=True) == {}
+    assert read_from_cache(files_of(root), root, 0.0001, build=True) == {}
     assert "more than" in lines(caplog)[0] and not cache_dir().exists()
 
 
@@ -436,13 +436,13 @@ def test_the_estimate_is_about_right(root, shorter_side):
 
 def test_a_folder_that_may_not_be_written_to(root, folder, caplog):
     folder.write_text("a file")
-    assert from_cache(files_of(root), root, 1, build=True) == {}
+    assert read_from_cache(files_of(root), root, 1, build=True) == {}
     (line,) = lines(caplog)
     assert "no cache" in line and str(folder) in line and folder.read_text() == "a file"
 
 
 def test_a_limit_of_zero_means_none(root):
-    assert from_cache(files_of(root), root, 0, build=True) == {} and not cache_dir().exists()
+    assert read_from_cache(files_of(root), root, 0, build=True) == {} and not cache_dir().exists()
 
 
 # Several processes
@@ -478,18 +478,18 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
         patched.setattr(image_cache, "decode", end)
         if how == "killed":
             process = multiprocessing.get_context("fork").Process(
-                target=from_cache, args=(files_of(root), root, 1, True)
+                target=read_from_cache, args=(files_of(root), root, 1, True)
             )
             process.start()
             process.join(60)
             assert process.exitcode == 9
         else:
             with pytest.raises(KeyboardInterrupt) if how == "stopped" else nullcontext():
-                from_cache(files_of(root), root, 1, build=True)
+                read_from_cache(files_of(root), root, 1, build=True)
     lines(caplog)
     # as who waited for that one
     monkeypatch.setattr(image_cache, "one_at_a_time", lambda path: nullcontext(True))
-    readers = from_cache(files_of(root), root, 1, build=True)
+    readers = read_from_cache(files_of(root), root, 1, build=True)
     (line,) = lines(caplog)
     if how == "failed":
         assert not readers and line.endswith(
@@ -519,7 +519,7 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
     # As long as those of ImageNet.
     paths = PathList(f"/data/imagenet/train/n01440764/n01440764_{i:05d}.JPEG" for i in range(num))
     train = Samples(paths, ClassIndex(np.zeros(num, np.int64), 1))
-    cached = from_cache({"train": train}, "/data/imagenet", 1, build=True)
+    cached = read_from_cache({"train": train}, "/data/imagenet", 1, build=True)
     assert len(cached["train"].cached.images) == num == len(train)
     num_bytes = tracemalloc.get_traced_memory()[0] / num
     tracemalloc.stop()
@@ -527,10 +527,10 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
 
 
 def test_use_is_remembered(root):
-    from_cache(files_of(root), root, 1, build=True)
+    read_from_cache(files_of(root), root, 1, build=True)
     (path,) = caches()
     os.utime(path, (0, 0))
-    from_cache(files_of(root), root, 1, build=False)
+    read_from_cache(files_of(root), root, 1, build=False)
     assert time.time() - path.stat().st_mtime < 100
 
 

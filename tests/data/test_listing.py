@@ -68,7 +68,7 @@ def test_what_a_fit_refuses_is_listed(tmp_path):
     ]
     assert listing.folders.tolist() == [[True, False, True], [False, True, False]]
     assert [listing.name(i) for i in range(2)] == ["train/a/1.jpg", "test/b/1.jpg"]
-    assert dict(listing.beside.loose) == {str(tmp_path / "train"): 1}
+    assert dict(listing.skipped.loose) == {str(tmp_path / "train"): 1}
 
 
 def test_a_name_beneath_the_root_is_the_same_however_the_root_is_given(tmp_path, monkeypatch):

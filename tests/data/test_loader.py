@@ -68,7 +68,7 @@ def test_cores_that_srun_gave_a_task_are_not_shared_again(monkeypatch):
 def test_no_more_workers_are_started_than_the_cores_can_use(
     monkeypatch, caplog, cores, wanted, num_devices, started
 ):
-    loader._tell_bound.cache_clear()
+    loader._warn_of_bound.cache_clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     for _ in range(2):  # several loaders tell it once

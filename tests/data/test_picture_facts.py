@@ -10,10 +10,10 @@ from PIL import Image
 
 from finetune.data.checking.picture_facts import (
     SIDE,
-    gathered,
+    collect_facts,
+    inspect_image,
+    inspect_images,
     kind_of_name,
-    look,
-    look_at,
     small_copy,
 )
 from finetune.data.decode import decode
@@ -23,7 +23,7 @@ from finetune.data.decode import decode
 def test_facts_are_those_of_the_file(tmp_path, suffix):
     path = str(tmp_path / f"a.{suffix}")
     drawing(0).save(path)
-    seen, pixels = look(path), decode(path)
+    seen, pixels = inspect_image(path), decode(path)
     assert (seen.error, seen.kind, seen.size) == ("", kind_of_name(path), (220, 300))
     assert (seen.num_bytes, seen.changed) == (os.stat(path).st_size, os.stat(path).st_mtime)
     # a JPEG is looked at smaller
@@ -50,7 +50,7 @@ def test_what_pixels_are_is_in_pillows_words(tmp_path, mode, suffix, wanted):
         Image.fromarray(np.asarray(drawing(0).convert("L")).astype(np.uint16) << 8).save(path)
     else:
         drawing(0).convert(mode).save(path)
-    assert look(path).mode == wanted
+    assert inspect_image(path).mode == wanted
 
 
 @pytest.mark.slow
@@ -59,9 +59,9 @@ def test_pictures_that_move_say_so(tmp_path):
     for suffix in ("gif", "webp", "png"):
         path = str(tmp_path / f"a.{suffix}")
         frames[0].save(path, save_all=True, append_images=frames[1:])
-        assert look(path).mode.endswith(" animated")
+        assert inspect_image(path).mode.endswith(" animated")
         frames[0].save(path)
-        assert not look(path).mode.endswith("animated")
+        assert not inspect_image(path).mode.endswith("animated")
 
 
 def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
@@ -81,7 +81,7 @@ def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
         half.write(file.read()[:2000])
     os.mkfifo(tmp_path / "pipe.jpg")
     paths.append(str(tmp_path / "pipe.jpg"))
-    facts = gathered(look_at(paths), len(paths))
+    facts = collect_facts(inspect_images(paths), len(paths))
     words = (
         "No such file",
         "70000 x 70000 pixels are more",
@@ -103,7 +103,7 @@ def test_a_picture_is_seen_upright_and_shown_no_smaller_than_wanted(tmp_path):
     exif[0x0112] = 6  # turned by a quarter
     drawing(0).save(tmp_path / "a.jpg", exif=exif, quality=95)
     drawing(0).rotate(-90, expand=True).save(tmp_path / "b.jpg", quality=95)
-    grey = [look(str(tmp_path / name)).grey.astype(int) for name in ("a.jpg", "b.jpg")]
+    grey = [inspect_image(str(tmp_path / name)).grey.astype(int) for name in ("a.jpg", "b.jpg")]
     assert np.abs(grey[0] - grey[1]).mean() < 2
     shown = small_copy(str(tmp_path / "a.jpg"), 100)
     assert shown.shape[0] > shown.shape[1] >= 100
@@ -113,18 +113,18 @@ def test_looks_come_in_the_order_of_the_paths(tmp_path):
     paths = [str(tmp_path / f"{i}.png") for i in range(300)]  # more than are under way at once
     for i, path in enumerate(paths):
         Image.new("L", (i + 1, 5)).save(path)
-    assert gathered(look_at(paths), 300).sizes[:, 1].tolist() == list(range(1, 301))
+    assert collect_facts(inspect_images(paths), 300).sizes[:, 1].tolist() == list(range(1, 301))
 
 
 def test_a_jpeg_of_very_many_scans_is_not_decoded(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(progressive(200))
     assert (
-        look(str(path)).error == "a JPEG of more than 100 scans"
+        inspect_image(str(path)).error == "a JPEG of more than 100 scans"
         and small_copy(str(path), 100) is None
     )
     path.write_bytes(progressive(0))
-    assert look(str(path)).error == "" and small_copy(str(path), 100) is not None
+    assert inspect_image(str(path)).error == "" and small_copy(str(path), 100) is not None
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
@@ -134,5 +134,5 @@ def test_sides_are_those_of_the_upright_picture(tmp_path, suffix):
         tags = Image.Exif()
         tags[0x0112] = orientation
         drawing(0, 400, 300).save(path := str(tmp_path / f"{orientation}.{suffix}"), exif=tags)
-        sizes.append(look(path).size)
+        sizes.append(inspect_image(path).size)
     assert sizes == [(300, 400), (300, 400), (400, 300)]

@@ -15,10 +15,10 @@ from finetune.data.samplers import (
     EvalBatches,
     TrainBatches,
     augmentation_seed,
+    draw_indices,
+    evenly_spaced,
+    rank_range,
     run_seed,
-    share,
-    some_of,
-    spread,
     step_seed,
     train_order,
 )
@@ -30,7 +30,7 @@ SIZES = [(12, 4), (11, 5), (13, 4), (5, 8), (3, 2), (1, 4)]
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize("num", [0, 1, 2, 7, 8, 9, 100])
 def test_shares_are_contiguous_parts_of_nearly_equal_size(num, world_size):
-    shares = [share(num, rank, world_size) for rank in range(world_size)]
+    shares = [rank_range(num, rank, world_size) for rank in range(world_size)]
     sizes = [len(part) for part in shares]
     assert list(chain(*shares)) == list(range(num))
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
@@ -151,7 +151,7 @@ def test_no_two_streams_meet():
         patch.setattr(np.random, "default_rng", keep)
         for seed in small:
             for kind in (SHEET, ESTIMATE):
-                some_of(9, 3, kind, seed)
+                draw_indices(9, 3, kind, seed)
             for epoch in small:
                 train_order(9, seed, epoch)
                 for index in small:
@@ -168,7 +168,7 @@ def test_no_two_streams_meet():
     # Control: as splits were drawn before, by (split_seed, class), they met the order of training.
     before = np.random.SeedSequence((0, 3)).generate_state(4)
     assert tuple(before.tolist()) in states
-    assert some_of(9, 20, SHEET).shape == (9,) and some_of(9, 3, SHEET).shape == (3,)
+    assert draw_indices(9, 20, SHEET).shape == (9,) and draw_indices(9, 3, SHEET).shape == (3,)
 
 
 def test_orders_and_augmentations_are_what_they_were():
@@ -203,8 +203,8 @@ def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
     ("num", "num_images"), [(1, 1), (1, 9), (3, 10), (8, 30), (29, 30), (30, 30)]
 )
 def test_pictures_that_a_limit_leaves_lie_evenly(num, num_images):
-    places = spread(np.arange(num), num, num_images)
-    assert places.tolist() == [spread(i, num, num_images) for i in range(num)]
+    places = evenly_spaced(np.arange(num), num, num_images)
+    assert places.tolist() == [evenly_spaced(i, num, num_images) for i in range(num)]
     assert places[0] == 0 and places[-1] < num_images
     assert set(np.diff([*places, num_images])) <= {num_images // num, -(-num_images // num)}
 

@@ -16,7 +16,7 @@ from colours import QUICKEST
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samples import Samples
 from finetune.data.seen import continue_record, exclude_seen
-from finetune.data.seen_record import with_digests
+from finetune.data.seen_record import add_digests
 from finetune.data.targets import ClassIndex
 
 
@@ -43,8 +43,8 @@ def data(root: Path, **options) -> ImageFolderData:
 def checkpoint_of(data: ImageFolderData) -> dict:
     """What matters here of a checkpoint of a fit on this data, once through a file."""
     if data.seen.digests is None:
-        data.seen = with_digests(data.seen, data.splits["train"], data.splits.get("val"))
-    finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.packed()}
+        data.seen = add_digests(data.seen, data.splits["train"], data.splits.get("val"))
+    finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.pack()}
     return {"finetune": finetune, "datamodule_hyper_parameters": dict(data.hparams)}
 
 

@@ -9,9 +9,9 @@ import pytorch_lightning as pl
 import torch
 from data_files import small
 
-from finetune.data.image_cache import from_cache
+from finetune.data.image_cache import read_from_cache
 from finetune.data.samplers import augmentation_seed
-from finetune.data.size_schedule import SizeSchedule, parse_sizes, schedule_of
+from finetune.data.size_schedule import SizeSchedule, build_schedule, parse_sizes
 from finetune.data.transforms import eval_transform, set_random_seed, train_transform
 from finetune.system.messages import WrongUsage
 
@@ -29,7 +29,7 @@ def test_each_size_has_an_equal_share_of_the_epochs_in_order(num, max_epochs):
     assert max(counts) - min(counts) <= 1
     assert schedule.at(max_epochs) == schedule.at(10 * max_epochs) == sizes[-1]
     spans = {}  # what is told, read again
-    for part in schedule.told().split(", "):
+    for part in schedule.describe().split(", "):
         size, _, _, *numbers = part.replace(" to ", " ").split()
         spans[int(size)] = range(int(numbers[0]) - 1, int(numbers[-1]))
     assert [size for size, span in spans.items() for _ in span] == seen
@@ -68,9 +68,9 @@ def test_a_run_without_epochs_or_with_too_few_is_told(max_epochs):
         else f"max_epochs {max_epochs} leaves some out"
     )
     with pytest.raises(WrongUsage, match=told):
-        schedule_of((96, 128), max_epochs)
-    assert schedule_of((), max_epochs) is None
-    assert schedule_of((96, 128), max_epochs, is_try=True) is None
+        build_schedule((96, 128), max_epochs)
+    assert build_schedule((), max_epochs) is None
+    assert build_schedule((96, 128), max_epochs, is_fast_dev_run=True) is None
 
 
 def test_a_try_has_the_size_that_a_schedule_ends_with(colours):
@@ -151,7 +151,7 @@ def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     options = {"cache_size": 40, "cache_limit_gb": 0}
     expected, cached = epochs(pictures(colours, **options)), pictures(colours, **options)
-    cached.splits |= from_cache(cached.splits, colours, 1.0, build=True)
+    cached.splits |= read_from_cache(cached.splits, colours, 1.0, build=True)
     assert cached.splits["train"].cached is not None
     for batches, others in zip(expected, epochs(cached), strict=True):
         assert all(

@@ -13,7 +13,7 @@ from colours import QUICKEST
 
 from finetune import Classifier
 from finetune.data import image_cache
-from finetune.data.storage import concatenated, file_stats, files_digest, open_file
+from finetune.data.storage import concatenate_stats, file_stats, files_digest, open_file
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_is_known_of_files_folders_and_what_is_not_there(tmp_path):
     assert stats.times[3].tolist() == [-1, -1]
     rows = np.array([3, 0])
     assert stats.take(rows).sizes.tolist() == [-1, 5]
-    both = concatenated([stats.take(rows), stats])
+    both = concatenate_stats([stats.take(rows), stats])
     assert both.sizes.tolist() == [-1, 5, *stats.sizes] and both.times.shape == (6, 2)
     with pytest.raises(FileNotFoundError) as caught:
         file_stats(paths, skip=False)
@@ -142,7 +142,7 @@ def test_control_files_that_are_not_listed_with_stats_are_asked_for_again(colour
     samples = ImageFolderData(str(colours)).splits["train"]
     path = samples.paths[0]
     assert asked[path] == 1
-    samples.known_stats()
+    samples.load_stats()
     assert asked[path] == 1
-    replace(samples, stats=None).known_stats()
+    replace(samples, stats=None).load_stats()
     assert asked[path] == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.data.walk import Beside, dangling, find_pictures, num_loose
+from finetune.data.walk import SkippedFiles, dangling_links, find_images, num_loose
 
 
 @pytest.fixture
@@ -22,17 +22,17 @@ def folder(tmp_path):
 
 
 def test_pictures_come_sorted_and_what_is_none_is_counted(folder):
-    beside = Beside()
-    found = [path.removeprefix(f"{folder}/") for path in find_pictures(folder, beside)]
+    skipped = SkippedFiles()
+    found = [path.removeprefix(f"{folder}/") for path in find_images(folder, skipped)]
     assert found == ["a.webp", "b/1.JPG", "b/2.png"]
-    assert dict(beside.suffixes) == {".heic": 1, "": 1}
+    assert dict(skipped.suffixes) == {".heic": 1, "": 1}
     assert num_loose(folder) == 1 and num_loose(folder / "b") == 2
 
 
 def test_two_links_to_one_folder_are_no_circle(folder):
     for name in ("c", "d"):
         (folder / name).symlink_to(folder / "b")
-    assert len(list(find_pictures(folder))) == 7
+    assert len(list(find_images(folder))) == 7
 
 
 @pytest.mark.parametrize("target", ["store", "a", "a/b"])
@@ -42,16 +42,16 @@ def test_a_circle_is_found_however_long(tmp_path, target):
     (tmp_path / "a/b/out").symlink_to(tmp_path / "store")
     (tmp_path / "store/back").symlink_to(tmp_path / target)
     with pytest.raises(OSError, match="back is a link to a folder that it lies in: remove it"):
-        list(find_pictures(tmp_path / "a"))
-    beside = Beside(skip=True)
-    assert list(find_pictures(tmp_path / "a", beside)) == []
-    assert len(beside.unread) == 1
+        list(find_images(tmp_path / "a"))
+    skipped = SkippedFiles(skip_unreadable=True)
+    assert list(find_images(tmp_path / "a", skipped)) == []
+    assert len(skipped.unread) == 1
 
 
 def test_links_to_nothing_are_listed(folder):
     (folder / "gone").symlink_to(folder / "nothing")
     (folder / "there").symlink_to(folder / "b")
-    assert dangling(folder) == [str(folder / "gone")]
+    assert dangling_links(folder) == [str(folder / "gone")]
 
 
 def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(folder):
@@ -60,11 +60,11 @@ def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(fol
     run.mkdir(parents=True)
     (run / "augmented.webp").touch()
     # the control: so far nothing says that a run it is
-    assert len(list(find_pictures(folder))) == 4
+    assert len(list(find_images(folder))) == 4
     (run / "config.yaml").touch()
-    assert len(list(find_pictures(folder))) == 3
-    assert not list(find_pictures(folder / "runs")) and not list(find_pictures(folder / "runs/fit"))
-    assert list(find_pictures(run)) == [str(run / "augmented.webp")]  # by its own name
+    assert len(list(find_images(folder))) == 3
+    assert not list(find_images(folder / "runs")) and not list(find_images(folder / "runs/fit"))
+    assert list(find_images(run)) == [str(run / "augmented.webp")]  # by its own name
 
 
 def test_the_images_of_a_named_run_are_none_of_the_folder_either(folder):
@@ -72,6 +72,6 @@ def test_the_images_of_a_named_run_are_none_of_the_folder_either(folder):
     run.mkdir(parents=True)
     (run / "augmented.webp").touch()
     (run / "config.yaml").touch()
-    assert len(list(find_pictures(folder))) == 4  # a run of fit has an about.json, too
+    assert len(list(find_images(folder))) == 4  # a run of fit has an about.json, too
     (run / "about.json").touch()
-    assert len(list(find_pictures(folder))) == 3
+    assert len(list(find_images(folder))) == 3

@@ -8,8 +8,8 @@ import pytest
 from finetune.features import backbone_ranking as module
 from finetune.features.backbone_ranking import (
     Unusable,
+    cross_validated_scores,
     first_round,
-    held_out,
     rank,
     stratified_order,
 )
@@ -168,9 +168,9 @@ def test_the_score_is_that_of_the_head_on_the_features_themselves(monkeypatch):
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 3
     wide = np.eye(3, 200)[labels] * 4 + rng.standard_normal((60, 200))
-    loss, accuracy = held_out(wide, labels, 3)
-    monkeypatch.setattr(module, "_rotated", lambda features: features)
-    expected = held_out(wide, labels, 3)
+    loss, accuracy = cross_validated_scores(wide, labels, 3)
+    monkeypatch.setattr(module, "_reduce_dimensions", lambda features: features)
+    expected = cross_validated_scores(wide, labels, 3)
     # Both are solved to a gradient of 1e-8; at the weaker strength that is 1e-4 of the weights.
     np.testing.assert_allclose((loss, accuracy), expected, rtol=1e-3)
     weight, bias = fit_head(wide, labels, 3, 1e-3)
@@ -180,7 +180,7 @@ def test_the_score_is_that_of_the_head_on_the_features_themselves(monkeypatch):
 
 @pytest.mark.parametrize("labels", [[0], [0, 1], [0, 0, 0, 1], [1, 1, 1, 1]])
 def test_even_the_smallest_sets_have_a_score(labels):
-    loss, accuracy = held_out(
+    loss, accuracy = cross_validated_scores(
         np.random.default_rng(0).standard_normal((len(labels), 3)), np.array(labels), 2
     )
     assert np.isfinite(loss) and 0 <= accuracy <= 1

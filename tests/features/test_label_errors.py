@@ -12,7 +12,7 @@ from finetune.features.label_errors import (
     label_findings,
     neighbours,
     out_of_fold,
-    ranked,
+    rank_labels,
 )
 from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
 
@@ -62,7 +62,7 @@ def test_planted_errors_come_first_where_classes_are_apart():
     given = labels.copy()
     given[wrong] = (labels[wrong] + 1) % 3
     probabilities = out_of_fold(features, given, np.arange(300), 3)
-    order = ranked(probabilities, given, np.arange(len(given)))
+    order = rank_labels(probabilities, given, np.arange(len(given)))
     own = probabilities[np.arange(300), given]
     # By its formula the "self-confidence" of confident learning: the probability of the label that is given.
     assert np.array_equal(own[order], np.sort(own))
@@ -85,7 +85,7 @@ def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
 def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
     features, labels = blobs(34)
     labels[30:] = 3
-    found = ranked(out_of_fold(features, labels, np.arange(34), 4), labels, np.arange(34))
+    found = rank_labels(out_of_fold(features, labels, np.arange(34), 4), labels, np.arange(34))
     assert sorted(found) == list(range(30))
 
 
@@ -95,9 +95,9 @@ def test_nor_of_one_whose_pictures_are_all_copies_of_each_other():
     labels[30:] = 3
     groups = np.array([*range(30), *[30] * 8])
     probabilities = out_of_fold(features, labels, groups, 4)
-    assert sorted(ranked(probabilities, labels, groups)) == list(range(30))
+    assert sorted(rank_labels(probabilities, labels, groups)) == list(range(30))
     # The control: taken one by one they are doubted, and most come first.
-    assert len({*ranked(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
+    assert len({*rank_labels(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
 
 
 def test_all_pictures_copies_of_one_are_no_error():

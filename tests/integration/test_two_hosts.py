@@ -22,7 +22,7 @@ from colours import draw_colours
 from paths import ROOT
 
 from finetune.cli import run
-from finetune.data.samplers import TrainBatches, share
+from finetune.data.samplers import TrainBatches, rank_range
 from finetune.runs.metrics_csv import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -241,7 +241,7 @@ def of_first_host(
 
     def halves(self: TrainBatches) -> Iterator[list]:
         for batch in batches(self):
-            yield [batch[i] for i in share(len(batch), 0, 2)]
+            yield [batch[i] for i in rank_range(len(batch), 0, 2)]
 
     return halves
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 from finetune.cli import main
-from finetune.data.seen_record import unpacked
+from finetune.data.seen_record import unpack_record
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import KEY, ExportedCheckpoint, packed, read_exported
 
@@ -74,7 +74,7 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
             == checkpoint["datamodule_hyper_parameters"][name]
         )
     assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"] != None  # noqa: E711
-    own, read = (unpacked(c["finetune"]["seen"]) for c in (checkpoint, found))
+    own, read = (unpack_record(c["finetune"]["seen"]) for c in (checkpoint, found))
     assert own.num_train == read.num_train > 0
     assert np.array_equal(own.names, read.names) and np.array_equal(own.sizes, read.sizes)
     assert own.digests.all() and np.array_equal(own.digests, read.digests)

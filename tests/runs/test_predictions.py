@@ -18,7 +18,7 @@ import pytest
 import torch
 from data_files import nowhere
 
-from finetune.data.samplers import share
+from finetune.data.samplers import rank_range
 from finetune.runs import predictions
 from finetune.runs.folder import Run
 from finetune.runs.predictions import SUFFIXES, PredictionWriter
@@ -83,9 +83,9 @@ def predict(
         trainer = trainer_of(paths, rank, world_size)
         writer = PredictionWriter(run, str(output) if output else None, top_k, abstain_below)
         writer.on_predict_start(trainer, model)
-        indices = share(len(paths), rank, world_size)
+        indices = rank_range(len(paths), rank, world_size)
         # the last batches may be empty
-        for start in range(0, len(share(len(paths), 0, world_size)), batch_size):
+        for start in range(0, len(rank_range(len(paths), 0, world_size)), batch_size):
             batch = list(indices[start : start + batch_size])
             good = [i for i in batch if i not in bad]
             index = torch.tensor(good, dtype=torch.int64)

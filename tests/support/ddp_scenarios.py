@@ -26,7 +26,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from finetune import Classifier, ImageFolderData
 from finetune.data.decode import DecodeError
-from finetune.data.samplers import TrainBatches, share, train_order
+from finetune.data.samplers import TrainBatches, rank_range, train_order
 from finetune.data.samples import Samples
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.inference.tta import AverageFlip
@@ -198,7 +198,8 @@ def order_of_each_rank() -> Iterator[None]:
         for i in range(self.batch, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [
-                (self.epoch, int(batch[j])) for j in share(len(batch), self.rank, self.world_size)
+                (self.epoch, int(batch[j]))
+                for j in rank_range(len(batch), self.rank, self.world_size)
             ]
 
     with patch.object(TrainBatches, "__iter__", batches):
@@ -296,7 +297,7 @@ def calibrated(root: Path) -> dict[str, Any]:
 def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     """Output and gradients of a batch of `num` pictures, of which a process may have none, and running statistics."""
     group = torch.distributed if torch.distributed.is_initialized() else None
-    own = share(num, group.get_rank() if group else 0, int(sys.argv[3]))
+    own = rank_range(num, group.get_rank() if group else 0, int(sys.argv[3]))
     torch.manual_seed(0)
     convolutions = [nn.Conv2d(channels, 8, 3, padding=1, bias=False) for channels in (3, 8)]
     network = nn.Sequential(

@@ -61,8 +61,8 @@ MUTATIONS = [
     Mutation(
         "what is read ahead is of the epoch that is asked for",
         "data/train_loader.py",
-        "self._is_read == (epoch, first) and not self.is_ended(), None",
-        "self._is_read is not None and not self.is_ended(), None",
+        "self._prefetched == (epoch, first) and not self.is_ended()",
+        "self._prefetched is not None and not self.is_ended()",
         "tests/data/test_train_loader.py",
     ),
     Mutation(
@@ -138,8 +138,8 @@ MUTATIONS = [
     Mutation(
         "every picture counts once: shares of an evaluation",
         "data/samplers.py",
-        "def share(num: int, rank: int, world_size: int) -> range:",
-        "def share(num: int, rank: int, world_size: int) -> range:\n    num = -(-num // world_size) * world_size",
+        "def rank_range(num: int, rank: int, world_size: int) -> range:",
+        "def rank_range(num: int, rank: int, world_size: int) -> range:\n    num = -(-num // world_size) * world_size",
         "tests/data/test_samplers.py",
     ),
     Mutation(
@@ -243,7 +243,7 @@ MUTATIONS = [
     Mutation(
         "test measures nothing that was trained on",
         "data/seen.py",
-        "is_seen = np.isin(names, known.names[:most])",
+        "is_seen = np.isin(names, record.names[:most])",
         "is_seen = np.zeros(len(names), bool)",
         "tests/data/test_seen.py",
     ),

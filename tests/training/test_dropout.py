@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import StochasticDepth
 
-from finetune.data.samplers import share
+from finetune.data.samplers import rank_range
 from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
 from finetune.training.dropout import (
@@ -56,7 +56,7 @@ def test_each_device_draws_its_rows_of_one_mask(kind, dtype):
     assert kept.any()
     assert torch.equal(kept, noisy(layer, x.double(), pictures) != 0)
     for world_size in (2, 3, 5, 16):  # of 16, four have no picture
-        parts = [share(12, rank, world_size) for rank in range(world_size)]
+        parts = [rank_range(12, rank, world_size) for rank in range(world_size)]
         rows = [slice(part.start, part.stop) for part in parts]
         assert torch.equal(whole, torch.cat([noisy(layer, x[own], pictures[own]) for own in rows]))
     good = torch.tensor([0, 1, 4, 11])  # the others could not be decoded

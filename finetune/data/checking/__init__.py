@@ -1,9 +1,12 @@
-"""What is wrong with a data set: looked for before training, and never judged by training.
+"""Checks of a data set before training, without a trained network.
 
-`picture_facts` looks at each picture once. `checks` judges files and classes by that, `exact_duplicates` and
-`duplicates` find copies, the latter by `perceptual_hash` and `rough_fit`, `shortcuts` what gives a class or a split
-away, `spreadsheet_names` names that a spreadsheet would run. All these are `findings`, which `check_page` writes.
-`first_look` is the part of it that every fit does.
+- `picture_facts`: decodes each image once and collects its properties.
+- `checks`: faults of files and classes, by these properties.
+- `exact_duplicates`, `duplicates`: copies of images; the latter by `perceptual_hash` and `rough_fit`.
+- `shortcuts`: properties of files that give away a class or a split.
+- `spreadsheet_names`: names that a spreadsheet would run as a formula.
+- `findings`: the results of all checks. `check_page` writes them.
+- `first_look`: the checks that every fit does.
 
-Another thing that may be wrong with pictures goes here; what a network has to see for it, to `features/`.
+A new check of images belongs here. A check that needs a network's features belongs in `features/`.
 """

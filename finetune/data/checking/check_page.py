@@ -16,7 +16,7 @@ from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
 
-# of a finding and of a row on the page, which holds all thumbnails
+# rows per finding and images per row, because the page embeds all thumbnails
 _MAX_ROWS, _MAX_PICTURES = 100, 8
 _SIDE = 144  # pixels of a thumbnail's longer side
 _MAX_THREADS = 16
@@ -25,7 +25,7 @@ _MAX_THREADS = 16
 def write_page(
     path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
 ) -> None:
-    """Write check.html: each finding with its pictures side by side; for `network` see `write_json`."""
+    """Write check.html: each finding with thumbnails of its images. For `network` see `write_json`."""
     wanted = {
         i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]
     }
@@ -65,13 +65,13 @@ def write_page(
 def write_json(
     path: Path, listing: Listing, findings: Sequence[Finding], network: str = ""
 ) -> None:
-    """Write check.json: all rows of all findings, and of what, when and by what eyes; see `as_plain`.
+    """Write check.json: all rows of all findings, the data set, the date and the network. See `as_plain`.
 
     Args:
         path: The file.
         listing: The data set.
-        findings: What is wrong with it.
-        network: Which network has looked at the labels, in words; "" for none.
+        findings: The findings.
+        network: Description of the network whose features were used to rank labels; "" for none.
     """
     content = {
         "root": os.path.abspath(listing.root),
@@ -89,10 +89,10 @@ def write_json(
 
 
 def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> int:
-    """Write KIND.txt for each finding that has files: a path on each line, an empty line between sets of them.
+    """Write KIND.txt for each finding with files: one path per line, and an empty line between sets.
 
     Returns:
-        How many files could not be listed, for a line break in their names.
+        Number of files that could not be listed because of a line break in their names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     num_left_out = 0

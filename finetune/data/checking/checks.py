@@ -1,4 +1,4 @@
-"""What is wrong with the files and the classes of a data set, before hours are spent on it."""
+"""Checks of the files and the classes of a data set."""
 
 import os
 import re
@@ -11,24 +11,24 @@ import numpy as np
 from finetune.data.checking.duplicates import is_blank
 from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.picture_facts import Facts, kind_of_name
-from finetune.data.datasets.folders import fault_of_name
+from finetune.data.datasets.folders import why_name_is_invalid
 from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
 from finetune.system.messages import counted
 
-# longer over shorter side: the square in the middle then leaves out half of the picture or more
+# longer over shorter side, from which on a central square crop removes half of the image or more
 _WIDE = 2.0
-_FEW = 10  # pictures of a class
-_UNEQUAL = 5.0  # times as many pictures of the largest class as of the smallest
-_SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and of its median
-_CUT = 0.04  # share of the rows: below it a dark or grey border is as likely
+_FEW = 10  # images per class
+_UNEQUAL = 5.0  # ratio of the images of the largest and the smallest class
+_SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and share of its median
+_CUT = 0.04  # share of the rows, below which a grey border is as likely
 _USUAL_MODES = {"RGB", "L"}
 
 
 def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with single files."""
+    """Yield the findings about single files."""
 
-    def of_pictures(
+    def image_findings(
         kind: str,
         level: Level,
         title: str,
@@ -39,11 +39,11 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         rows = [Row([i], *note(i)) for i in np.flatnonzero(wrong).tolist()]
         if rows:
             rows.sort(key=lambda row: -row.value)
-            said = title if len(rows) > 1 else _of_one(title)
-            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {said}", advice, rows)
+            words = title if len(rows) > 1 else _singular(title)
+            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {words}", advice, rows)
 
     readable = facts.is_readable
-    yield from of_pictures(
+    yield from image_findings(
         "unreadable",
         "bad",
         "can't be read",
@@ -53,7 +53,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         lambda i: (facts.errors[i], 0),
     )
     named = [kind_of_name(path) for path in listing.paths]
-    yield from of_pictures(
+    yield from image_findings(
         "other_type",
         "note",
         "are of another type than their names say",
@@ -64,7 +64,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
     )
     blank, brightness = is_blank(facts), facts.brightness
-    yield from of_pictures(
+    yield from image_findings(
         "blank",
         "warning",
         "show nothing: one colour, or nearly black",
@@ -74,7 +74,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         lambda i: (f"mean brightness {brightness[i]:.0f} of 255", 255 - brightness[i]),
     )
     cut = facts.cut_shares
-    yield from of_pictures(
+    yield from image_findings(
         "cut",
         "note",
         "have a lower part of one flat grey",
@@ -83,7 +83,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         readable & (cut >= _CUT) & (cut < 1),
         lambda i: (f"the lower {100 * cut[i]:.0f} %", float(cut[i])),
     )
-    yield from of_pictures(
+    yield from image_findings(
         "decoder_warning",
         "note",
         "decode with a warning",
@@ -92,7 +92,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         lambda i: (facts.warnings[i], 0),
     )
     ratios = np.maximum(facts.aspects, 1 / facts.aspects)
-    yield from of_pictures(
+    yield from image_findings(
         "wide_or_tall",
         "note",
         "are so wide or tall that half of them is cropped",
@@ -103,8 +103,8 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
     odd = (
         np.array([bool(mode) and mode not in _USUAL_MODES for mode in facts.modes], bool) & readable
     )
-    if np.count_nonzero(odd) <= len(odd) / 2:  # else it is what this set is like
-        yield from of_pictures(
+    if np.count_nonzero(odd) <= len(odd) / 2:  # otherwise the mode is normal for this data set
+        yield from image_findings(
             "odd_mode",
             "note",
             "are of another kind than plain colour or grey",
@@ -115,7 +115,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         )
     shorter = facts.sizes.min(axis=1)
     limit = min(_SMALL, _SMALL_SHARE * float(np.median(shorter[readable])) if readable.any() else 0)
-    yield from of_pictures(
+    yield from image_findings(
         "small",
         "note",
         f"are smaller than {limit:.0f} pixels, far below the others",
@@ -125,7 +125,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _of_one(title: str) -> str:
+def _singular(title: str) -> str:
     words = {
         "are ": "is ",
         "have ": "has ",
@@ -134,8 +134,8 @@ def _of_one(title: str) -> str:
         "their names say": "its name says",
         "half of them": "half of it",
     }
-    for several, one in words.items():
-        title = title.replace(several, one)
+    for plural, singular in words.items():
+        title = title.replace(plural, singular)
     return title
 
 
@@ -145,45 +145,49 @@ def _ratio(facts: Facts, i: int) -> str:
 
 
 def folder_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield what is not read at all."""
-    beside = listing.beside
-    if beside.unread:
-        title = f"{counted(len(beside.unread), 'folder or link', 'folders or links')} can't be read"
+    """Yield the findings about files and folders that are skipped."""
+    skipped = listing.skipped
+    if skipped.unread:
+        title = (
+            f"{counted(len(skipped.unread), 'folder or link', 'folders or links')} can't be read"
+        )
         yield Finding(
             "unread",
             "bad",
             title,
             "What lies in them is unknown.",
-            [Row([], text) for text in beside.unread],
+            [Row([], text) for text in skipped.unread],
         )
     loose = [
         Row([], f"{counted(num, 'picture')} in {folder}", num)
-        for folder, num in beside.loose.items()
+        for folder, num in skipped.loose.items()
     ]
     if loose:
-        title = f"{counted(sum(beside.loose.values()), 'picture')} in no class folder"
+        title = f"{counted(sum(skipped.loose.values()), 'picture')} in no class folder"
         yield Finding(
             "loose", "warning", title, "They are left out: a picture's folder is its class.", loose
         )
     kinds = [
         Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num)
-        for s, num in beside.suffixes.most_common()
+        for s, num in skipped.suffixes.most_common()
     ]
     if kinds:
-        title = f"{counted(beside.suffixes.total(), 'file')} of kinds that are not read as pictures"
+        title = (
+            f"{counted(skipped.suffixes.total(), 'file')} of kinds that are not read as pictures"
+        )
         yield Finding(
             "other_files", "note", title, "If pictures are among them, convert them.", kinds
         )
 
 
 def class_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield what is wrong with the classes, from the folders alone."""
+    """Yield the findings about classes, by the folders only."""
     counts = listing.counts()
     names = listing.class_names
     splits = listing.splits
-    first = splits.index("train") if "train" in splits else 0  # what is trained on
+    first = splits.index("train") if "train" in splits else 0  # the training split
 
-    def of_classes(
+    def findings_of_classes(
         kind: str, level: Level, title: str, advice: str, notes: list[tuple[str, float]]
     ) -> Iterator[Finding]:
         if notes:
@@ -201,9 +205,9 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     odd = [
         (name.encode("utf-8", "surrogateescape"), reason)
         for name in names
-        if (reason := fault_of_name(name))
+        if (reason := why_name_is_invalid(name))
     ]
-    yield from of_classes(
+    yield from findings_of_classes(
         "odd_name",
         "bad",
         f"{counted(len(odd), 'class folder')} that fit refuses by the name",
@@ -211,7 +215,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
         [(f"{name!r} {reason}", 0) for name, reason in odd],
     )
     empty = [(s, c) for s, c in np.argwhere(listing.folders & (counts == 0)).tolist()]
-    yield from of_classes(
+    yield from findings_of_classes(
         "empty_class",
         "bad",
         f"{counted(len(empty), 'class folder')} without a picture",
@@ -223,7 +227,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
         untrained = [
             c for c in range(len(names)) if not listing.folders[first, c] and c not in lone
         ]
-        yield from of_classes(
+        yield from findings_of_classes(
             "one_split",
             "bad",
             f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
@@ -240,8 +244,8 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     for name in names:
         folded = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold()) or name
         plain.setdefault(folded, []).append(name)
-    alike = [" and ".join(map(_told_apart, same)) for same in plain.values() if len(same) > 1]
-    yield from of_classes(
+    alike = [" and ".join(map(_distinct_repr, same)) for same in plain.values() if len(same) > 1]
+    yield from findings_of_classes(
         "alike_names",
         "bad",
         f"{counted(len(alike), 'class', 'classes')} under names that differ by case, spaces, signs or composition only",
@@ -250,7 +254,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     )
     trained = {names[c]: int(counts[first, c]) for c in range(len(names)) if counts[first, c]}
     few = sorted((num, name) for name, num in trained.items() if num < _FEW)
-    yield from of_classes(
+    yield from findings_of_classes(
         "tiny_class",
         "warning",
         f"{counted(len(few), 'class', 'classes')} with fewer than {_FEW} pictures to train on",
@@ -259,7 +263,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     )
     if len(trained) > 1 and max(trained.values()) >= _UNEQUAL * min(trained.values()):
         most, least = (pick(trained, key=trained.__getitem__) for pick in (max, min))
-        yield from of_classes(
+        yield from findings_of_classes(
             "unequal_classes",
             "note",
             f"classes are unequal: {trained[most]:,} pictures of {most}, {trained[least]:,} of {least}",
@@ -269,7 +273,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
         )
 
 
-def _told_apart(name: str) -> str:
+def _distinct_repr(name: str) -> str:
     return repr(name) if name == composed(name) else ascii(name)
 
 

@@ -1,25 +1,24 @@
-"""Pictures that show the same photograph: copies, and what was resized, re-encoded, mirrored or cropped a little.
+"""Near duplicates: images of the same photograph that was copied, resized, re-encoded, mirrored or slightly cropped.
 
-Hashes that are near make candidates; small grey copies, laid over each other at the crop that fits best, decide. What
-was measured on 4,676 photographs of food, garments, waste, flowers and aerial scenes, with 400 copies of each kind
-(by scripts that are not kept; `benchmarks/check` has the outcome, with 30 of each):
+Pairs with similar hashes are candidates. Small grey copies of a candidate pair are then aligned at the best crop, and
+their correlation decides. The constants were measured on 4,676 photographs of food, garments, waste, flowers and aerial
+scenes, with 400 copies of each kind (the scripts are gone; `benchmarks/check` has the results for 30 of each):
 
-- Radius. Resized, re-encoded and mirrored copies lie within 4 bits, and 98 % of those cropped to 0.95 of width and
-  height within 16. So do 6 of 10,000 pairs of different photographs, which the rest has to tell apart.
-- What is compared is detail: the grey copies less what a blur of 1.5 pixels leaves of them. Whole grey copies of a dark
-  garment on a light ground correlate by 0.95 with those of another one; their detail does by 0.67 at most, that of
-  cropped copies by 0.76 at least. Above 0.7 lay four pairs of the photographs as they are: all of the same object, two
-  of them a second shot.
-- A crop keeps its proportions to the picture's, which gives the ratio of the shares that it keeps of width and height;
-  only their size is searched.
-- Parts down to a half of width and height, where features say which pictures are near: of 700 pairs of neighbours in
-  486 photographs of garments none is above 0.60, but one that was laid mirrored over another reached 0.74. Of 450
-  random parts of 0.55 to 0.95 of photographs of food, garments and waste 325 reach 0.78, which are those named.
-- Most pairs are told apart at half the side, by every second share (`rough_fit`): two of the 325 are lost by it, of 448
-  crops to 0.93 to 0.97 none, and a twentieth of the pairs of different photographs goes on.
+- Radius. The hashes of resized, re-encoded and mirrored copies are within 4 bits, and 98 % of copies cropped to 0.95 of
+  width and height within 16 bits. So are 6 of 10,000 pairs of different photographs, which the correlation must reject.
+- Detail. The grey copies are compared after subtracting a blur of 1.5 pixels. Without this, grey copies of two dark
+  garments on a light ground correlate by 0.95. Their detail correlates by at most 0.67, that of cropped copies by at
+  least 0.76. Four pairs of the original photographs were above 0.7: all show the same object, two are a second shot.
+- Crops. The aspect ratios of both images give the ratio of a crop's shares of width and height, so only the size of the
+  crop is searched.
+- Crops down to half of width and height, for neighbours by features. Of 700 pairs of neighbours in 486 photographs of
+  garments none is above 0.60, but a mirrored one reached 0.74. Of 450 random crops to 0.55 to 0.95 of photographs of
+  food, garments and waste, 325 reach 0.78 and are reported.
+- Rough fit. Most pairs are rejected at half the side, by every second share (`rough_fit`). It loses two of the 325, and
+  none of 448 crops to 0.93 to 0.97. A twentieth of the pairs of different photographs passes it.
 """
 
-# Shapes: N pictures, S pixels of a grey copy's side, P pairs.
+# Shapes: N images, S pixels of a grey copy's side, P pairs.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,12 +39,12 @@ from finetune.system.progress import watched
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
 MIN_DETAIL_OF_PARTS = 0.78
-_SURE = 4  # bits: as near as copies are that were not cropped
-_NUM_LIKE, _NUM_LAID = 64, 4  # of each picture by its hash alone, and to be laid over it
-_COPY = 0.95  # correlation above which no crop is looked for
-_MIN_ROUGH = 0.5  # correlation at half the side, before all shares are tried
-_NO_DETAIL = 0.5  # grey levels, about what rounding leaves: gradients and plain ground
-_MIN_SHAPE = 0.6  # correlation of 16 x 16 pixels as they lie, above which most crops are
+_SURE = 4  # bits: copies that were not cropped are within it
+_NUM_CANDIDATES, _NUM_COMPARED = 64, 4  # pairs per image by its hash, and those that are correlated
+_COPY = 0.95  # correlation above which no crop is searched
+_MIN_ROUGH = 0.5  # correlation at half the side, below which a pair is rejected
+_NO_DETAIL = 0.5  # grey levels, about the rounding error: smooth gradients and plain areas
+_MIN_SHAPE = 0.6  # correlation of 16 x 16 pixels without alignment; most crops are above it
 _MAX_COLOUR = 16  # grey levels between mean colours
 _GREY = 2  # grey levels between the channels of a mean colour
 _MAX_ASPECT = 0.12  # natural logarithm of the ratio
@@ -58,32 +57,32 @@ Image = NDArray[np.uint8]
 
 
 class Pair(NamedTuple):
-    """Two pictures of the same photograph, the first before the second."""
+    """Two images of the same photograph, i < j."""
 
     i: int
     j: int
-    correlation: float  # of their detail, where they fit best
+    correlation: float  # of their detail, at the best alignment
     is_mirrored: bool
-    share: float  # what the smaller part keeps of the other's width or height
+    share: float  # the crop's share of the other image's width or height
 
 
 def is_blank(facts: Facts) -> NDArray[np.bool_]:
-    """Return which pictures show nothing: one colour, or nearly black all over, (N,). Each channel is judged."""
+    """Return which images are blank, (N,): of one colour, or nearly black. All channels are considered."""
     return facts.is_readable & ((facts.contrast < _FLAT) | (facts.brightest < _DARK))
 
 
 def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
-    """Return pairs among the chosen pictures that show the same photograph, enough of them to join each set."""
+    """Return pairs of the chosen images that show the same photograph, enough to connect each set of duplicates."""
     grey = facts.grey[chosen]
     plain, mirrored = hashes(grey)
     shapes = _shapes(grey)
     has_detail = _has_detail(grey)
     found: list[Pair] = []
     for is_mirrored, others in ((False, plain), (True, mirrored)):
-        i, j = near_pairs(plain, others, RADIUS, _NUM_LIKE)
+        i, j = near_pairs(plain, others, RADIUS, _NUM_CANDIDATES)
         distance = np.bitwise_count(plain[i] ^ others[j])
-        keep = (distance <= _SURE) & _have_like_hues(facts, chosen[i], chosen[j])
-        keep |= _are_alike(facts, chosen[i], chosen[j])
+        keep = (distance <= _SURE) & _have_similar_hues(facts, chosen[i], chosen[j])
+        keep |= _are_similar(facts, chosen[i], chosen[j])
         keep &= has_detail[i] & has_detail[j]
         i = i[keep]
         j = j[keep]
@@ -92,15 +91,17 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
         i = i[keep]
         j = j[keep]
         distance = distance[keep]
-        keep = nearest(i, distance, _NUM_LAID)
-        found += _same(facts, chosen[i[keep]], chosen[j[keep]], is_mirrored, _SHARES, MIN_DETAIL)
+        keep = nearest(i, distance, _NUM_COMPARED)
+        found += _confirmed_pairs(
+            facts, chosen[i[keep]], chosen[j[keep]], is_mirrored, _SHARES, MIN_DETAIL
+        )
     return _best(found)
 
 
 def larger_crops(
     facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known: Sequence[Pair]
 ) -> list[Pair]:
-    """Return the known pairs and those of i and j, near by other signs, of which one shows a part of the other."""
+    """Return the known pairs, and the candidate pairs (i, j) of which one image is a larger crop of the other."""
     pairs = {pair[:2] for pair in known}
     is_new = np.array(
         [pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool
@@ -109,23 +110,25 @@ def larger_crops(
     is_new &= has_detail[i] & has_detail[j]
     found = [*known]
     for is_mirrored in (False, True):
-        found += _same(facts, i[is_new], j[is_new], is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS)
+        found += _confirmed_pairs(
+            facts, i[is_new], j[is_new], is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS
+        )
     return _best(found)
 
 
 def _has_detail(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return of which grey copies (N, S, S) there is something to compare, (N,): no smooth gradient."""
-    # the rim is the blur's
+    """Return which grey copies (N, S, S) have enough detail to compare, (N,): no smooth gradients."""
+    # without the border, which the blur affects
     return np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)
 
 
 def _best(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return each pair once, as it fits best."""
+    """Return each pair once, with its highest correlation."""
     best = {pair[:2]: pair for pair in sorted(pairs, key=lambda pair: pair.correlation)}
     return sorted(best.values())
 
 
-def _same(
+def _confirmed_pairs(
     facts: Facts,
     i: NDArray[np.int64],
     j: NDArray[np.int64],
@@ -133,9 +136,11 @@ def _same(
     shares: tuple[float, ...],
     least: float,
 ) -> list[Pair]:
-    """Return those of the pairs whose detail agrees by `least`."""
+    """Return the pairs whose detail correlates by at least `least`."""
     ratios = facts.aspects[j] / facts.aspects[i]
-    ratios = np.where((ratios > 0.8) & (ratios < 1.25), ratios, 1.0)  # else squashed, not cropped
+    ratios = np.where(
+        (ratios > 0.8) & (ratios < 1.25), ratios, 1.0
+    )  # beyond: squashed, not cropped
     others = facts.grey[:, :, ::-1] if is_mirrored else facts.grey
     rough, which = rough_fits((facts.grey, others), i, j, ratios, shares[::2], _BLUR)
     i, j, ratios, which = (values[rough >= _MIN_ROUGH] for values in (i, j, ratios, which))
@@ -146,7 +151,7 @@ def _same(
 
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
-        # What is under way ends first when we are stopped.
+        # In chunks, because an interruption waits for the submitted tasks.
         for first in watched(
             range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"
         ):
@@ -160,15 +165,15 @@ def _same(
 def best_fit(
     a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
 ) -> tuple[float, float]:
-    """Return how well the detail of two squashed copies (S, S) agrees at most, and at which share.
+    """Return the highest correlation of the detail of two grey copies (S, S), and the share of the crop.
 
-    Either may be a part of the other.
+    Either image may be a crop of the other.
 
     Args:
-        a: One.
-        b: The other.
-        ratio: Width over height of b's picture, over that of a's.
-        shares: Of the larger picture's longer kept side that the part may have, the largest first.
+        a: Grey copy of one image.
+        b: Grey copy of the other image.
+        ratio: Aspect ratio of b's image over that of a's image.
+        shares: Shares of the crop to try, as of the longer kept side; the largest first.
     """
     best = (-1.0, 1.0)
     details = _detail(a), _detail(b)
@@ -191,7 +196,7 @@ def _detail(grey: np.ndarray) -> NDArray[np.float32]:
 
 
 def _shapes(grey: Image) -> NDArray[np.float32]:
-    """Return 16 x 16 pixels of each, with a mean of 0 and a norm of 1, (N, 16, 16)."""
+    """Return each copy at 16 x 16 pixels, with a mean of 0 and a norm of 1, (N, 16, 16)."""
     num, side = len(grey), grey.shape[1] // 16
     small = grey.reshape(num, 16, side, 16, side).mean(axis=(2, 4), dtype=np.float32)
     small -= small.mean(axis=(1, 2), keepdims=True)
@@ -201,26 +206,26 @@ def _shapes(grey: Image) -> NDArray[np.float32]:
 def _correlation(
     shapes: NDArray[np.float32], i: np.ndarray, j: np.ndarray, is_mirrored: bool
 ) -> NDArray[np.float32]:
-    found = np.empty(len(i), np.float32)
+    correlations = np.empty(len(i), np.float32)
     for first in range(0, len(i), 65536):
         some = slice(first, first + 65536)
         others = shapes[j[some]][:, :, ::-1] if is_mirrored else shapes[j[some]]
-        found[some] = np.einsum("pxy,pxy->p", shapes[i[some]], others)
-    return found
+        correlations[some] = np.einsum("pxy,pxy->p", shapes[i[some]], others)
+    return correlations
 
 
-def _are_alike(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
-    """Return whether pictures have nearly the same proportions and mean colours, as crops of 5 % do, (P,)."""
+def _are_similar(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
+    """Return which pairs have similar aspect ratios and mean colours, as after cropping 5 %, (P,)."""
     aspects = np.abs(np.log(facts.aspects[i] / facts.aspects[j])) < _MAX_ASPECT
     return aspects & (
         np.abs(facts.colours[i] - facts.colours[j]).max(axis=1, initial=0) < _MAX_COLOUR
     )
 
 
-def _have_like_hues(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
-    """Return whether the mean colours of pictures differ in no more than brightness, or one picture is grey, (P,).
+def _have_similar_hues(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bool_]:
+    """Return which pairs have mean colours that only differ in brightness, or have a grey image, (P,).
 
-    All else here compares grey copies, in which a red shirt is a green one.
+    All other comparisons use grey copies, in which a red and a green shirt look the same.
     """
     hues = facts.colours - facts.colours.mean(axis=1, keepdims=True)
     is_grey = np.abs(hues).max(axis=1, initial=0) < _GREY
@@ -229,7 +234,7 @@ def _have_like_hues(facts: Facts, i: np.ndarray, j: np.ndarray) -> NDArray[np.bo
 
 
 def connected(edges: Sequence[tuple[int, int]], num: int) -> list[list[int]]:
-    """Return the sets that edges between `num` pictures join, each in order."""
+    """Return the connected components of more than one of `num` images, each sorted."""
     if not edges:
         return []
     rows, columns = np.array(edges).T

@@ -1,4 +1,4 @@
-"""Files of the same content: by size first, then by the bytes of those that share one."""
+"""Files with equal content: compared by size first, then by the bytes of files of equal size."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -6,21 +6,21 @@ from hashlib import blake2b
 
 import numpy as np
 
-_PIECE = 4096  # bytes from the middle: a photograph's are hardly ever another's
+_PIECE = 4096  # bytes from the middle, which differ between nearly all photographs
 
 
 def equal_files(
     paths: Sequence[str], num_bytes: np.ndarray, group_of: np.ndarray | None = None
 ) -> list[list[int]]:
-    """Return the sets of files that are equal byte for byte, each in order; what can't be read has no equals.
+    """Return the sets of files that are equal byte for byte, each sorted. Unreadable files are skipped.
 
-    Most files are told apart by their sizes, which cost nothing, and nearly all others by 4 kB of their middle: only
-    what is equal there too is read whole.
+    Sizes distinguish most files without reading them, and 4 kB from the middle nearly all others. Only files that agree
+    in both are read completely.
 
     Args:
-        paths: One a file, N.
-        num_bytes: The size of each, (N,); files of none are left out, and so are those below 0.
-        group_of: Only sets that lie in more than one of these groups are wanted, (N,).
+        paths: Path of each file, N.
+        num_bytes: Size of each file, (N,). Files with a size of 0 or below are skipped.
+        group_of: Group of each file, (N,). If given, only sets with files of more than one group are returned.
     """
 
     def is_wanted(members: np.ndarray) -> bool:
@@ -31,30 +31,30 @@ def equal_files(
     sets = [
         s for s in np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1) if is_wanted(s)
     ]
-    for digest in (_of_middle, _of_all):
+    for digest in (_read_middle, _hash_content):
         sets = [
             equal
             for members in sets
-            for equal in _apart(paths, members, digest)
+            for equal in _group_by_digest(paths, members, digest)
             if is_wanted(equal)
         ]
     return sorted(sorted(members.tolist()) for members in sets)
 
 
-def _apart(
+def _group_by_digest(
     paths: Sequence[str], members: np.ndarray, digest: Callable[[str], bytes]
 ) -> Iterable[np.ndarray]:
-    found: dict[bytes, list[int]] = {}
+    by_digest: dict[bytes, list[int]] = {}
     for i in members.tolist():
         try:
-            found.setdefault(digest(paths[i]), []).append(i)
-        except OSError:  # whoever reads it will say so
+            by_digest.setdefault(digest(paths[i]), []).append(i)
+        except OSError:  # reported when the image is read
             continue
-    return map(np.array, found.values())
+    return map(np.array, by_digest.values())
 
 
-def _of_middle(path: str) -> bytes:
-    # a pipe would wait for who writes to it
+def _read_middle(path: str) -> bytes:
+    # O_NONBLOCK: opening a pipe would otherwise block until it is written to
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.pread(descriptor, _PIECE, max(0, os.fstat(descriptor).st_size // 2 - _PIECE // 2))
@@ -62,7 +62,7 @@ def _of_middle(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _of_all(path: str) -> bytes:
+def _hash_content(path: str) -> bytes:
     digest = blake2b(digest_size=16)
     with open(path, "rb") as file:
         while piece := file.read(2**20):

@@ -1,4 +1,4 @@
-"""What is found wrong with a data set: each kind with its pictures, why it matters, and what to do."""
+"""The findings about a data set: each kind of fault with its images, why it matters, and what to do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ LEVELS: dict[Level, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One thing found: a picture, a set of them, or none where it is about a class."""
+    """One row of a finding: an image or a set of images; no image if it is about a class."""
 
     pictures: list[int]
     note: str
@@ -30,15 +30,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """All things of a kind.
+    """All faults of one kind.
 
     Attributes:
-        kind: Its name in check.json and of its list of files.
-        level: How bad it is.
-        title: What was found, with its number.
+        kind: Name of the kind in check.json, and of the list of files.
+        level: Severity.
+        title: What was found, with the number.
         advice: Why it matters, and what to do.
-        rows: Each of them, the worst first.
-        is_judged: Something is wrong; else it is only a ranking to look at.
+        rows: The faults, worst first.
+        is_judged: True for a fault; False for a ranking of images that may be faulty.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Finding:
 def as_plain(
     findings: Sequence[Finding], listing: Listing, most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return findings as check.json has them, with files named as they lie beneath the root, `most` rows of each."""
+    """Return findings for check.json, with paths relative to the root and at most `most` rows each."""
     return [
         {
             "kind": finding.kind,
@@ -76,17 +76,17 @@ def as_plain(
 def duplicate_findings(
     listing: Listing, exact: Sequence[Sequence[int]], near: Sequence[Pair]
 ) -> list[Finding]:
-    """Return the sets of pictures that are the same, by what they spoil: the test, the labels, or nothing much.
+    """Return the findings about duplicates: in several splits, in several classes, or in one class.
 
     Args:
         listing: The data set.
         exact: Sets of equal files.
-        near: Pairs that show the same photograph; of equal files the first stands for all.
+        near: Pairs of images of the same photograph. The first file of an exact set represents all of it.
     """
     found = {(by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")}  # type: dict[tuple[str, str], list[Row]]
     for members in exact:
-        found[_spoils(listing, members), "exact"].append(
-            Row(list(members), _places(listing, members), len(members))
+        found[_duplicate_kind(listing, members), "exact"].append(
+            Row(list(members), _describe_places(listing, members), len(members))
         )
     copies = {members[0]: members for members in exact}
     best: dict[int, Pair] = {}
@@ -98,8 +98,10 @@ def duplicate_findings(
         pair = max((best[i] for i in joined), key=lambda p: p.correlation)
         about = [f"alike by {pair.correlation:.2f}"] + ["mirrored"] * pair.is_mirrored
         about += [f"cropped to {pair.share:.2f}"] * (pair.share < 0.98)
-        note = f"{', '.join(about)}; {_places(listing, members)}"
-        found[_spoils(listing, members), "near"].append(Row(members, note, pair.correlation))
+        note = f"{', '.join(about)}; {_describe_places(listing, members)}"
+        found[_duplicate_kind(listing, members), "near"].append(
+            Row(members, note, pair.correlation)
+        )
     findings = []
     for (by, kind), rows in found.items():
         if rows:
@@ -139,13 +141,13 @@ _DUPLICATES: dict[str, tuple[Level, str, str]] = {
 }
 
 
-def _spoils(listing: Listing, members: Sequence[int]) -> str:
+def _duplicate_kind(listing: Listing, members: Sequence[int]) -> str:
     if len(np.unique(listing.split_of[members])) > 1:
         return "leak"
     return "two_classes" if len(np.unique(listing.class_of[members])) > 1 else "copies"
 
 
-def _places(listing: Listing, members: Sequence[int]) -> str:
+def _describe_places(listing: Listing, members: Sequence[int]) -> str:
     splits = dict.fromkeys(listing.splits[listing.split_of[i]] for i in members)
     classes = dict.fromkeys(listing.class_names[listing.class_of[i]] for i in members)
     text = " and ".join(classes) if len(classes) > 1 else next(iter(classes))
@@ -153,7 +155,7 @@ def _places(listing: Listing, members: Sequence[int]) -> str:
 
 
 def shortcut_findings(shortcuts: Sequence[Shortcut]) -> list[Finding]:
-    """Return what gives away the class, and what the split."""
+    """Return the findings about properties that give away the class or the split."""
     findings = []
     for target, level, advice in _SHORTCUTS:
         rows = [
@@ -190,7 +192,7 @@ _SHORTCUTS: list[tuple[str, Level, str]] = [
 
 
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings sorted: the worst level first, within it as they came; rankings last."""
+    """Return findings sorted by level, worst first. The order within a level stays; rankings are last."""
     return sorted(
         findings, key=lambda finding: (not finding.is_judged, list(LEVELS).index(finding.level))
     )

@@ -1,8 +1,8 @@
-"""What a fit can know of its pictures in a moment: which can't be read or lie in two splits, which classes are small.
+"""The fast checks at the start of a fit: unreadable images, images in two splits, and small classes.
 
-`finetune check` looks closer. This asks for all sizes, reads the first bytes of so many files, and 4 kB of those that
-have their size in common with one of another split: 2.5 seconds of the processor for 100,000 files, of which each
-epoch decodes all, in hundreds of them.
+`finetune check` does more. These checks read the size of all files, the first bytes of up to 20,000 files, and 4 kB of
+files that have the same size as one of another split. They take 2.5 CPU seconds for 100,000 files; an epoch, which
+decodes all of them, takes hundreds of seconds.
 """
 
 import os
@@ -19,23 +19,23 @@ from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_fi
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import READERS
 from finetune.data.samples import Samples
-from finetune.data.storage import concatenated
-from finetune.data.walk import Beside
+from finetune.data.storage import concatenate_stats
+from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
 
-_NUM_OPENED = 20_000  # about a second; of more files some are looked at, evenly spaced
-_NUM_KEPT = 5  # of each kind, as examples
+_NUM_OPENED = 20_000  # takes about a second; of more files evenly spaced ones are opened
+_NUM_KEPT = 5  # examples of each kind in about.json
 
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What was looked at, and what is wrong with it.
+    """The result of the fast checks.
 
     Attributes:
-        listing: The pictures of all splits.
-        num_files: How many of them are files.
-        num_opened: Of how many of these the first bytes were read.
-        findings: The worst first.
+        listing: The images of all splits.
+        num_files: Number of images that are files.
+        num_opened: Number of files whose first bytes were read.
+        findings: The findings, worst first.
     """
 
     listing: Listing
@@ -44,24 +44,24 @@ class FirstLook:
     findings: list[Finding]
 
     def line(self) -> str:
-        """Return in a line which files are wrong, "" if none is; `overview` tells of classes."""
+        """Return one line about faulty files, "" if there are none. `overview` reports small classes."""
         rows = {finding.kind: finding.rows for finding in self.findings}
-        listing, found = self.listing, []
+        listing, faults = self.listing, []
         if leaks := rows.get("leak_exact"):
             first = leaks[0].pictures
             pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
-            found.append(
+            faults.append(
                 f"{sum(len(row.pictures) for row in leaks)} lie in two splits alike, {pair} for one"
             )
         if broken := rows.get("unreadable"):
-            found.append(
+            faults.append(
                 f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one"
             )
-        told = f"(finetune check {shown(listing.root)} says which)"
-        return f"of the pictures {', and '.join(found)} {told}" if found else ""
+        hint = f"(finetune check {shown(listing.root)} says which)"
+        return f"of the pictures {', and '.join(faults)} {hint}" if faults else ""
 
     def plain(self) -> dict[str, Any]:
-        """Return it for about.json, with some examples of each kind."""
+        """Return the result for about.json, with some examples of each kind."""
         findings = as_plain(self.findings, self.listing, _NUM_KEPT)
         return {"num_files": self.num_files, "num_opened": self.num_opened, "findings": findings}
 
@@ -69,20 +69,22 @@ class FirstLook:
 def first_look(
     splits: Mapping[str, Samples], class_names: Sequence[str], root: str | Path
 ) -> FirstLook:
-    """Look at what a fit is about to read.
+    """Check the images of a fit before it starts.
 
     Args:
-        splits: Of a data module.
-        class_names: Of their labels.
+        splits: The splits of the data module.
+        class_names: The class names.
         root: The folder of the images.
     """
     folders = np.array([split.targets.counts() > 0 for split in splits.values()])
-    listing = listing_of(Path(root), splits, class_names, folders, Beside(skip=True))
+    listing = listing_of(
+        Path(root), splits, class_names, folders, SkippedFiles(skip_unreadable=True)
+    )
     paths = listing.paths
-    stats = concatenated([split.known_stats() for split in splits.values()])
+    stats = concatenate_stats([split.load_stats() for split in splits.values()])
     sizes = np.where(stats.is_regular, stats.sizes, -1)
     lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if os.path.islink(paths[i])]
-    sizes[lost] = 0  # links to nothing, which count as empty
+    sizes[lost] = 0  # dangling links count as empty files
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
     broken = np.union1d(
@@ -93,7 +95,7 @@ def first_look(
         "the file is empty" if sizes[i] == 0 else "it does not begin as a picture does"
         for i in broken
     ]
-    sizes[broken] = -1  # empty ones, and error pages, are no copies of each other
+    sizes[broken] = -1  # empty files and error pages do not count as copies of each other
     findings = duplicate_findings(listing, equal_files(paths, sizes, listing.split_of), [])
     if len(broken):
         rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]

@@ -1,11 +1,13 @@
-"""A 64-bit number for what a picture looks like, and all pairs of pictures whose numbers are near.
+"""Perceptual hashes of 64 bits, and all pairs of images whose hashes are near.
 
-The number says which of the 8 x 8 lowest frequencies of the small grey copy are above their median (pHash: Zauner,
-Implementation and Benchmarking of Perceptual Image Hash Functions, 2010; the same bits on a picture of 32 x 32 pixels
-are `imagehash.phash`). That of the mirror image follows from it: its odd horizontal frequencies change their sign.
+Each bit says whether one of the 8 x 8 lowest frequencies (DCT) of the small grey copy is above their median. On an
+image of 32 x 32 pixels the bits are those of `imagehash.phash`. The mirror image has the same frequencies, with the
+sign of odd horizontal ones changed.
+
+Source: pHash; Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions, 2010.
 """
 
-# Shapes: N pictures.
+# Shapes: N images.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +21,13 @@ from finetune.system.progress import watched
 Hashes = NDArray[np.uint64]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-MAX_EXACT = 100_000  # pictures of which each is held against each
+MAX_EXACT = 100_000  # images up to which all pairs are compared
 RADIUS_OF_BANDS = 7
-_ROWS, _COLUMNS = 32, 4096  # of a block, which stays in a core's cache
+_ROWS, _COLUMNS = 32, 4096  # of a block, which fits a core's cache
 
 
 def hashes(grey: NDArray[np.uint8]) -> tuple[Hashes, Hashes]:
-    """Return the hashes of pictures (N, S, S) and of their mirror images."""
+    """Return the hashes of grey copies (N, S, S) and of their mirror images, (N,) each."""
     frequencies, places = np.arange(8), 2 * np.arange(grey.shape[1]) + 1
     # (8, S)
     cosines = np.cos(np.pi * frequencies[:, None] * places / (2 * grey.shape[1])).astype(np.float32)
@@ -49,11 +51,11 @@ def _bits(low: NDArray[np.float32]) -> Hashes:
 
 
 def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
-    """Return pairs i < j with left[i] and right[j] at most `radius` bits apart, sorted: of each i the `most` nearest.
+    """Return sorted pairs i < j with left[i] and right[j] at most `radius` bits apart, the `most` nearest of each i.
 
-    Up to `MAX_EXACT` pictures every pair is looked at, in blocks over all cores. Of more, only those are that agree in
-    one of eight bands of 8 bits, which finds all pairs of up to `RADIUS_OF_BANDS` bits, and no more is looked for.
-    Pictures that all look alike would have N squared pairs; a few of each suffice to join them into one set.
+    Up to `MAX_EXACT` images, all pairs are compared, in blocks over all cores. Above it, only pairs that agree in one
+    of eight bands of 8 bits are compared. This finds all pairs within `RADIUS_OF_BANDS` bits, and the radius is limited
+    to that. The limit `most` avoids N**2 pairs of similar images; a few of each image suffice to connect a set.
     """
     if len(left) > MAX_EXACT:
         pairs = list(_by_bands(left, right, min(radius, RADIUS_OF_BANDS), most))
@@ -72,11 +74,11 @@ def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
 
 
 def nearest(i: NDArray[np.int64], distance: NDArray[np.integer], most: int) -> NDArray[np.int64]:
-    """Return the places, sorted, of pairs that are among the `most` nearest of their i, the first of equal ones."""
+    """Return the sorted indices of pairs that are among the `most` nearest of their i; on ties the first ones."""
     if not len(i) or np.bincount(i - i.min()).max() <= most:
         return np.arange(len(i))
     key = (i - i.min()) * 65 + distance  # 64 bits at most
-    # of short ones much faster
+    # sorting uint16 is much faster
     order = np.argsort(key.astype(np.uint16) if key.max() < 2**16 else key, kind="stable")
     rank = np.arange(len(i)) - np.searchsorted(i[order], i[order])
     return np.sort(order[rank < most])

@@ -1,7 +1,6 @@
-"""What one look at each picture tells: whether it can be read, its kind, size and colours, and a small grey copy.
+"""Properties of each image: whether it is readable, its format, size and colours, and a small grey copy.
 
-Each file is decoded once, a JPEG at the smallest fraction of its size that serves the copy. Of all pictures together
-only numbers and the copies are kept, 2.4 KB each.
+Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies are stored, 2.4 KB per image.
 """
 
 import os
@@ -15,17 +14,17 @@ import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
 
-from finetune.data.decode import quiet, read_header, read_pixels
+from finetune.data.decode import read_header, read_pixels, silence_pillow
 from finetune.data.storage import open_file
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
-# Shapes: N pictures.
+# Shapes: N images.
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
-# what libjpeg makes of missing blocks, and what saving again may change of it
+# grey level that libjpeg gives to missing blocks, and its change by saving the image again
 _CUT_GREY, _CUT_TOLERANCE = 128, 2
-_MAX_THREADS = 16  # a hostile picture may take 2.5 GB while it is decoded
+_MAX_THREADS = 16  # decoding a malicious image may take 2.5 GB
 _SUFFIXES = {
     "jpg": "JPEG",
     "jpeg": "JPEG",
@@ -37,8 +36,8 @@ _SUFFIXES = {
 _SUFFIXES |= {"tif": "TIFF", "tiff": "TIFF"}
 
 
-class Look(NamedTuple):
-    """What is seen of one picture; see `Facts`."""
+class ImageFacts(NamedTuple):
+    """The properties of one image; see `Facts`."""
 
     error: str
     kind: str
@@ -56,22 +55,21 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of N pictures; where one can't be read the rest is empty or zero.
+    """The properties of N images. For unreadable images all other values are empty or zero.
 
     Attributes:
-        errors: Why a picture can't be read, "" where it can.
-        kinds: The format by its content, such as JPEG.
-        modes: What its pixels are, in Pillow's words, with `;16` for 16 bits and `animated` for several frames.
-        sizes: Height and width that the header states, of the upright picture, (N, 2).
-        num_bytes: Of each file, (N,).
-        changed: When each file was changed last, in seconds since 1970, (N,).
+        errors: Error of each image, "" if it is readable.
+        kinds: Format by content, such as JPEG.
+        modes: Pillow's mode, with `;16` for 16 bits and `animated` for several frames.
+        sizes: Height and width from the header, after EXIF rotation, (N, 2).
+        num_bytes: Size of each file in bytes, (N,).
+        changed: Modification time of each file, in seconds since 1970, (N,).
         colours: Mean red, green and blue, (N, 3).
-        grey: Small copies, (N, SIDE, SIDE) uint8.
-        contrast: Standard deviation of the pixels of a small copy, in the channel of red, green and blue that has the
-            largest, (N,).
-        brightest: 99th percentile of the pixels of a small copy, each by its largest channel, (N,).
-        warnings: The first warning of libjpeg about a JPEG that decodes all the same, "" for none.
-        cut_shares: Share of the rows, at the lower end of a JPEG, that have the grey of missing data, (N,).
+        grey: Small grey copies, (N, SIDE, SIDE) uint8.
+        contrast: Standard deviation of the pixels of a small copy, the largest of the three channels, (N,).
+        brightest: 99th percentile of the pixels of a small copy, by the largest channel of each pixel, (N,).
+        warnings: First warning of libjpeg about a readable JPEG, "" for none.
+        cut_shares: Share of rows at the bottom of a JPEG that have the grey of missing data, (N,).
     """
 
     errors: list[str]
@@ -98,45 +96,46 @@ class Facts:
 
     @property
     def aspects(self) -> np.ndarray:
-        """Width over height, (N,); 1 where a picture can't be read."""
+        """Width over height, (N,); 1 for unreadable images."""
         return np.where(self.is_readable, self.sizes[:, 1] / np.maximum(self.sizes[:, 0], 1), 1.0)
 
 
-def look_at(paths: Sequence[str]) -> Iterator[Look]:
-    """Yield what is seen of each picture, in order; several are decoded at once."""
-    quiet()
-    cv2.setNumThreads(0)  # the threads here are enough
+def inspect_images(paths: Sequence[str]) -> Iterator[ImageFacts]:
+    """Yield the properties of each image, in order. Images are decoded by several threads."""
+    silence_pillow()
+    cv2.setNumThreads(0)  # images are already processed in parallel
     with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
-        for first in range(0, len(paths), 256):  # what is under way ends first when we are stopped
-            yield from threads.map(look, paths[first : first + 256])
+        # In chunks, because an interruption waits for the submitted tasks.
+        for first in range(0, len(paths), 256):
+            yield from threads.map(inspect_image, paths[first : first + 256])
 
 
-def gathered(looks: Iterable[Look], num: int) -> Facts:
-    """Return what was seen of `num` pictures as arrays."""
+def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
+    """Return the properties of `num` images as arrays."""
     errors: list[str] = []
     kinds: list[str] = []
     modes: list[str] = []
-    found_warnings: list[str] = []
+    decoder_warnings: list[str] = []
     sizes, colours = np.zeros((num, 2), np.int64), np.zeros((num, 3), np.float32)
     num_bytes, changed = np.zeros(num, np.int64), np.zeros(num)
     grey = np.zeros((num, SIDE, SIDE), np.uint8)
     contrast = np.zeros(num, np.float32)
     brightest = np.zeros(num, np.float32)
     cut_shares = np.zeros(num, np.float32)
-    for i, seen in enumerate(looks):
-        errors.append(seen.error)
-        kinds.append(seen.kind)
-        modes.append(seen.mode)
-        sizes[i] = seen.size
-        num_bytes[i] = seen.num_bytes
-        changed[i] = seen.changed
-        colours[i] = seen.colour
-        found_warnings.append(seen.warning)
-        contrast[i] = seen.contrast
-        brightest[i] = seen.brightest
-        cut_shares[i] = seen.cut_share
-        if seen.grey is not None:
-            grey[i] = seen.grey
+    for i, image in enumerate(facts_of_images):
+        errors.append(image.error)
+        kinds.append(image.kind)
+        modes.append(image.mode)
+        sizes[i] = image.size
+        num_bytes[i] = image.num_bytes
+        changed[i] = image.changed
+        colours[i] = image.colour
+        decoder_warnings.append(image.warning)
+        contrast[i] = image.contrast
+        brightest[i] = image.brightest
+        cut_shares[i] = image.cut_share
+        if image.grey is not None:
+            grey[i] = image.grey
     return Facts(
         errors=errors,
         kinds=kinds,
@@ -148,13 +147,13 @@ def gathered(looks: Iterable[Look], num: int) -> Facts:
         grey=grey,
         contrast=contrast,
         brightest=brightest,
-        warnings=found_warnings,
+        warnings=decoder_warnings,
         cut_shares=cut_shares,
     )
 
 
-def look(path: str) -> Look:
-    """Return what is seen of one picture."""
+def inspect_image(path: str) -> ImageFacts:
+    """Return the properties of one image."""
     kind = ""
     mode = ""
     size = (0, 0)
@@ -168,24 +167,24 @@ def look(path: str) -> Look:
             kind = image.format or ""
             mode = _mode(image)
             size = (image.height, image.width)
-            image.draft(None, (2 * SIDE, 2 * SIDE))  # of a JPEG
+            image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
             pixels, warning = read_pixels(image, file)
-            # turned, as its metadata says
+            # rotated by its EXIF orientation
             if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
                 size = size[::-1]
-    except Exception as error:  # damaged files make Pillow raise nearly every kind
+    except Exception as error:  # for damaged files Pillow raises nearly any exception
         text = (
             (error.strerror if isinstance(error, OSError) else None)
             or reason(error)
             or type(error).__name__
         )
-        return Look(text, kind, mode, size, num_bytes, changed, (0, 0, 0), None)
+        return ImageFacts(text, kind, mode, size, num_bytes, changed, (0, 0, 0), None)
     height, width = pixels.shape[:2]
     way = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR
     small = cv2.resize(pixels, (SIDE, SIDE), interpolation=way)
     red, green, blue = small.reshape(-1, 3).mean(axis=0).tolist()
     grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
-    return Look(
+    return ImageFacts(
         error="",
         kind=kind,
         mode=mode,
@@ -202,7 +201,7 @@ def look(path: str) -> Look:
 
 
 def _cut_share(pixels: np.ndarray) -> float:
-    """Return the share of the rows at the lower end that are flat, in the grey that libjpeg makes of missing data."""
+    """Return the share of rows at the bottom that have the flat grey of missing JPEG data."""
     num_rows = 0
     for row in pixels[::-1]:
         if np.abs(row.astype(np.int16) - _CUT_GREY).max() > _CUT_TOLERANCE:
@@ -212,9 +211,9 @@ def _cut_share(pixels: np.ndarray) -> float:
 
 
 def small_copy(path: str, side: int) -> np.ndarray | None:
-    """Return a picture to show, (h, w, 3) with no fewer pixels than `side` if it has them; None if unreadable."""
-    quiet()
-    with suppress(Exception), open_file(path) as file:  # as in `look`, which says why
+    """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable."""
+    silence_pillow()
+    with suppress(Exception), open_file(path) as file:  # any exception: see `inspect_image`
         image = read_header(file)
         image.draft(None, (side, side))
         return read_pixels(image, file)[0]
@@ -228,8 +227,8 @@ def kind_of_name(path: str) -> str:
 
 def _mode(image: ImageFile) -> str:
     mode = image.mode
-    if ";16" in str(image.tile) and ";16" not in mode:  # in colour Pillow keeps 8 of them
+    if ";16" in str(image.tile) and ";16" not in mode:  # Pillow loads 16-bit colours as 8 bits
         mode += ";16"
-    # A TIFF's frames would have to be counted through the whole file.
+    # Not for TIFF, because counting its frames reads the complete file.
     is_animated = image.format in ("GIF", "WEBP", "PNG") and getattr(image, "is_animated", False)
     return f"{mode} animated" if is_animated else mode

@@ -1,12 +1,12 @@
-"""How well one picture fits as a part of another, at a glance: thousands of pairs at once, most of which are then out.
+"""A fast correlation of thousands of pairs of images, which rejects most pairs before `duplicates.best_fit`.
 
-What `duplicates.best_fit` does for a pair, on copies of half the side: the same detail, correlated at all places, but
-by Fourier transforms of all pairs together, each picture prepared once. 22,000 pairs of photographs take 3.4 seconds of
-the processor, 17 by calls for each pair. One thread: scipy's would begin anew in every forked process, where signals
-that a worker has blocked then reach them.
+It computes the same as `duplicates.best_fit` on copies of half the side: the correlation of detail at all positions. It
+uses Fourier transforms of many pairs at once, and prepares each image once. 22,000 pairs of photographs take 3.4 CPU
+seconds, and 17 with one call per pair. It uses one thread, because scipy would start new threads in every forked
+process, and these would receive signals that a worker has blocked.
 """
 
-# Shapes: N pictures, P pairs, n pictures at once, p pairs at once, h x w pixels of a part.
+# Shapes: N images, P pairs, n images at once, p pairs at once, h x w pixels of a part.
 
 import cv2
 import numpy as np
@@ -18,7 +18,7 @@ from finetune.system.progress import watched
 SIDE = 24  # pixels
 _AT_ONCE = 8192  # pairs
 _STEP = 0.04  # of the ratio's logarithm: one pixel of the side
-_NOTHING = 1e-3  # grey levels: what has less detail fits nowhere
+_NOTHING = 1e-3  # grey levels: an image with less detail matches nothing
 
 Floats = NDArray[np.float32]
 
@@ -31,15 +31,15 @@ def rough_fits(
     shares: tuple[float, ...],
     blur: float,
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return how well the detail of each pair agrees at most, (P,), and at which of the shares, (P,).
+    """Return the highest correlation of each pair's detail, (P,), and the index of its share, (P,).
 
     Args:
-        grey: Squashed copies that i counts, and those that j counts, (N, S, S) each; S is a multiple of `SIDE`.
-        i: Of each pair the one, (P,).
-        j: The other.
-        ratios: Width over height of j's picture, over that of i's, (P,).
-        shares: As `best_fit` takes them.
-        blur: Standard deviation of the blur that leaves no detail, in pixels.
+        grey: The grey copies that i indexes, and those that j indexes, (N, S, S) each; S is a multiple of `SIDE`.
+        i: First image of each pair, (P,).
+        j: Second image of each pair, (P,).
+        ratios: Aspect ratio of j's image over that of i's image, (P,).
+        shares: Shares of a crop, as in `best_fit`.
+        blur: Standard deviation of the blur that is subtracted, in pixels.
     """
     fits, which = np.full(len(i), -1, np.float32), np.zeros(len(i), np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
@@ -78,7 +78,7 @@ def _correlations(
     wholes_of: np.ndarray,
     parts_of: np.ndarray,
 ) -> Floats:
-    """Return the highest normed correlation of each pair's part (n, h, w) with the pixels (n, S, S) below it, (p,)."""
+    """Return the highest normalised correlation of each pair's part (n, h, w) with the pixels (n, S, S), (p,)."""
     height, width = parts.shape[1:]
     num = height * width
     parts = parts - parts.mean(axis=(1, 2), keepdims=True)
@@ -86,7 +86,7 @@ def _correlations(
     parts = np.where(norms > _NOTHING, parts / np.maximum(norms, _NOTHING), 0)
     conjugate = rfft2(parts, s=pixels.shape[1:]).conj()
     below = _windows(pixels**2, height, width) - _windows(pixels, height, width) ** 2 / num
-    # No place wraps around: those at which a part fits whole are the first of each side.
+    # Only the first positions of each axis, at which the part lies inside and does not wrap around.
     laid = irfft2(spectrum[wholes_of] * conjugate[parts_of], s=pixels.shape[1:])
     laid = laid[:, : SIDE - height + 1, : SIDE - width + 1]
     scale = np.sqrt(np.maximum(below, _NOTHING))[wholes_of]
@@ -94,7 +94,7 @@ def _correlations(
 
 
 def _windows(values: Floats, height: int, width: int) -> Floats:
-    """Return the sums over all windows of h x w, (n, S - h + 1, S - w + 1)."""
+    """Return the sum over each window of h x w, (n, S - h + 1, S - w + 1)."""
     down, across = (
         np.tri(SIDE - k + 1, SIDE, k - 1) - np.tri(SIDE - k + 1, SIDE, -1) for k in (height, width)
     )
@@ -107,13 +107,13 @@ def _small(grey: NDArray[np.uint8]) -> Floats:
 
 
 def _detail(copies: Floats, height: int, width: int, blur: float) -> Floats:
-    """Return copies (n, S, S) brought to another size, less what a blur leaves of them, (n, h, w)."""
+    """Return copies (n, S, S) resized and with their blur subtracted, (n, h, w)."""
     (down, blurred_down), (across, blurred_across) = _to_size(height, blur), _to_size(width, blur)
     return np.asarray(down @ copies @ across.T - blurred_down @ copies @ blurred_across.T)
 
 
 def _to_size(size: int, blur: float) -> tuple[Floats, Floats]:
-    """Return the matrices (size, S) that bring a side to size, sharp and blurred, as OpenCV does."""
+    """Return the matrices (size, S) that resize a side as OpenCV does, without and with blur."""
     identity = np.eye(SIDE, dtype=np.float32)
     sharp = (
         cv2.resize(identity, (SIDE, size), interpolation=cv2.INTER_AREA)

@@ -1,11 +1,11 @@
-"""Properties of files that give away the class or the split: a network may learn them instead of what is shown.
+"""Properties of files that give away the class or the split. A network may use them instead of the image content.
 
-The strength of a property is how well it alone, without a look at the picture, tells one class (or split) from the
-rest: the shares of both that it gets right, less one, so 0 by guessing and 1 without an error. It is measured on
-pictures other than those that the rule was made from, in quantiles of the property.
+The strength of a property says how well it alone separates one class (or split) from the rest. It is the recall of the
+class plus the recall of the rest minus 1: 0 for guessing, 1 without errors. The rule uses quantiles of the property; it
+is fitted on one half of the images and measured on the other.
 """
 
-# Shapes: N pictures, K labels.
+# Shapes: N images, K labels.
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from finetune.data.checking.picture_facts import Facts
 
 _NUM_QUANTILES = 12
-_MIN_PICTURES = 20  # on either side: a strength of fewer is chance
-# Different things may well look different: of five sets of photographs as they are the strongest is 0.65 for a class
-# (forest from above, by its brightness) and 0.37 for a split.
+_MIN_PICTURES = 20  # images of the class and of the rest; with fewer the strength is chance
+# Different classes may look different. In five sets of ordinary photographs the highest strength is 0.65 for a class
+# (aerial images of forest, by brightness) and 0.37 for a split.
 MIN_OF_CLASS, MIN_OF_SPLIT = 0.7, 0.4
 
 
 class Shortcut(NamedTuple):
-    """A property that tells `name`, a class or a split, from the rest."""
+    """A property that separates `name`, a class or a split, from the rest."""
 
     target: str  # class or split
     name: str
@@ -32,7 +32,7 @@ class Shortcut(NamedTuple):
 
 
 def properties(facts: Facts) -> dict[str, NDArray]:
-    """Return numbers or words for each picture, (N,) each."""
+    """Return the value of each property for each image, (N,) numbers or strings."""
     height, width = np.maximum(facts.sizes, 1).T
     return {
         "brightness": facts.brightness,
@@ -42,7 +42,7 @@ def properties(facts: Facts) -> dict[str, NDArray]:
         "bytes for each pixel": facts.num_bytes / (height * width),
         "file type": np.array(facts.kinds),
         "kind of pixels": np.array(facts.modes),
-        # the day: files are unpacked class by class within one
+        # the day, because an archive is extracted class by class within a day
         "date of the files": facts.changed // 86_400,
     }
 
@@ -50,14 +50,14 @@ def properties(facts: Facts) -> dict[str, NDArray]:
 def shortcuts(
     facts: Facts, chosen: NDArray[np.int64], target: str, labels: np.ndarray, names: Sequence[str]
 ) -> list[Shortcut]:
-    """Return which properties of the chosen pictures give away which label, the strongest first.
+    """Return the properties of the chosen images that give away a label, strongest first.
 
     Args:
-        facts: What is known of all N pictures.
-        chosen: Those to look at.
-        target: What the labels are: class or split.
-        labels: Index into `names` of all N.
-        names: Of the labels.
+        facts: Properties of all N images.
+        chosen: Indices of the images to use.
+        target: Kind of the labels: class or split.
+        labels: Index into `names` of each image, (N,).
+        names: Names of the labels.
     """
     least = MIN_OF_CLASS if target == "class" else MIN_OF_SPLIT
     found: list[Shortcut] = []
@@ -68,7 +68,7 @@ def shortcuts(
         for label in np.flatnonzero(by_label >= least).tolist():
             found.append(Shortcut(target, names[label], what, round(float(by_label[label]), 2)))
     found.sort(key=lambda shortcut: -shortcut.strength)
-    if target == "split" or len(names) == 2:  # of two labels the second says the same again
+    if target == "split" or len(names) == 2:  # with two labels the second is redundant
         found = list({shortcut.what: shortcut for shortcut in reversed(found)}.values())[::-1]
     return found
 
@@ -76,10 +76,10 @@ def shortcuts(
 def strengths(
     cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int
 ) -> NDArray[np.float64]:
-    """Return how well a property, cut in cells, tells each label's pictures from the rest; 0 where they are too few."""
+    """Return the strength of a binned property for each label, (K,); 0 for labels with too few images."""
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
     num, size = int(cells.max()) + 1, num_labels * (int(cells.max()) + 1)
-    # Pictures of each label in each cell, (K, cells), and of all other labels.
+    # Number of images of each label in each cell, (K, cells), and of all other labels.
     of_label = [
         np.bincount(labels[half] * num + cells[half], minlength=size).reshape(num_labels, num)
         for half in (is_first, ~is_first)
@@ -101,6 +101,6 @@ def _shares(counts: NDArray[np.integer]) -> NDArray[np.float64]:
 def _cells(values: NDArray) -> NDArray[np.integer]:
     if values.dtype.kind not in "US":
         edges = np.unique(np.quantile(values, np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]))
-        # A value that many share is an edge itself: it gets a cell of its own.
+        # A frequent value is an edge itself. It gets its own cell.
         return np.searchsorted(edges, values, "left") + np.searchsorted(edges, values, "right")
     return np.unique(values, return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Names that a spreadsheet would run as a formula where a CSV file of predictions holds them."""
+"""Names that a spreadsheet would run as a formula when it opens a CSV file of predictions."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -7,12 +7,12 @@ from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
 from finetune.system.messages import counted, shown
 
-# what a cell with a formula begins with in Excel, LibreOffice and Google Sheets
+# first characters of a formula in Excel, LibreOffice and Google Sheets
 _FORMULA = ("=", "+", "-", "@")
 
 
 def spreadsheet_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield the classes and files whose names begin like a formula."""
+    """Yield a finding about classes and files whose names begin like a formula."""
     classes = [name for name in listing.class_names if name.startswith(_FORMULA)]
     files = [i for i, path in enumerate(listing.paths) if PurePath(path).name.startswith(_FORMULA)]
     rows = [Row([], f"the class {shown(name)}") for name in classes]

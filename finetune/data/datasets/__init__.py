@@ -1,9 +1,12 @@
 """The data sets, each with its data module.
 
-`image_folder` is any folder of class folders, which `folders` finds in it, and the hotdog set. `misplaced` says which
-folder was probably meant. `listing` finds the same and whatever is wrong there. `fashion_mnist` is that set, whose
-files `fashion_mnist_files` reads, and writes as PNGs. `download` fetches archives.
+- `image_folder`: any folder of class folders, and the hotdog set. `folders` finds its classes, splits and images.
+- `misplaced`: hints for a folder that is one level too high or too low.
+- `listing`: all images of a data set for `finetune check`, also of a faulty one.
+- `fashion_mnist`: Fashion-MNIST. `fashion_mnist_files` reads its files and writes them as PNGs.
+- `download`: downloads archives.
 
-A new source is a module here and a public name in `finetune/__init__.py`: a subclass of `image_folder.ImageFolderData`
-that says in which folder the images are, or of `datamodule.ImageDataModule` that says which images there are.
+A new data set is a module here and a public name in `finetune/__init__.py`. It is a subclass of
+`image_folder.ImageFolderData` that returns the folder of the images, or of `datamodule.ImageDataModule` that sets the
+splits.
 """

@@ -1,4 +1,4 @@
-"""Fetch an archive of images once: download, verify, extract and rename into place, or leave nothing behind."""
+"""Download an archive of images once: download, verify, extract, and rename. A failure leaves nothing behind."""
 
 import os
 import sys
@@ -13,23 +13,23 @@ from finetune.system.files import one_at_a_time
 
 
 def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
-    """Make a folder out of a zip on the web, unless something of that name is there already.
+    """Download a zip and extract it to a folder, unless the folder exists.
 
-    The hash pins the archive, so that its content is trusted once it is verified. The work is done in a temporary
-    folder next to the target and ends in one rename: the target is complete or absent, whatever happens. Only a killed
-    process can leave the temporary folder. Of several processes one does the work, and the others wait.
+    The archive is verified by its hash, so its content is trusted. The work is done in a temporary folder next to the
+    target and ends with a rename, so the target is always complete or absent. Only a killed process leaves the
+    temporary folder behind. One process does the work; the others wait.
 
     Args:
         url: Address of the zip, http or https.
-        sha1: Its SHA-1 in hexadecimal.
-        target: Folder to make. An existing one is returned as it is.
+        sha1: SHA-1 of the zip in hexadecimal.
+        target: Folder to create. An existing folder is returned unchanged.
 
     Returns:
-        The folder. If the archive holds one folder and nothing else, the content of that folder.
+        The folder. If the archive holds a single folder, the target is that folder.
 
     Raises:
-        OSError: If the network or the disk fails.
-        ValueError: If the archive has another hash, or is damaged.
+        OSError: The network or the disk failed.
+        ValueError: The archive has another hash, or is damaged.
     """
     target = Path(target)
     if target.exists():
@@ -44,16 +44,16 @@ def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
                 archive = _download(url, sha1, Path(folder))
                 _extract(archive, Path(folder) / "content").rename(target)
     except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # those of requests are OSErrors, too
+        # errors of requests are OSErrors, too
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(failure.format(_reason(error))) from error
     return target
 
 
 def _download(url: str, sha1: str, folder: Path) -> Path:
-    import pooch  # brings requests: a quarter of a second that only a download should cost
+    import pooch  # imports requests, which takes a quarter of a second
 
-    pooch.get_logger().setLevel("WARNING")  # it announces temporary names
+    pooch.get_logger().setLevel("WARNING")  # it would log temporary file names
 
     def close_later(response: Any, **_: Any) -> None:
         # pooch does not close the connection of a download that fails
@@ -69,7 +69,7 @@ def _download(url: str, sha1: str, folder: Path) -> Path:
 
 
 def _extract(path: Path, content: Path) -> Path:
-    """Unpack a zip, and return the folder that holds its content."""
+    """Extract a zip, and return the folder that holds its content."""
     content.mkdir()
     with zipfile.ZipFile(path) as archive:
         archive.extractall(content)
@@ -78,7 +78,7 @@ def _extract(path: Path, content: Path) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause on one line: requests wraps "Connection refused" three times."""
+    """Return the innermost cause in one line. requests wraps "Connection refused" three times."""
     inner: BaseException | None = error
     while inner is not None:
         error = inner

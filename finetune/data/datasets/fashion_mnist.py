@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_beneath, write_images
+from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_available, write_images
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.system.messages import WrongUsage
 
 
 class FashionMNIST(ImageFolderData):
-    """Fashion-MNIST by torchvision: grey 28x28 images of clothes, once written as PNG files in class folders."""
+    """Fashion-MNIST by torchvision: grey 28x28 images of clothes, which are written once as PNGs in class folders."""
 
     default_root = "data/fashion-mnist"
 
@@ -21,7 +21,7 @@ class FashionMNIST(ImageFolderData):
 
     @classmethod
     def is_in(cls, root: Path) -> bool:
-        return is_beneath(root)
+        return is_available(root)
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         if not self.class_names:

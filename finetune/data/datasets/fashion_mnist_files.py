@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from finetune.system.files import one_at_a_time
-from finetune.system.messages import reason as told_in_a_line
+from finetune.system.messages import reason as one_line
 
 log = logging.getLogger(__name__)
 
@@ -19,51 +19,54 @@ CLASS_NAMES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 _SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
-# What torchvision raises at files that are cut off, beside the RuntimeError that it has for missing ones.
+# Exceptions of torchvision for truncated files. For missing files it raises a RuntimeError.
 _DAMAGED = AssertionError, KeyError, TypeError, ValueError
 
 
 def obtain(root: Path) -> None:
-    """Make the set ready in `root`, as torchvision lays it out: found beneath `root` and unpacked, or else downloaded.
+    """Prepare the data set in `root` in torchvision's layout: unpack files in `root`, or else download them.
 
-    Of several processes one does it, and the others wait.
+    One process does this; the others wait.
 
     Raises:
-        OSError: If it can't be had; the message says where its files would belong.
+        OSError: The download failed, or a file is damaged. The message says where to put the files.
     """
     from torchvision.datasets import FashionMNIST as Source
 
-    if _is_whole(root):
+    if _is_complete(root):
         return
     raw = root / "FashionMNIST/raw"
     try:
         with one_at_a_time(root / "FashionMNIST"):
-            if not _is_whole(root):
+            if not _is_complete(root):
                 try:
-                    _gather(root, raw)
+                    _link_files(root, raw)
                     Source(str(root), download=True)
                     read(root, "test")
                 finally:
-                    for folder in (raw, raw.parent):  # made here for nothing
+                    for folder in (
+                        raw,
+                        raw.parent,
+                    ):  # removes the folders if they are empty, after a failure
                         with suppress(OSError):
                             folder.rmdir()
     except (OSError, RuntimeError, *_DAMAGED) as error:
-        reason = "a file is damaged" if isinstance(error, _DAMAGED) else told_in_a_line(error)
+        reason = "a file is damaged" if isinstance(error, _DAMAGED) else one_line(error)
         raise OSError(
             f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}"
         ) from error
 
 
-def is_beneath(root: Path) -> bool:
-    """Return whether the files lie beneath `root`, packed or not, so that nothing is downloaded."""
+def is_available(root: Path) -> bool:
+    """Return whether the files are in `root` or a subfolder, packed or not, so that nothing is downloaded."""
     from torchvision.datasets import FashionMNIST as Source
     from torchvision.datasets.utils import check_md5
 
-    if _image_folder(root).is_dir() or _is_whole(root):
+    if _image_folder(root).is_dir() or _is_complete(root):
         return True
     for packed, md5 in Source.resources:
         path = next(root.rglob(packed), None)
-        # torchvision would download it again
+        # torchvision would download a damaged file again
         if path is not None and not check_md5(str(path), md5):
             return False
         if path is None and next(root.rglob(packed.removesuffix(".gz")), None) is None:
@@ -72,11 +75,10 @@ def is_beneath(root: Path) -> bool:
 
 
 def write_images(root: Path) -> Path:
-    """Return the folder with the set as `train/CLASS/NUMBER.png` and `test/...`, written there the first time.
+    """Return the folder with the images as `train/CLASS/NUMBER.png` and `test/...`. It is written at the first call.
 
-    The numbers count the images of a class, in the order of the files that `obtain` makes ready. The folder is complete
-    or absent; of several processes one writes it, and the others wait. Once it is there, the other files of the set are
-    no longer needed.
+    Images of a class are numbered in the order of the original files. The folder is complete or absent. One process
+    writes it; the others wait. The original files are not needed afterwards.
 
     Raises:
         OSError: The set cannot be obtained, or the images cannot be written.
@@ -117,14 +119,14 @@ def _image_folder(root: Path) -> Path:
 
 
 def read(root: Path, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels (N, 28, 28) uint8 and labels (N,) int64 of a split that `obtain` has made ready."""
+    """Return pixels (N, 28, 28) uint8 and labels (N,) int64 of a split, after `obtain`."""
     from torchvision.datasets import FashionMNIST as Source
 
     source = Source(str(root), train=split == "train")
     return source.data.numpy(), source.targets.numpy()
 
 
-def _is_whole(root: Path) -> bool:
+def _is_complete(root: Path) -> bool:
     try:
         read(root, "train"), read(root, "test")
     except (
@@ -133,20 +135,20 @@ def _is_whole(root: Path) -> bool:
         RuntimeError,
         TypeError,
         ValueError,
-    ):  # torchvision's for files missing or cut off
+    ):  # raised by torchvision for missing or truncated files
         return False
     return True
 
 
-def _gather(root: Path, raw: Path) -> None:
-    """Link the files, packed or not, from wherever they lie beneath `root` into the folder that torchvision reads."""
+def _link_files(root: Path, raw: Path) -> None:
+    """Link the files, packed or not, from any subfolder of `root` into the folder that torchvision reads."""
     from torchvision.datasets import FashionMNIST as Source
 
     raw.mkdir(parents=True, exist_ok=True)
     for packed, _ in Source.resources:
         unpacked = packed.removesuffix(".gz")
         for name in (packed, unpacked):
-            if not (raw / name).exists() and (found := next(root.rglob(name), None)):
-                (raw / name).symlink_to(found.resolve())
-        if (raw / packed).exists():  # torchvision would take half an unpacked file for a whole one
+            if not (raw / name).exists() and (existing := next(root.rglob(name), None)):
+                (raw / name).symlink_to(existing.resolve())
+        if (raw / packed).exists():  # torchvision would accept a truncated unpacked file
             (raw / unpacked).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Data modules of picture files: any folder of labelled ones, and the hotdog set."""
+"""Data modules of image folders: any folder of labelled images, and the hotdog set."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +7,17 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.folders import empty_classes, scan
 from finetune.data.samples import Samples
-from finetune.data.seen_record import seen_by, with_digests
+from finetune.data.seen_record import add_digests, build_record
 from finetune.data.splits import SET_APART, stratified
 from finetune.data.storage import file_stats
 from finetune.distributed.signals import is_first_process
 
 
 class ImageFolderData(ImageDataModule):
-    """Any folder of labelled pictures: train/CLASS/*, with val/ and test/ if there, or class folders alone."""
+    """Any folder of labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders."""
 
-    untaught: tuple[str, ...] = ()  # classes, where they were given, without a picture to train on
+    # classes without training images, if `class_names` was given
+    classes_without_images: tuple[str, ...] = ()
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
@@ -25,7 +26,7 @@ class ImageFolderData(ImageDataModule):
         )
         of_training = found.get("all", found.get("train"))
         if of_training is not None:
-            self.untaught = tuple(empty_classes(of_training, self.class_names))
+            self.classes_without_images = tuple(empty_classes(of_training, self.class_names))
         if "all" in found:
             everything = found.pop("all")
             fractions = (val_fraction, test_fraction)
@@ -50,30 +51,30 @@ class ImageFolderData(ImageDataModule):
             if len(part)
         }
         if "train" in self.splits:
-            self.seen = seen_by(self.splits["train"], self.splits.get("val"))
+            self.seen = build_record(self.splits["train"], self.splits.get("val"))
             self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self.check_taught()
-            # which writes checkpoints
+            self.check_train_classes()
+            # only on rank 0, which writes checkpoints
             if self.seen and self.seen.digests is None and is_first_process():
-                self.seen = with_digests(self.seen, self.splits["train"], self.splits.get("val"))
+                self.seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
         super().setup(stage)
 
-    def check_taught(self) -> None:
-        """Make sure that there are pictures of each class to train on.
+    def check_train_classes(self) -> None:
+        """Check that each class has training images.
 
         Raises:
-            ValueError: There are none of some.
+            ValueError: A class has none.
         """
-        if self.untaught:
-            lacking = ", ".join(self.untaught)
+        if self.classes_without_images:
+            lacking = ", ".join(self.classes_without_images)
             raise ValueError(
                 f"{self.root} has no pictures to train on of {lacking}: add some, or leave out that class"
             )
 
-    def take_whole(self, split: str) -> None:
+    def use_all_images(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
         found = scan(
@@ -89,9 +90,9 @@ class ImageFolderData(ImageDataModule):
             self.splits[split] = replace(everything, origin="all")
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
-        """Return images of which size and times of the files are known; see `file_stats`.
+        """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
 
-        Those of the test are decoded at their own size, all others at the size of the cache.
+        Test images are decoded at their full size. All others are resized to `cache_size`.
         """
         shorter_side = None if split == "test" else self.cache_size
         return replace(
@@ -100,7 +101,7 @@ class ImageFolderData(ImageDataModule):
 
 
 class Hotdog(ImageFolderData):
-    """The hotdog / not-hotdog set of d2l.ai, fetched where root does not exist; any folder in its layout will do."""
+    """The hotdog / not-hotdog set of d2l.ai. It is downloaded if root does not exist."""
 
     default_root = "data/hotdog"
     url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"

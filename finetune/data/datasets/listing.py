@@ -1,4 +1,4 @@
-"""What lies in a data set's folders, found as `folders.scan` finds it, but without an end at what is wrong there."""
+"""The list of all images of a data set. It is found as by `folders.scan`, but faults are not an error."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from finetune.data.datasets.folders import (
     split_folders,
 )
 from finetune.data.samples import PathList, Samples
-from finetune.data.walk import Beside, num_loose
+from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All pictures of a data set, sorted by split, class and path.
+    """All images of a data set, sorted by split, class and path.
 
     Attributes:
-        root: The folder.
-        paths: One path a picture.
-        splits: The splits that have a folder; `all` where there are class folders alone.
-        class_names: The names of all class folders of any split, sorted.
-        split_of: Index into `splits` of each picture, (N,).
-        class_of: Index into `class_names` of each, (N,).
-        folders: Which split has a folder for which class, (splits, classes).
-        beside: What else lies there.
+        root: Folder of the data set.
+        paths: Path of each image, N.
+        splits: Names of the splits that have a folder; `all` if there are only class folders.
+        class_names: Names of the class folders of all splits, sorted.
+        split_of: Index into `splits` of each image, (N,).
+        class_of: Index into `class_names` of each image, (N,).
+        folders: Whether a split has a folder for a class, (splits, classes).
+        skipped: Files and folders that were skipped.
     """
 
     root: Path
@@ -40,14 +40,14 @@ class Listing:
     split_of: np.ndarray
     class_of: np.ndarray
     folders: np.ndarray
-    beside: Beside
+    skipped: SkippedFiles
 
     def name(self, i: int) -> str:
-        """Return what picture i is called beneath the root."""
+        """Return the path of image i relative to the root."""
         return self.paths[i].removeprefix(str(self.root)).lstrip("/")
 
     def counts(self) -> np.ndarray:
-        """Return how many pictures each split has of each class, (splits, classes)."""
+        """Return the number of images per split and class, (splits, classes)."""
         num = len(self.splits), len(self.class_names)
         return np.bincount(
             self.split_of * num[1] + self.class_of, minlength=num[0] * num[1]
@@ -55,11 +55,11 @@ class Listing:
 
 
 def list_pictures(root: str | Path) -> Listing:
-    """Find the pictures of a data set; what `scan` would refuse, save a layout that has no meaning, is found too.
+    """Find the images of a data set, also of one with faults that `scan` refuses. The layout must be unambiguous.
 
     Raises:
-        WrongUsage: There is no such folder, it has no class folders, or it can't be told which they are.
-        OSError: It can't be read.
+        WrongUsage: The folder does not exist, has no class folders, or has an ambiguous layout.
+        OSError: The folder cannot be read.
     """
     root = Path(root)
     if not root.is_dir():
@@ -81,13 +81,13 @@ def list_pictures(root: str | Path) -> Listing:
         raise WrongUsage(
             f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}"
         )
-    beside = Beside(skip=True)
+    skipped = SkippedFiles(skip_unreadable=True)
     samples: dict[str, Samples] = {}
     for split in splits:
         class_dirs = [inside[split].get(name) for name in class_names]
-        samples[split] = read_split(split_dirs[split], class_dirs, split, beside)
+        samples[split] = read_split(split_dirs[split], class_dirs, split, skipped)
     folders = np.array([[name in inside[split] for name in class_names] for split in splits])
-    return listing_of(root, samples, class_names, folders, beside)
+    return listing_of(root, samples, class_names, folders, skipped)
 
 
 def listing_of(
@@ -95,7 +95,7 @@ def listing_of(
     splits: Mapping[str, Samples],
     class_names: Sequence[str],
     folders: np.ndarray,
-    beside: Beside,
+    skipped: SkippedFiles,
 ) -> Listing:
     """Return the images of several splits as one listing; see `Listing` for the arguments."""
     return Listing(
@@ -106,5 +106,5 @@ def listing_of(
         split_of=np.repeat(np.arange(len(splits)), [len(samples) for samples in splits.values()]),
         class_of=np.concatenate([samples.targets.labels for samples in splits.values()]),
         folders=folders,
-        beside=beside,
+        skipped=skipped,
     )

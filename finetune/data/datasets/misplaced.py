@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from finetune.data.walk import is_picture, num_loose
+from finetune.data.walk import is_image_file, num_loose
 from finetune.system.messages import counted
 
 TRAIN_NAMES = ("train", "training")  # in any case: folders of the split that every data set has
@@ -64,7 +64,7 @@ def warning_of_data_sets(
 def _holds_folders(folder: Path, inside: Callable[[Path], Sequence[Path]], least: int) -> bool:
     try:
         with os.scandir(folder) as entries:  # not to the end: a class may have a million pictures
-            if any(is_picture(entry.name) for entry in entries):
+            if any(is_image_file(entry.name) for entry in entries):
                 return False
         return len(inside(folder)) >= least
     except OSError:
