@@ -15,10 +15,10 @@ from typing import Any
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
-from finetune.commands.error_lines import exit_code, one_line, stop_behind
+from finetune.commands.error_lines import exit_code, find_interruption, one_line
 from finetune.commands.help_pages import help_page
 from finetune.commands.options import WORDS
-from finetune.distributed.ranks import end_with_first_process, forget_left_over
+from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import (
     end_with,
@@ -117,7 +117,7 @@ def main(args: Sequence[str] | None = None) -> None:
         has_failed = code != 0
         raise
     except BaseException as raised:
-        error = stop_behind(raised)
+        error = find_interruption(raised)
         code = exit_code(error)
         has_failed = True
         # the reader of our output, such as `head`, went away
@@ -166,11 +166,11 @@ def _run_then_restore(
 
 
 def _set_up_process() -> None:
-    forget_left_over()
+    drop_stale_ranks()
     own_process()
     outlive_terminal()
     take_unraisable()
-    end_with_first_process()
+    end_with_rank_zero()
 
 
 def _print_error(message: str, code: int) -> None:

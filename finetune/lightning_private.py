@@ -1,7 +1,7 @@
 """The private names of PyTorch Lightning that this package uses, one function each.
 
-Private names may change with any release, so no other module touches them, but for the private methods of LightningCLI
-that `commands/` overrides. All are written for Lightning 2.6; read these functions again before raising that version.
+Private names may change with any release. No other module uses them, except that `commands/` overrides private methods
+of LightningCLI. All functions are written for Lightning 2.6. Review them before you raise that version.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,9 +46,9 @@ def disable_signal_handlers(trainer: "pl.Trainer") -> None:
 
 
 def disable_sigterm_broadcast(trainer: "pl.Trainer") -> None:
-    """Keep the ranks from asking each other at every step whether one got SIGTERM.
+    """Disable the broadcast at every step that tells all ranks whether one has received SIGTERM.
 
-    The broadcast is read from the device, which empties the queue of a GPU. `SignalFlag` asks through the CPUs.
+    Reading its result waits until the GPU has finished its queue. `SignalFlag` communicates on CPUs instead.
     """
     loop = trainer.fit_loop.epoch_loop
     loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
@@ -62,9 +62,9 @@ def is_subprocess_launcher(launcher: Any) -> bool:
 
 
 def set_process_observer(observe: "Callable[[list[subprocess.Popen]], None]") -> None:
-    """Replace the function that watches the processes of the other devices.
+    """Replace the function that watches the processes of the other ranks.
 
-    Lightning's own kills this process as soon as another one fails, even while this one still reports for all.
+    Lightning's own kills rank 0 as soon as another rank fails, even while rank 0 still writes and logs.
     """
     from pytorch_lightning.strategies.launchers import subprocess_script
 
@@ -84,7 +84,7 @@ def process_group_timeout(strategy: Any) -> timedelta | None:
 def disable_buffer_broadcast(strategy: "DDPStrategy") -> None:
     """Let each rank keep its own buffers.
 
-    A strategy takes the arguments of DistributedDataParallel only when it is made, which may be before this.
+    A strategy accepts the arguments of DistributedDataParallel only in its constructor, which may already have run.
     """
     strategy._ddp_kwargs["broadcast_buffers"] = False
 
@@ -93,9 +93,9 @@ def disable_buffer_broadcast(strategy: "DDPStrategy") -> None:
 
 
 def count_ended_epochs(trainer: "pl.Trainer") -> None:
-    """Let an epoch that has ended count as ended also in a run with `max_steps`.
+    """Count an epoch as completed at its end also in a run with `max_steps`.
 
-    Lightning would take it for an epoch to go on with, and lose the next one on resume.
+    Otherwise Lightning treats it as unfinished on resume, and skips the next epoch.
     """
     trainer.fit_loop._iteration_based_training = _return_false  # type: ignore[method-assign]
 
@@ -111,9 +111,9 @@ def is_accumulating(trainer: "pl.Trainer") -> bool:
 
 
 def is_extra_pass(trainer: "pl.Trainer") -> bool:
-    """Return whether this epoch trains nothing.
+    """Return whether this epoch only computes the statistics of batch norm and trains nothing.
 
-    StochasticWeightAveraging adds it to compute the statistics of batch norm, and repeats it after a restart.
+    StochasticWeightAveraging adds such an epoch, and repeats it after a restart.
     """
     return trainer.fit_loop._skip_backward
 
@@ -124,7 +124,7 @@ def may_stop(trainer: "pl.Trainer") -> bool:
 
 
 def is_validation_next(trainer: "pl.Trainer") -> bool:
-    """Return whether validation follows the present batch."""
+    """Return whether validation follows the current batch."""
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
@@ -142,9 +142,9 @@ def num_logged_steps(trainer: "pl.Trainer") -> int:
 
 @contextmanager
 def counted_as_logged(trainer: "pl.Trainer") -> Iterator[None]:
-    """Count the present batch among the logged steps for the duration of a block.
+    """Count the current batch as a logged step within a block.
 
-    Lightning counts it after validation; a checkpoint that is written before would lack it.
+    Lightning counts it only after validation. A checkpoint that is written before that would not include it.
     """
     loop = trainer.fit_loop.epoch_loop
     loop._batches_that_stepped += 1
@@ -158,7 +158,7 @@ def counted_as_logged(trainer: "pl.Trainer") -> Iterator[None]:
 
 
 def log_batch(trainer: "pl.Trainer") -> None:
-    """Log the metrics of the present batch, which Lightning does only after the hooks of the callbacks."""
+    """Log the metrics of the current batch now. Lightning logs them only after the hooks of the callbacks."""
     trainer._logger_connector.on_batch_end()
     trainer._logger_connector.update_train_step_metrics()
 
@@ -172,7 +172,7 @@ def pending_metrics(trainer: "pl.Trainer", is_epoch_end: bool) -> Mapping[str, A
 
 
 def dump_checkpoint(trainer: "pl.Trainer") -> dict[str, Any]:
-    """Return a checkpoint without writing it: `trainer.save_checkpoint` writes it at once."""
+    """Return a checkpoint without writing it. `trainer.save_checkpoint` would write it at once."""
     return trainer._checkpoint_connector.dump_checkpoint()
 
 
@@ -180,12 +180,12 @@ def dump_checkpoint(trainer: "pl.Trainer") -> dict[str, Any]:
 
 
 def has_trainer(module: "pl.LightningModule") -> bool:
-    """Return whether a Trainer runs this module; the public `trainer` raises an error where none does."""
+    """Return whether a Trainer runs this module. The public attribute `trainer` raises an error if none does."""
     return module._trainer is not None
 
 
 def learning_rates(monitor: "LearningRateMonitor", trainer: "pl.Trainer") -> dict[str, float]:
-    """Return the present learning rates by the names that a monitor logs them under, logged or not."""
+    """Return the current learning rates by the names under which a monitor logs them, even if it does not log now."""
     return monitor._extract_stats(trainer, "any")
 
 

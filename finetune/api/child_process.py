@@ -17,9 +17,9 @@ from typing import IO
 
 from torch import cuda
 
-from finetune.distributed.launch import count, starts_processes
+from finetune.distributed.launch import count_devices, has_launcher
 from finetune.distributed.ranks import PARENT
-from finetune.distributed.signals import stop_at_once, stopping
+from finetune.distributed.signals import stop_at_once, stop_signals
 from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
@@ -30,10 +30,10 @@ _RANKS = ("RANK", "LOCAL_RANK")
 
 def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
     """Return whether Lightning would start more processes than this one, or one that is not this one."""
-    if starts_processes():
+    if has_launcher():
         return False  # they are there already
     try:
-        num = count(devices)
+        num = count_devices(devices)
     except ValueError:  # Lightning says what is wrong with it
         return False
     if num is None and accelerator in ("auto", "gpu", "cuda"):
@@ -73,7 +73,7 @@ def run_command(arguments: Sequence[str]) -> Path:
     for reader in readers:
         reader.start()
     # What would end this process, and the fit with it, is handed on as Ctrl-C is.
-    unheard = [signum for signum in stopping() if signal.getsignal(signum) == signal.SIG_DFL]
+    unheard = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
         for signum in unheard:
             signal.signal(signum, stop_at_once)

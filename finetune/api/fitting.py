@@ -21,7 +21,7 @@ from finetune.commands.command_line import in_full_spelling
 from finetune.commands.error_lines import one_line, raised
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
-from finetune.distributed.signals import Interrupted, stop_at_once, stop_behind
+from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
@@ -137,7 +137,7 @@ def _run_here(arguments: list[str], after_stop: str = "") -> Path:
         try:
             return Path(_run(arguments))
         except BaseException as error:
-            if isinstance(stop := stop_behind(error), Interrupted):
+            if isinstance(stop := find_interruption(error), Interrupted):
                 interrupted = stop.exit_code - 128
             elif isinstance(error, Exception):
                 _raise_in_one_line(error)

@@ -32,11 +32,11 @@ def raised(error: BaseException) -> BaseException:
     return error
 
 
-def stop_behind(error: BaseException) -> BaseException:
+def find_interruption(error: BaseException) -> BaseException:
     """Return the stop by a signal during which `error` was raised, else `error`."""
     # imports torch: who has not got it can't have raised it
     signals = sys.modules.get("finetune.distributed.signals")
-    return signals.stop_behind(error) if signals else error
+    return signals.find_interruption(error) if signals else error
 
 
 def exit_code(error: BaseException) -> int:

@@ -38,7 +38,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
-from finetune.distributed.signals import install_stop_at_once, is_first_process, stopping
+from finetune.distributed.signals import install_stop_at_once, is_first_process, stop_signals
 from finetune.inference.onnx_network import put_exported
 from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -328,7 +328,7 @@ def run_lightning(
     """
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # what Lightning starts the other devices' processes with
-    handlers = {signum: signal.getsignal(signum) for signum in stopping()}
+    handlers = {signum: signal.getsignal(signum) for signum in stop_signals()}
     install_stop_at_once()  # until training begins, where Checkpoints takes over
     try:
         return kind(arguments, typed, began)

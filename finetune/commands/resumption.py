@@ -17,7 +17,7 @@ from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.plan import Plan
 from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
-from finetune.distributed.launch import starts_processes
+from finetune.distributed.launch import has_launcher
 from finetune.models.candidates import is_choice
 from finetune.runs.changes import compared
 from finetune.runs.folder import config_text, has_result, last_checkpoint, not_looked_at
@@ -228,7 +228,7 @@ def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
     trainer["default_root_dir"] = str(_folder_of_runs(found.run))
-    if starts_processes():  # torchrun or srun decides; the run may have begun with another number
+    if has_launcher():  # torchrun or srun decides; the run may have begun with another number
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer

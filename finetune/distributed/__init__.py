@@ -1,10 +1,12 @@
-"""What a fit on several devices uses; below the data, since these must know their device's share.
+"""Training on several devices. The data package imports this one, since it needs the rank and the world size.
 
-`launch` counts the processes that a cluster has started, `ranks` ends those that Lightning starts together, and
-`signals` agrees on when to stop. `global_loss` is the mean loss over the global batch, `empty_shares` what a rank
-does without images, `collectives` what ranks ask each other, and `sync_batch_norm` takes batch norm's statistics over
-the global batch.
+- `launch`: the processes that torchrun or srun has started.
+- `ranks`: end the processes that Lightning has started if one of them ends.
+- `signals`: stop all ranks at the same step.
+- `collectives`: all-reduce and process groups.
+- `global_loss`: the mean loss over the global batch.
+- `empty_batches`: the training step of a rank without images.
+- `sync_batch_norm`: batch norm with the statistics of the global batch.
 
-A way of using devices that `fit` offers goes here, is chosen in `commands/trainer`, and is held against one device in
-`parity`.
+A new way to train on several devices goes here. `commands/trainer` selects it. `parity` compares it with one device.
 """

@@ -1,4 +1,4 @@
-"""What devices ask each other beside the gradients, such that no GPU's queue runs empty for it."""
+"""Collective operations other than the all-reduce of gradients. They do not make the CPU wait for a GPU."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from finetune import lightning_private
 
 
-def all_sum(value: Tensor, num_devices: int) -> Tensor:
-    """Return the sum of a number over all devices of a trainer; every device calls this at the same point.
+def all_reduce_sum(value: Tensor, num_devices: int) -> Tensor:
+    """Return the sum of a number over all ranks (all-reduce). Every rank must call this at the same point.
 
-    Lightning's own `reduce` begins with a barrier, at which NCCL lets the CPU wait for all that the GPU has yet to do.
+    Lightning's `reduce` begins with a barrier. With NCCL the CPU then waits until the GPU has finished its queue.
     """
     value = value.detach().clone()
     if num_devices > 1:
@@ -20,10 +20,10 @@ def all_sum(value: Tensor, num_devices: int) -> Tensor:
 
 
 def cpu_group(strategy: Any) -> Any:
-    """Return a group of all devices that speaks through their CPUs; every device calls this at the same point.
+    """Return a process group of all ranks that communicates on CPUs (gloo).
 
-    Through GPUs a question would wait for their queue, and objects would take their memory. It waits as long as the
-    strategy's own group, by `--trainer.strategy.timeout`.
+    Every rank must call this at the same point. On GPUs a collective would wait for their queue, and gathered objects
+    would use their memory. The timeout is that of the strategy's own group, `--trainer.strategy.timeout`.
     """
     if dist.get_backend() == "gloo":
         return dist.group.WORLD

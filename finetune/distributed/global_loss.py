@@ -1,15 +1,15 @@
-"""The loss as a mean over the global batch, of which each rank has a part."""
+"""The mean loss over the global batch. Each rank has the images of its per-rank batch."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from finetune.distributed.collectives import all_sum
+from finetune.distributed.collectives import all_reduce_sum
 
 
 @dataclass(frozen=True)
 class GlobalLoss:
-    """Divides by the weight of all images of a step, on all ranks; `of_ranks` makes one.
+    """Divides losses by the total weight of the global batch. `of_ranks` creates one.
 
     Attributes:
         weight: Sum of the weights of this rank's images.
@@ -23,16 +23,16 @@ class GlobalLoss:
 
     @classmethod
     def of_ranks(cls, weight: Tensor, world_size: int) -> "GlobalLoss":
-        """Sum the weights of all ranks; every rank calls this once in a step, with or without images."""
-        return cls(weight, all_sum(weight, world_size), world_size)
+        """Sum the weights of all ranks. Every rank must call this once per step, even without images."""
+        return cls(weight, all_reduce_sum(weight, world_size), world_size)
 
     def loss(self, loss_sum: Tensor) -> Tensor:
-        """Return what a rank backpropagates, from the sum of the weighted losses of its images.
+        """Return the loss to backpropagate on this rank, from the sum of the weighted losses of its images.
 
-        DDP averages the gradients of ranks, so each rank takes its part of the mean times their number.
+        DDP averages gradients over ranks. The loss is therefore this rank's part of the mean, times the world size.
         """
         return loss_sum * (self.world_size / self.total_weight)
 
     def mean(self, loss: Tensor) -> Tensor:
-        """Return the mean over the global batch from what each rank backpropagates; every rank calls this."""
-        return all_sum(loss, self.world_size) / self.world_size
+        """Return the mean over the global batch, from the loss of each rank. Every rank must call this."""
+        return all_reduce_sum(loss, self.world_size) / self.world_size

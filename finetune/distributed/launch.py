@@ -1,4 +1,7 @@
-"""The number of processes where torchrun or srun started them: theirs, not a guess that would run each by itself."""
+"""The number of devices and machines of a run that torchrun or srun has started.
+
+Without it each process would train by itself.
+"""
 
 import os
 from collections.abc import Sequence
@@ -13,14 +16,18 @@ from pytorch_lightning.plugins.environments import (
 
 from finetune.system.messages import WrongUsage
 
-_SRUN = "SLURM_STEP_NUM_TASKS"  # which it sets; a batch script alone has the job's SLURM_NTASKS
+# srun sets this variable. A batch script that does not use srun has only SLURM_NTASKS, the tasks of the job.
+_SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
 
 
 def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
-    """Return what tells Lightning of a SLURM job, where nothing else does.
+    """Return the plugin that describes a SLURM job to Lightning; empty if none is needed.
+
+    Args:
+        plugins: The plugins of the Trainer. If one of them is a cluster environment, the result is empty.
 
     Raises:
-        WrongUsage: The job was started without what Lightning must know of it.
+        WrongUsage: SLURM variables that Lightning needs are missing.
     """
     if (
         _has_environment(plugins)
@@ -28,33 +35,38 @@ def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
         or not SLURMEnvironment.detect()
     ):
         return []
-    if _SRUN not in os.environ:  # a batch script, whose processes are Lightning's to start
+    if _SRUN_TASKS not in os.environ:  # a batch script: Lightning starts the processes
         return [LightningEnvironment()]
-    # Requeueing is the job script's business: Lightning's would write and later load checkpoints of its own.
+    # Lightning's requeueing would write and load checkpoints of its own. Requeueing is left to the job script.
     try:
         return [SLURMEnvironment(auto_requeue=False)]
-    except RuntimeError as error:  # a variable that it wants is missing
+    except RuntimeError as error:  # a variable is missing
         raise WrongUsage(" ".join(str(error).split())) from error
 
 
 def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple[Any, int]:
-    """Return trainer.devices and trainer.num_nodes: what a launcher started, where they were left out.
+    """Return `trainer.devices` and `trainer.num_nodes`, taken from the launcher if the user gives neither.
+
+    Args:
+        devices: `trainer.devices` as the user gives it; "auto" if it is left out.
+        num_nodes: `trainer.num_nodes` as the user gives it; 1 if it is left out.
+        plugins: The plugins of the Trainer.
 
     Raises:
-        ValueError: They were given, and are not what it started.
+        ValueError: The user's numbers differ from those of the launcher.
     """
     if _has_environment(plugins):
         return devices, num_nodes
     if TorchElasticEnvironment.detect():
         launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
-        here: float = int(os.environ["LOCAL_WORLD_SIZE"])
-        nodes = total / here
-    elif _SRUN in os.environ:
-        launcher, total = "srun", int(os.environ[_SRUN])
+        per_node: float = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = total / per_node
+    elif _SRUN_TASKS in os.environ:
+        launcher, total = "srun", int(os.environ[_SRUN_TASKS])
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
-        here = total / nodes
+        per_node = total / nodes
         if total == 1 and not SLURMEnvironment.detect():
-            # a shell that srun began: what is started there is for Lightning to start
+            # an interactive shell that srun has started: Lightning starts the processes
             return devices, num_nodes
         if total > 1 and not SLURMEnvironment.detect():
             name = os.environ.get("SLURM_JOB_NAME")
@@ -63,27 +75,29 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
             )
     else:
         return devices, num_nodes
-    if here % 1 or nodes % 1:
+    if per_node % 1 or nodes % 1:
         raise ValueError(
             f"{launcher} started {total} processes, not as many on each machine: that can't be"
         )
-    given = count(devices)
-    if given not in (None, here) or num_nodes not in (1, nodes):
+    requested = count_devices(devices)
+    if requested not in (None, per_node) or num_nodes not in (1, nodes):
         raise ValueError(
-            f"{launcher} started {total} processes, {here:.0f} on each of {nodes:.0f} machines, but trainer.devices is "
-            f"{devices} and trainer.num_nodes {num_nodes}: leave both out"
+            f"{launcher} started {total} processes, {per_node:.0f} on each of {nodes:.0f} machines, but "
+            f"trainer.devices is {devices} and trainer.num_nodes {num_nodes}: leave both out"
         )
-    return int(here) if devices == "auto" else devices, int(nodes)
+    return int(per_node) if devices == "auto" else devices, int(nodes)
 
 
-def starts_processes() -> bool:
-    """Return whether torchrun or srun has started this process, and so any others."""
-    return TorchElasticEnvironment.detect() or (SLURMEnvironment.detect() and _SRUN in os.environ)
+def has_launcher() -> bool:
+    """Return whether torchrun or srun has started this process, even if it is the only one."""
+    return TorchElasticEnvironment.detect() or (
+        SLURMEnvironment.detect() and _SRUN_TASKS in os.environ
+    )
 
 
 def is_launched() -> bool:
-    """Return whether torchrun or srun has started this process beside others."""
-    tasks = int(os.environ.get(_SRUN, 1)) if SLURMEnvironment.detect() else 1
+    """Return whether torchrun or srun has started several processes, and this is one of them."""
+    tasks = int(os.environ.get(_SRUN_TASKS, 1)) if SLURMEnvironment.detect() else 1
     return tasks > 1 or (TorchElasticEnvironment.detect() and int(os.environ["WORLD_SIZE"]) > 1)
 
 
@@ -98,8 +112,8 @@ def _has_environment(plugins: Sequence[Any]) -> bool:
     return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
 
 
-def count(devices: Any) -> int | None:
-    """Return how many devices are meant; None where that is for Lightning to find out."""
+def count_devices(devices: Any) -> int | None:
+    """Return the number of devices that `trainer.devices` asks for; None if Lightning determines it."""
     if isinstance(devices, str) and "," in devices:
         devices = [name for name in devices.split(",") if name.strip()]
     if isinstance(devices, (list, tuple)):

@@ -1,6 +1,6 @@
-"""The processes that Lightning starts for a machine's other devices: they end with the first one, and it with them.
+"""Ending the processes of a run together: the other ranks end if rank 0 ends, and rank 0 ends if one of them fails.
 
-torchrun and srun see to this themselves.
+Lightning starts these processes, one for each further device of the machine. torchrun and srun do this by themselves.
 """
 
 import os
@@ -16,60 +16,66 @@ from finetune.system.terminal import say
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-_FIRST = "FINETUNE_FIRST_PROCESS"  # its pid, for those that it starts
-PARENT = "FINETUNE_PARENT_PROCESS"  # the pid of a program that has started a whole fit
-_GRACE = 5.0  # seconds for the first process to notice by itself that another one has ended
+_RANK_ZERO = "FINETUNE_FIRST_PROCESS"  # environment variable: the pid of rank 0
+PARENT = "FINETUNE_PARENT_PROCESS"  # environment variable: the pid of the program that has started the fit
+_GRACE = 5.0  # seconds in which rank 0 may notice by itself that another rank has ended
 _STOPPED = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
-# Seconds for the first process to stop, once a signal has stopped another, for which NCCL would wait for ever, or once
-# it has noticed that another has failed.
+# Seconds for rank 0 to stop after another rank was stopped by a signal or has failed. NCCL would wait forever.
 _TIME_TO_STOP = 30.0
 
-ending = threading.Event()  # this process is at its end, which may take its time
+ending = threading.Event()  # set while this process ends; that may take a while
 
 
-def forget_left_over() -> None:
-    """Drop the ranks that a shell still has of another job: a launcher, and Lightning, say a port with them."""
+def drop_stale_ranks() -> None:
+    """Remove rank variables of an earlier job from the environment.
+
+    Launchers and Lightning set MASTER_PORT together with them, so without it the variables are stale.
+    """
     if "MASTER_PORT" not in os.environ:
         for name in ("RANK", "LOCAL_RANK"):
             os.environ.pop(name, None)
 
 
-def end_with_first_process() -> None:
-    """Let this process end as soon as the first one is gone, even if that was killed, or does not answer any more.
+def end_with_rank_zero() -> None:
+    """Start a thread that ends this process as soon as rank 0 has ended, for example if it was killed.
 
-    The first one ends so with the program that has started it, if one has.
+    On rank 0 the thread watches the program that has started the fit, if there is one.
     """
-    first, parent = os.environ.get(_FIRST), os.environ.get(PARENT, "")
-    if first is not None and os.environ.get("LOCAL_RANK", "0") != "0":
+    rank_zero = os.environ.get(_RANK_ZERO)
+    parent = os.environ.get(PARENT, "")
+    if rank_zero is not None and os.environ.get("LOCAL_RANK", "0") != "0":
         threading.Thread(
-            target=_end_with, args=(int(first),), name="end-with-first", daemon=True
+            target=_end_after, args=(int(rank_zero),), name="end-with-first", daemon=True
         ).start()
-    elif parent == str(os.getppid()):  # else the program's child has handed the variable on
+    elif parent == str(os.getppid()):  # otherwise a child of the program has inherited the variable
         threading.Thread(
-            target=_end_with, args=(int(parent),), name="end-with-parent", daemon=True
+            target=_end_after, args=(int(parent),), name="end-with-parent", daemon=True
         ).start()
 
 
-def _end_with(pid: int) -> None:
+def _end_after(pid: int) -> None:
     while os.getppid() == pid:
         time.sleep(1)
     os._exit(1)
 
 
 def take_over(trainer: "pl.Trainer") -> None:
-    """Let this package alone decide when a trainer's processes end."""
+    """Replace Lightning's process observer and signal handlers by those of this package."""
     ending.clear()
     launcher: Any = trainer.strategy.launcher
     if lightning_private.is_subprocess_launcher(launcher):
         if not launcher.cluster_environment.creates_processes_externally:
-            os.environ[_FIRST] = str(os.getpid())
+            os.environ[_RANK_ZERO] = str(os.getpid())
         lightning_private.set_process_observer(_observe)
     if not lightning_private.has_auto_requeue(trainer):
         lightning_private.disable_signal_handlers(trainer)
 
 
 def _observe(processes: list[subprocess.Popen]) -> None:
-    """End if one of them fails. Lightning's own kills this process at once, while it still speaks for all."""
+    """End rank 0 if another rank fails, but let it write its checkpoint and error message first.
+
+    Lightning's observer kills rank 0 at once.
+    """
 
     def run() -> None:
         while not any(codes := [process.poll() for process in processes]):
@@ -85,7 +91,7 @@ def _observe(processes: list[subprocess.Popen]) -> None:
             )
             os._exit(code)
         if ending.wait(_GRACE):
-            time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
+            time.sleep(_TIME_TO_STOP)  # it writes deferred files and its own error message
         say(
             f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it"
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a flag that all devices agree on between steps, never an exception inside one."""
+"""Ctrl-C, SIGTERM and SIGHUP set a flag. All ranks agree on it between steps. No exception interrupts a step."""
 
 import os
 import signal
@@ -17,10 +17,10 @@ from finetune.system.terminal import say
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def stopping() -> list[int]:
-    """Return the signals that stop a command: what `nohup` has turned off stays off.
+def stop_signals() -> list[int]:
+    """Return the signals that stop a command. SIGHUP is not among them if it is ignored, as under `nohup`.
 
-    Beside the main thread there are none, since Python sets handlers there alone: they stay whoever's they are.
+    Outside the main thread the list is empty, since Python sets signal handlers only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -31,10 +31,10 @@ def stopping() -> list[int]:
 class Interrupted(BaseException):
     """A command was stopped by a signal.
 
-    It may be raised anywhere: as an Exception, what a library tries and gives up would swallow it.
+    It may be raised anywhere. It is not an `Exception`, since libraries that catch all exceptions would swallow it.
 
     Attributes:
-        exit_code: 128 + signal number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+        exit_code: 128 + signal number, as in shells: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
 
     def __init__(self, signum: int, hint: str = "the same command with --resume goes on") -> None:
@@ -44,10 +44,11 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signum
 
 
-def stop_behind(error: BaseException) -> BaseException:
-    """Return the `Interrupted` during which `error` was raised, else `error`.
+def find_interruption(error: BaseException) -> BaseException:
+    """Return the `Interrupted` during which `error` was raised; `error` itself if there is none.
 
-    What a signal breaks off half begun may fail to end, such as a display. A disk that is full stays the news.
+    If a signal interrupts an operation, cleaning up may fail with another error. An `OSError`, such as a full disk, is
+    returned as it is, unless it is a `ConnectionError`.
     """
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         return error
@@ -58,32 +59,32 @@ def stop_behind(error: BaseException) -> BaseException:
 
 
 def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
-    """End the command from a signal handler: right wherever there is nothing to save."""
+    """Signal handler that ends the command at once, for commands that have nothing to save."""
     raise Interrupted(signum, hint="")
 
 
 def install_stop_at_once() -> None:
-    """Let the first of the signals end the command."""
-    for signum in stopping():
+    """Install `stop_at_once` for all stop signals."""
+    for signum in stop_signals():
         signal.signal(signum, stop_at_once)
 
 
 def stop_if_asked() -> None:
-    """End a fit of one process that a `SignalFlag` was to stop after the step, where there is no step to wait for.
+    """Stop now if a `SignalFlag` has received a signal. To be called where no step follows soon.
 
-    With several processes the others would wait for this one.
+    It does nothing in a fit with several processes, since the others would wait for this one.
 
     Raises:
-        Interrupted: A signal has come.
+        Interrupted: A signal was received.
     """
-    for signum in stopping():
+    for signum in stop_signals():
         flag = getattr(signal.getsignal(signum), "__self__", None)
         if isinstance(flag, SignalFlag) and flag.received and not flag.is_joined:
             raise Interrupted(flag.received)
 
 
 class StopAtOnce(pl.Callback):
-    """Ends evaluation and prediction at the first signal; Lightning's own handlers exit with 0 or 1, or hang."""
+    """Ends evaluation and prediction at the first signal. Lightning's handlers exit with code 0 or 1, or hang."""
 
     def _install(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
@@ -93,16 +94,16 @@ class StopAtOnce(pl.Callback):
 
 
 def is_first_process() -> bool:
-    """Return whether this process speaks for all: its rank is 0, as its starter's variables have it."""
+    """Return whether the environment says that this process has rank 0, or says nothing."""
     variables = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # torchrun's, Lightning's, srun's
     return next((os.environ[name] for name in variables if name in os.environ), "0") == "0"
 
 
 class SignalFlag:
-    """Remembers the first of the signals while installed; a second Ctrl-C ends the process at once.
+    """Stores the first stop signal while it is installed. A second Ctrl-C ends the process at once.
 
     Attributes:
-        end: What a second Ctrl-C does, given 128 and its number; may be set where the process is another's.
+        end: Called at a second Ctrl-C with the exit code. To be replaced if the process belongs to another program.
     """
 
     def __init__(self) -> None:
@@ -112,13 +113,13 @@ class SignalFlag:
         self._group: Any = None
 
     def install(self) -> None:
-        for signum in stopping():
+        for signum in stop_signals():
             self._previous.setdefault(signum, signal.getsignal(signum))
             signal.signal(signum, self._handle)
 
     @property
     def is_joined(self) -> bool:
-        """Whether other processes are to agree on a stop."""
+        """Whether all ranks have to agree on a stop."""
         return self._group is not None
 
     def restore(self) -> None:
@@ -127,15 +128,15 @@ class SignalFlag:
         self._previous = {}
 
     def join(self, trainer: pl.Trainer) -> None:
-        """Open the group that `agreed` speaks through; every device calls this at the same point.
+        """Create the process group for `agreed`. Every rank must call this at the same point.
 
-        Through the CPUs, since it is asked at every step.
+        It communicates on CPUs, since `agreed` is called at every step.
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self._group = cpu_group(trainer.strategy)
 
     def agreed(self, trainer: pl.Trainer) -> int:
-        """Return the signal that any device has received, 0 for none; every device calls this at the same point."""
+        """Return a signal that some rank has received, 0 for none. Every rank must call this at the same point."""
         if trainer.world_size == 1:
             return self.received
         received = torch.tensor(self.received)

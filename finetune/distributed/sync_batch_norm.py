@@ -1,7 +1,7 @@
-"""Batch norm over the whole batch, whatever the number of devices that share it.
+"""Batch norm with the statistics of the global batch, on any number of devices.
 
-torch's own SyncBatchNorm does this on GPUs only, waits there for each layer's statistics before it queues the next one,
-and under 16 bits a device without pictures sends fewer bytes than the others expect.
+torch's SyncBatchNorm works on GPUs only. In each layer the CPU waits for the statistics before it queues the next one.
+In 16-bit precision a rank without images sends fewer bytes than the other ranks expect.
 """
 
 import copy
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# Shapes: b pictures of this device's share (0 is allowed), C channels, N values of a channel in the whole batch.
+# Shapes: b images of the per-rank batch (0 is allowed), C channels, N values of a channel in the global batch.
 
 
-_BEHIND = {"drop", "act"}  # what timm's batch norm goes on to do
+_AFTER_NORM = {"drop", "act"}  # the modules that timm's batch norm applies to its output
 
 
 class SharedBatchNorm(_BatchNorm):
-    """Batch norm of 1, 2 or 3 dimensions with the statistics of all devices' shares together while it trains."""
+    """Batch norm of 1, 2 or 3 dimensions. In training mode it uses the statistics of the global batch."""
 
-    process_group: Any = None  # the devices that share a batch; None for all
-    plain: type[_BatchNorm] = nn.BatchNorm2d  # what it was
+    process_group: Any = None  # the ranks that share a global batch; None for all
+    plain: type[_BatchNorm] = nn.BatchNorm2d  # the class that it replaces
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -58,7 +58,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 class SharedBatchNormAct(SharedBatchNorm):
-    """The same with what timm's `BatchNormAct2d` does behind it."""
+    """Like `SharedBatchNorm`, followed by the modules `drop` and `act` of timm's `BatchNormAct2d`."""
 
     drop: nn.Module
     act: nn.Module
@@ -68,11 +68,11 @@ class SharedBatchNormAct(SharedBatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """(b, C, …) to the same, and the batch's mean (C,), sum of squared deviations (C,) and N.
+    """Normalizes (b, C, …). Also returns the global batch's mean (C,), sum of squared deviations (C,) and N.
 
-    Source: mean and squares of parts are joined by Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm
-    for Computing Sample Variances" (1979); the gradient is that of arXiv:1502.03167, section 3, with sums over all
-    devices.
+    Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979),
+    for the mean and squares of several parts. The gradient is that of arXiv:1502.03167, section 3, with sums over all
+    ranks.
     """
 
     @staticmethod
@@ -86,17 +86,17 @@ class _Normalize(torch.autograd.Function):
             if num
             else values.new_zeros(2, C)
         )
-        # Nothing here makes a GPU wait for the CPU or the reverse; that is why `num` is filled in, not copied.
+        # No operation here synchronizes GPU and CPU: `num` is filled in on the device instead of copied to it.
         part = torch.cat([mean, num * variance, mean.new_full((1,), num)])
         parts = part.new_empty(dist.get_world_size(group), len(part))
         dist.all_gather(list(parts), part, group)
         means, squares, counts = parts.split([C, C, 1], dim=1)
         count = counts.sum()
-        if num < 2 and count < 2:  # on all devices, or on none
+        if num < 2 and count < 2:  # the same on all ranks
             raise ValueError(
                 f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}"
             )
-        if weight is not None and bias is not None:  # torch takes mean and weight of one type
+        if weight is not None and bias is not None:  # torch wants mean and weight in one dtype
             weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
@@ -114,7 +114,7 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse_deviation, count = ctx.saved_tensors
-        # of dy, and of dy times the normalised x, over this device's share
+        # sums of dy, and of dy times the normalized x, over the per-rank batch
         sums = mean.new_zeros(2, x.size(1))
         if x.numel():
             # the gradients of weight and bias
@@ -122,11 +122,11 @@ class _Normalize(torch.autograd.Function):
             _, sums[1], sums[0] = torch.ops.aten.native_batch_norm_backward(
                 gradient, x, ones, None, None, mean, inverse_deviation, True, 0.0, wanted
             )
-        # DDP adds up the devices' gradients of weight and bias itself.
+        # DDP reduces the gradients of weight and bias itself.
         bias_gradient, weight_gradient = sums.clone()
         dist.all_reduce(sums, group=ctx.group)
         sums /= count
-        # dx = scale * (dy - mean(dy) - (x - mean) * slope), in two walks through memory, rounded once
+        # dx = scale * (dy - mean(dy) - (x - mean) * slope), in two passes over memory, rounded once
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         slope = inverse_deviation * sums[1]
         shape = (1, -1, *[1] * (x.dim() - 2))
@@ -142,14 +142,14 @@ class _Normalize(torch.autograd.Function):
 
 
 def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) -> None:
-    """Replace every batch norm by one over all devices, save in the modules `except_in`; parameters stay the same.
+    """Replace each batch norm by one with the statistics of the global batch. Parameters and buffers stay the same.
 
     Args:
         network: Its batch norm modules are replaced in place.
-        except_in: Modules whose batch norm keeps its running statistics anyway.
+        except_in: Modules to skip, since their batch norm uses its running statistics anyway.
 
     Raises:
-        ValueError: A batch norm does more than is known here.
+        ValueError: A batch norm is of an unsupported class.
     """
     for name, child in network.named_children():
         if any(child is module for module in except_in):
@@ -173,7 +173,7 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
 
 
 def plain_copy(network: nn.Module) -> nn.Module:
-    """Return a copy that evaluates alike, in which batch norm is torch's own, as it is on one device."""
+    """Return a copy with torch's own batch norm instead of `SharedBatchNorm`. In eval mode it computes the same."""
     network = copy.deepcopy(network)
     for module in network.modules():
         if type(module) is SharedBatchNorm:
@@ -191,7 +191,7 @@ def _kind(norm: nn.Module) -> type[SharedBatchNorm]:
     ):
         return SharedBatchNorm
     if type(norm) is SharedBatchNormAct or (
-        type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _BEHIND
+        type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _AFTER_NORM
     ):
         return SharedBatchNormAct
     raise ValueError(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.distributed.launch import count, is_launched, num_machines
+from finetune.distributed.launch import count_devices, is_launched, num_machines
 from finetune.models.size_check import check_first_pass
 from finetune.system.cache_dir import MARK, PRECISIONS, cache_dir
 from finetune.system.files import one_at_a_time, replacing
@@ -49,7 +49,7 @@ def fit_precision(model: Classifier, data: ImageDataModule, trainer: Any) -> str
         return BF16  # the fit will be refused
     if trainer["num_nodes"] != 1 or num_machines() > 1:
         return BF16  # machines do not see each other's choices
-    has_peers = is_launched() or (count(trainer["devices"]) or 1) > 1
+    has_peers = is_launched() or (count_devices(trainer["devices"]) or 1) > 1
     return faster_precision(model, data.image_size, has_peers)
 
 

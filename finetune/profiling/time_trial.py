@@ -18,7 +18,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.loader import Devices, automatic_workers, end_workers
 from finetune.data.samplers import ESTIMATE, draw_indices
-from finetune.distributed.launch import count
+from finetune.distributed.launch import count_devices
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import Measured
 from finetune.profiling.stopwatch import Costs, Stopwatch
@@ -196,7 +196,9 @@ def _untold() -> Iterator[None]:
 
 def num_devices_of(accelerator: Any, devices: Any) -> int:
     """Return how many devices of this machine the fit will have."""
-    return count(devices) or (torch.cuda.device_count() if _is_cuda(accelerator) else 0) or 1
+    return (
+        count_devices(devices) or (torch.cuda.device_count() if _is_cuda(accelerator) else 0) or 1
+    )
 
 
 def _first(accelerator: Any, devices: Any) -> list[int] | int:

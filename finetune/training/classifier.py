@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
-from finetune.distributed.empty_shares import own_buffers, zero_loss
+from finetune.distributed.empty_batches import disable_buffer_broadcast, zero_loss
 from finetune.distributed.global_loss import GlobalLoss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
@@ -187,7 +187,7 @@ class Classifier(pl.LightningModule):
             self.initial_weights.download()
 
     def setup(self, stage: str) -> None:
-        own_buffers(self.trainer)
+        disable_buffer_broadcast(self.trainer)
         reset_metrics(self)
         if stage == "fit":
             stages.check_solved(self.hparams["freeze"], self.head_init, self.hparams["members"])

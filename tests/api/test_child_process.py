@@ -153,7 +153,7 @@ def test_it_ends_with_the_program(tmp_path):
     stand_in = tmp_path / "python"
     stand_in.write_text(
         f"#!/bin/sh\nexec {sys.executable} -c 'import os, time\n"
-        "from finetune.distributed.ranks import end_with_first_process\nend_with_first_process()\n"
+        "from finetune.distributed.ranks import end_with_rank_zero\nend_with_rank_zero()\n"
         f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)\'\n'
     )
     stand_in.chmod(0o755)

@@ -17,8 +17,8 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from finetune import lightning_private
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trainer import check_strategy, make_ready
-from finetune.distributed.launch import cluster_environment, starts_processes
-from finetune.distributed.ranks import forget_left_over
+from finetune.distributed.launch import cluster_environment, has_launcher
+from finetune.distributed.ranks import drop_stale_ranks
 from finetune.distributed.signals import is_first_process
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
@@ -48,10 +48,10 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
     }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     (environment,) = cluster_environment([])
-    assert isinstance(environment, LightningEnvironment) and not starts_processes()
+    assert isinstance(environment, LightningEnvironment) and not has_launcher()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     (environment,) = cluster_environment([])
-    assert isinstance(environment, SLURMEnvironment) and starts_processes()
+    assert isinstance(environment, SLURMEnvironment) and has_launcher()
 
 
 # Lightning reads these when it is imported: a new interpreter.
@@ -106,7 +106,7 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
         **({"MASTER_PORT": port} if port else {}),
     }.items():
         monkeypatch.setenv(name, value)
-    forget_left_over()
+    drop_stale_ranks()
     assert is_first_process() == (port is None)
 
 

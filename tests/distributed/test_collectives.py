@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from finetune.distributed.collectives import all_sum, cpu_group
+from finetune.distributed.collectives import all_reduce_sum, cpu_group
 
 
 def test_one_device_has_the_sum_already(group_of_one):
     weight = torch.ones(2, requires_grad=True)
-    total = all_sum(weight, 1)
+    total = all_reduce_sum(weight, 1)
     assert torch.equal(total, weight) and not total.requires_grad
     total += 1
     assert torch.equal(weight, torch.ones(2))
@@ -23,7 +23,7 @@ def test_the_sum_waits_for_no_barrier(monkeypatch):
         dist, "barrier", lambda *_, **__: pytest.fail("NCCL's would wait for all that is queued")
     )
     monkeypatch.setattr(dist, "all_reduce", lambda value: value.mul_(3))
-    assert all_sum(torch.tensor(2.0), 3) == 6
+    assert all_reduce_sum(torch.tensor(2.0), 3) == 6
 
 
 @pytest.mark.parametrize(("backend", "is_new"), [("gloo", False), ("nccl", True)])

@@ -33,7 +33,7 @@ def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, end
         for name, value in variables.items():
             monkeypatch.setenv(name, value if isinstance(value, str) else str(value()))
         if os.fork() == 0:
-            ranks.end_with_first_process()
+            ranks.end_with_rank_zero()
             os.write(write, b"x")
             time.sleep(4 if ends else 2)
             os.write(write, b"y")  # still there
