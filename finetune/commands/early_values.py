@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from finetune.commands.options import both
 from finetune.commands.trainer import check_allowed, patience
-from finetune.models.ensemble import check
+from finetune.models.ensemble import check_members
 from finetune.models.stages import check_solved
 from finetune.runs.model_checkpoint import check_interval
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason
@@ -52,7 +52,7 @@ def check_values(config: Any) -> None:
     check_allowed(trainer)
     _check_trainer(trainer)
     check_rates(model.head_lr_multiplier, model.layer_decay, model.label_smoothing)
-    check(model.members, model.head_init)
+    check_members(model.members, model.head_init)
     check_solved(model.freeze, model.head_init, model.members)
     if model.freeze == "backbone" and config.ckpt_path is not None:
         raise WrongUsage(

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from finetune.models.checkpoint_values import (
-    LEAST_CROP_SHARE,
-    MOST_AUGMENTATIONS,
-    MOST_EXCLUDED,
-    MOST_IN_A_BATCH,
-    MOST_PIXELS,
-    MOST_RESIZED,
+    MAX_AUGMENTATIONS,
+    MAX_EXCLUDED,
+    MAX_IN_A_BATCH,
+    MAX_PIXELS,
+    MAX_RESIZED,
+    MIN_CROP_SHARE,
     are_augmentations,
 )
 from finetune.system.messages import WrongUsage
@@ -36,20 +36,20 @@ def check_sizes(
         raise WrongUsage(
             f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}"
         )
-    if batch_size > MOST_IN_A_BATCH:
-        raise WrongUsage(f"batch_size must be at most {MOST_IN_A_BATCH:,}, got {batch_size:,}")
-    if max(image_size, eval_image_size or 0, *schedule) > MOST_PIXELS:
+    if batch_size > MAX_IN_A_BATCH:
+        raise WrongUsage(f"batch_size must be at most {MAX_IN_A_BATCH:,}, got {batch_size:,}")
+    if max(image_size, eval_image_size or 0, *schedule) > MAX_PIXELS:
         largest = max(image_size, eval_image_size or 0, *schedule)
         raise WrongUsage(
-            f"image_size must be at most {MOST_PIXELS}, got {largest}; most networks take 224"
+            f"image_size must be at most {MAX_PIXELS}, got {largest}; most networks take 224"
         )
     if eval_image_size is not None and eval_image_size < 8:
         raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
-    if not LEAST_CROP_SHARE <= crop_share <= 1:
-        raise WrongUsage(f"crop_share must be from {LEAST_CROP_SHARE} to 1, got {crop_share}")
-    if (side := (eval_image_size or image_size) / crop_share) > MOST_RESIZED:
+    if not MIN_CROP_SHARE <= crop_share <= 1:
+        raise WrongUsage(f"crop_share must be from {MIN_CROP_SHARE} to 1, got {crop_share}")
+    if (side := (eval_image_size or image_size) / crop_share) > MAX_RESIZED:
         raise WrongUsage(
-            f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MOST_RESIZED:,}"
+            f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
         )
     sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}
     sizes["image_size_schedule"] = max(schedule, default=0)
@@ -83,12 +83,12 @@ def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[st
     """
     if not are_augmentations(augmentations):
         raise WrongUsage(
-            f"augmentations must be a list of at most {MOST_AUGMENTATIONS} transforms, each with class_path and "
+            f"augmentations must be a list of at most {MAX_AUGMENTATIONS} transforms, each with class_path and "
             "init_args of plain values"
         )
-    if len(exclude) > MOST_EXCLUDED:
+    if len(exclude) > MAX_EXCLUDED:
         raise WrongUsage(
-            f"exclude can name {MOST_EXCLUDED:,} class folders at most, got {len(exclude):,}"
+            f"exclude can name {MAX_EXCLUDED:,} class folders at most, got {len(exclude):,}"
         )
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import together
+from finetune.models.ensemble import combine_logits
 from finetune.models.image_classifier import ImageClassifier, normalize
 from finetune.models.stages import head, without_head
 
@@ -43,7 +43,7 @@ class Logits(ImageClassifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, H, W) uint8 RGB."""
-        return together(super().forward(images))
+        return combine_logits(super().forward(images))
 
 
 class Embedder(nn.Module):

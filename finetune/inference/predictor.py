@@ -12,7 +12,7 @@ from torch import Tensor
 from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
-from finetune.models.ensemble import told
+from finetune.models.ensemble import member_label
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.size_check import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -89,7 +89,7 @@ class Predictor:
         self.class_names: list[str] = settings["class_names"]
         self.backbone: str = settings["backbone"]
         self.num_members: int = settings.get("members", 1)
-        self.network_name = told(self.backbone, self.num_members)
+        self.network_name = member_label(self.backbone, self.num_members)
         self.model = build_image_classifier(
             self.backbone,
             len(self.class_names),

@@ -1,15 +1,25 @@
-"""Networks: building one, its parts, its weights.
+"""Networks: how they are built, their parts and their weights.
 
-`backbones` builds a network of torchvision's or one of three small ones, `stages` names its parts in order and its
-head, and freezes, `heads` says how a new head starts; `ensemble` lets several networks answer together.
-`image_classifier` is the whole module, from images to logits, that training, prediction and exports share;
-`size_check` checks that it takes images of a size. `weight_files` reads files of pretrained weights, `weights` finds
-them by name and puts them in, `misfits` says what to do with those that do not fit. `candidates` lists the networks
-that `--backbone auto` chooses from, and finds out whether their weights can be had. `fx` follows the data flow: a
-network split where it begins to learn, or with batch norm fused in. `safe_load` reads files of torch from anybody
-without running what they hold; `checkpoint_sections` states key by key what a checkpoint of ours may hold,
-`checkpoint_values` which values.
+Networks:
 
-Networks from elsewhere get a module here, which `backbones`, `stages` and `weights` ask: `timm_backbones` builds
-those of timm and knows what their weights say of themselves, `timm_weights` reads these.
+- `backbones`: builds a network of torchvision or timm, or one of three small ones.
+- `stages`: the stages of a network in order, its head, and freezing.
+- `heads`: how a new head is initialized.
+- `ensemble`: several networks whose probabilities are averaged.
+- `image_classifier`: the complete module from images to logits. Training, prediction and exports share it.
+- `size_check`: checks that a network takes images of a size.
+- `fx`: fuses batch norm into convolutions.
+- `candidates`: the networks that `--backbone auto` chooses from, and whether their weights are available.
+
+Weights and checkpoints:
+
+- `weight_files`: reads files of pretrained weights.
+- `weights`: finds pretrained weights by name or file, and loads them into a network.
+- `misfits`: advice for weights that do not fit a network.
+- `safe_load`: reads untrusted files of torch without running code from them.
+- `checkpoint_sections`: the keys of a checkpoint, with a rule for each value.
+- `checkpoint_values`: these rules.
+
+A further library of networks gets modules of its own, which `backbones`, `stages` and `weights` call. For timm,
+`timm_backbones` builds networks and reads the description of their weights, and `timm_weights` reads the weights.
 """

@@ -1,4 +1,4 @@
-"""Networks to choose from: `--backbone auto` and lists of names, and whether their weights can be had."""
+"""Candidate networks of `--backbone auto` and of lists of names, and whether their weights are available."""
 
 import importlib.util
 import urllib.error
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 import torch
 from torchvision import models
 
-from finetune.models.backbones import OWN
+from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.timm_backbones import is_timm, pretrained_cfg
 
 AUTO = "auto"
 DEFAULT = "DEFAULT"
-# Small to medium networks whose code and weights have permissive licences, with the size of their weights, in the order
-# of that. tests/models/test_candidates.py holds licences and sizes against torchvision and timm.
+# Small to medium networks whose code and weights have permissive licences, sorted by the size of their weights.
+# tests/models/test_candidates.py checks licences and sizes against torchvision and timm.
 BUILT_IN = {
     "efficientnet_b0": 20,  # MB
     "timm/mobilenetv4_conv_medium.e500_r256_in1k": 39,
@@ -27,30 +27,30 @@ BUILT_IN = {
     "resnet50": 98,
     "convnext_tiny": 109,
 }
-_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # as timm names them on the hub
-_PATIENCE = 5.0  # seconds to reach a server
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # timm's file names on the hub
+_TIMEOUT = 5.0  # seconds to reach a server
 
 
 class Candidate(NamedTuple):
-    """A network and the weights that it would start from, as `model.backbone` and `model.weights` take them."""
+    """A network and its initial weights, as values of `model.backbone` and `model.weights`."""
 
     backbone: str
     weights: str = DEFAULT
 
 
 def is_choice(backbone: object) -> bool:
-    """Return whether a value of `model.backbone` leaves the choice among several networks to the data."""
+    """Return whether a value of `model.backbone` is `auto` or a list of names, so that a fit has to choose one."""
     return isinstance(backbone, str) and (backbone == AUTO or "," in backbone)
 
 
 def built_in() -> list[Candidate]:
-    """Return the candidates of `auto`: those of timm only if it is installed."""
+    """Return the candidates of `auto`. Those of timm are included only if it is installed."""
     has_timm = importlib.util.find_spec("timm") is not None
     return [Candidate(name) for name in BUILT_IN if has_timm or not is_timm(name)]
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
-    """Return a name for each candidate: its network, with the weights if several have the same network."""
+    """Return a name for each candidate: its network, and its weights too if several candidates have that network."""
     backbones = [candidate.backbone for candidate in candidates]
     return [
         c.backbone if backbones.count(c.backbone) == 1 else f"{c.backbone}={c.weights}"
@@ -59,9 +59,9 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def cached_file(candidate: Candidate) -> Path | None:
-    """Return the file of published weights on this machine; None if there is none."""
+    """Return the cached file of published weights; None if it is not on this machine."""
     if is_timm(candidate.backbone):
-        from huggingface_hub import try_to_load_from_cache  # timm brings it
+        from huggingface_hub import try_to_load_from_cache  # a dependency of timm
 
         hub_id = pretrained_cfg(candidate.backbone).hf_hub_id
         files = [try_to_load_from_cache(hub_id, name) for name in _HUB_FILES] if hub_id else []
@@ -71,14 +71,14 @@ def cached_file(candidate: Candidate) -> Path | None:
 
 
 def is_published(candidate: Candidate) -> bool:
-    """Return whether the weights are a name, such as DEFAULT, not a path."""
+    """Return whether the weights are a published name, such as DEFAULT, and not a path."""
     if is_timm(candidate.backbone):
         return candidate.weights == DEFAULT
     return bool(_url(candidate))
 
 
 def server(candidate: Candidate) -> str:
-    """Return the address of the server that published weights are downloaded from; "" if downloads are turned off."""
+    """Return the address of the server of published weights; "" if the hub is set to offline."""
     if is_timm(candidate.backbone):
         from huggingface_hub import constants
 
@@ -88,22 +88,24 @@ def server(candidate: Candidate) -> str:
 
 
 def is_reachable(address: str) -> bool:
-    """Return whether a server answers, as quickly as that can be found out: the hub's client would try for a minute."""
+    """Return whether a server answers within a few seconds. The hub's client would retry for a minute."""
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE
+            urllib.request.Request(address, method="HEAD"), timeout=_TIMEOUT
         ):
             return True
-    except urllib.error.HTTPError:  # an answer all the same
+    except urllib.error.HTTPError:  # also an answer
         return True
     except (OSError, ValueError):
         return False
 
 
 def _url(candidate: Candidate) -> str:
-    """Return where torchvision's weights are published; "" for a file."""
-    if candidate.backbone in OWN or candidate.backbone not in models.list_models(module=models):
+    """Return the URL of published weights of torchvision; "" if they are a file."""
+    if candidate.backbone in SMALL_NETWORKS or candidate.backbone not in models.list_models(
+        module=models
+    ):
         return ""
-    members = models.get_model_weights(candidate.backbone).__members__
-    found = members.get(candidate.weights.rpartition(".")[2])
-    return found.url if found else ""
+    published = models.get_model_weights(candidate.backbone).__members__
+    weights = published.get(candidate.weights.rpartition(".")[2])
+    return weights.url if weights else ""

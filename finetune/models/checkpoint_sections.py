@@ -1,8 +1,8 @@
-"""What a checkpoint of ours may hold: the keys of each section, and the type and range of each value.
+"""The schema of our checkpoints: the keys of each section, and the type and range of each value.
 
 A checkpoint may be untrusted. `check_checkpoint` is called wherever one is read, so that every command refuses the
-same values. Nothing about this machine or process is here (`num_workers`, `cache_limit_gb`, devices): a checkpoint
-never decides it. To add a value to checkpoints, add a row to a table.
+same values. The schema has no settings of the machine or the process (`num_workers`, `cache_limit_gb`, devices): a
+checkpoint must not set them. To add a value to checkpoints, add a row to a table.
 """
 
 import math
@@ -13,14 +13,14 @@ from typing import Any
 
 from finetune.models.checkpoint_values import (
     DATA_CLASSES,
-    EARLIER_DATA_CLASSES,
-    LEAST_CROP_SHARE,
-    LEAST_PIXELS,
-    MOST_AUGMENTATIONS,
-    MOST_EXCLUDED,
-    MOST_IN_A_BATCH,
-    MOST_PIXELS,
-    MOST_RESIZED,
+    LEGACY_DATA_CLASSES,
+    MAX_AUGMENTATIONS,
+    MAX_EXCLUDED,
+    MAX_IN_A_BATCH,
+    MAX_PIXELS,
+    MAX_RESIZED,
+    MIN_CROP_SHARE,
+    MIN_PIXELS,
     Rule,
     are_augmentations,
     are_class_names,
@@ -31,12 +31,13 @@ from finetune.models.checkpoint_values import (
     are_optimizer_states,
     are_train_metrics,
     check_section,
+    format_value,
     is_class_mapping,
     is_count,
     is_data_class,
     is_dense,
-    is_early_best_score,
     is_interpolation,
+    is_legacy_best_score,
     is_number,
     is_optional_text,
     is_plain,
@@ -46,9 +47,8 @@ from finetune.models.checkpoint_values import (
     is_text,
     one_of,
     refuse,
-    worded,
 )
-from finetune.models.ensemble import MOST
+from finetune.models.ensemble import MAX_MEMBERS
 from finetune.system.messages import shown
 
 REQUIRED_SECTIONS = frozenset(
@@ -62,7 +62,7 @@ _PRECISIONS_OF_GPUS = ("transformer-engine", "transformer-engine-float16")
 _TEXT = Rule("text", is_text)
 _OPTIONAL_TEXT = Rule("text or null", is_optional_text)
 _BOOL = Rule("true or false", lambda value: type(value) is bool)
-_SIDE = f"a whole number from {LEAST_PIXELS} to {MOST_PIXELS}"
+_SIDE = f"a whole number from {MIN_PIXELS} to {MAX_PIXELS}"
 _OPTIONAL_SIDE = Rule(f"{_SIDE}, or null", lambda value: value is None or is_side(value))
 _COUNT = Rule("a whole number, at least 0", is_count)
 _SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value, 0, 1) and value > 0)
@@ -71,7 +71,7 @@ _FRACTION = Rule(
 )
 _NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
 
-# The arguments of `Classifier`, except those that only config.yaml has.
+# The arguments of `Classifier`, except those that are only in config.yaml.
 HYPER_PARAMETERS = MappingProxyType(
     {
         "class_names": Rule(
@@ -95,18 +95,20 @@ HYPER_PARAMETERS = MappingProxyType(
         "label_smoothing": _FRACTION,
         "class_weights": one_of("balanced", None),
         "network_size": _OPTIONAL_SIDE,
-        "members": Rule(f"a whole number from 1 to {MOST}", lambda value: is_count(value, 1, MOST)),
+        "members": Rule(
+            f"a whole number from 1 to {MAX_MEMBERS}", lambda value: is_count(value, 1, MAX_MEMBERS)
+        ),
     }
 )
 
-# The arguments of `ImageDataModule`, except those of the machine and of a single command.
+# The arguments of `ImageDataModule`, except those for the machine or for a single command.
 DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     {
         "root": _OPTIONAL_TEXT,
-        "exclude": Rule(f"names of class folders, at most {MOST_EXCLUDED:,}", are_names),
+        "exclude": Rule(f"names of class folders, at most {MAX_EXCLUDED:,}", are_names),
         "batch_size": Rule(
-            f"a whole number from 1 to {MOST_IN_A_BATCH}",
-            lambda value: is_count(value, 1, MOST_IN_A_BATCH),
+            f"a whole number from 1 to {MAX_IN_A_BATCH}",
+            lambda value: is_count(value, 1, MAX_IN_A_BATCH),
         ),
         "image_size": Rule(_SIDE, is_side, True),
         "eval_image_size": _OPTIONAL_SIDE,
@@ -114,18 +116,18 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "resize": one_of(*_RESIZE_MODES),
         "interpolation": one_of(*_INTERPOLATIONS),
         "crop_share": Rule(
-            f"a number from {LEAST_CROP_SHARE} to 1",
-            lambda value: is_number(value, LEAST_CROP_SHARE, 1),
+            f"a number from {MIN_CROP_SHARE} to 1",
+            lambda value: is_number(value, MIN_CROP_SHARE, 1),
         ),
         "crop_and_flip": _BOOL,
         "min_crop": _SHARE,
         "augmentations": Rule(
-            f"a list of at most {MOST_AUGMENTATIONS} transforms with bounded arguments, or null",
+            f"a list of at most {MAX_AUGMENTATIONS} transforms with bounded arguments, or null",
             are_augmentations,
         ),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
-        # Of earlier versions.
+        # Written by earlier versions.
         "num_views": Rule(
             "a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)
         ),
@@ -139,7 +141,7 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     }
 )
 
-# What `runs.checkpoint_facts.origin` and `Classifier.on_save_checkpoint` write, and, of an exported file, `packed`.
+# Written by `runs.checkpoint_facts.origin` and `Classifier.on_save_checkpoint`; for an exported file by `packed`.
 FINETUNE = MappingProxyType(
     {
         "version": Rule("text", is_text, True),
@@ -155,7 +157,7 @@ FINETUNE = MappingProxyType(
         "began_from": _OPTIONAL_TEXT,
         "licence_of_the_weights": _OPTIONAL_TEXT,
         "train_metrics": Rule("sums of loss and accuracy", are_train_metrics),
-        # Its values are checked by `training.calibration.read_calibration`, which every reader of it calls.
+        # `training.calibration.read_calibration` checks its values. Every reader calls that.
         "calibration": Rule(
             "a temperature, or null", lambda value: value is None or type(value) is dict
         ),
@@ -165,7 +167,7 @@ FINETUNE = MappingProxyType(
     }
 )
 
-# The states of our callbacks, by class. States of other callbacks may have more keys than these, which we read.
+# The states of our callbacks by class, and of Lightning's callbacks that we read. Lightning's may have further keys.
 CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     {
         "Checkpoints": {
@@ -173,8 +175,8 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
                 "a number from 0 to 1, or null",
                 lambda value: value is None or is_number(value, 0, 1),
             ),
-            # of earlier versions
-            "best_score": Rule("accuracy and loss, or null", is_early_best_score),
+            # written by earlier versions
+            "best_score": Rule("accuracy and loss, or null", is_legacy_best_score),
             "is_stopped": _BOOL,
             "limits": Rule("limits of a run, or null", are_limits),
             "wanted": Rule("limits of a run, or null", are_limits),
@@ -191,11 +193,11 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             "due": Rule(
                 "a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)
             ),
-            "is_due": _BOOL,  # of earlier versions
+            "is_due": _BOOL,  # written by earlier versions
         },
     }
 )
-_OTHERS_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
+_LIGHTNING_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     {
         "EarlyStopping": {
             "wait_count": Rule("a whole number, at least 0", is_count, True),
@@ -215,7 +217,7 @@ _OTHERS_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
     }
 )
 
-# Top-level keys of Lightning that we or a Trainer read; others are not read.
+# Lightning's top-level keys that a Trainer or this package reads. No others are read.
 LIGHTNING = MappingProxyType(
     {
         "epoch": _COUNT,
@@ -245,21 +247,21 @@ LIGHTNING = MappingProxyType(
 
 
 def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
-    """Make sure that a checkpoint holds only what a fit of ours writes.
+    """Check that a checkpoint has only keys and values that `finetune fit` writes.
 
     Args:
-        checkpoint: With all of `REQUIRED_SECTIONS`.
-        file: Where it was read from, for the error message.
+        checkpoint: A checkpoint with all `REQUIRED_SECTIONS`.
+        file: Its file, for the error message.
 
     Raises:
-        ValueError: It holds an unknown key or a value out of range; the message names section and key.
+        ValueError: A key is unknown, or a value has a wrong type or range. The message names section and key.
     """
     check_section(checkpoint["hyper_parameters"], HYPER_PARAMETERS, "hyper_parameters", file)
     check_section(checkpoint["finetune"], FINETUNE, "finetune", file)
     data = checkpoint["datamodule_hyper_parameters"]
     is_ours = checkpoint["finetune"].get("data_class") in (
         *DATA_CLASSES,
-        *EARLIER_DATA_CLASSES,
+        *LEGACY_DATA_CLASSES,
         None,
     )
     check_section(
@@ -285,9 +287,9 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
 
 def _check_resized_side(data: Mapping[str, Any], file: object) -> None:
     side = data.get("eval_image_size") or data["image_size"]
-    if side / data.get("crop_share", 1.0) > MOST_RESIZED:
+    if side / data.get("crop_share", 1.0) > MAX_RESIZED:
         value = f"datamodule_hyper_parameters.crop_share is {data['crop_share']} of {side} pixels"
-        refuse(file, f"{value}: images would be resized to more than {MOST_RESIZED}")
+        refuse(file, f"{value}: images would be resized to more than {MAX_RESIZED}")
 
 
 def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
@@ -296,12 +298,12 @@ def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
         section = f"callbacks.{shown(key)[:80]}"
         if kind in CALLBACKS:
             check_section(state, CALLBACKS[kind], section, file)
-        elif kind in _OTHERS_CALLBACKS:
-            check_section(state, _OTHERS_CALLBACKS[kind], section, file, is_closed=False)
+        elif kind in _LIGHTNING_CALLBACKS:
+            check_section(state, _LIGHTNING_CALLBACKS[kind], section, file, is_closed=False)
 
 
 def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
-    """Check the buffers of the classifier: normalisation, and a weight for each class."""
+    """Check the buffers of the classifier: the normalization and the class weights."""
     state, num_classes = (
         checkpoint["state_dict"],
         len(checkpoint["hyper_parameters"]["class_names"]),
@@ -319,5 +321,5 @@ def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
         if not bool(values.isfinite().all()) or (name == "std" and float(values.min()) <= 0):
             refuse(
                 file,
-                f"state_dict.{name} holds {worded(values.flatten().tolist()[:5])}, expected usable numbers",
+                f"state_dict.{name} holds {format_value(values.flatten().tolist()[:5])}, expected usable numbers",
             )

@@ -1,6 +1,6 @@
-"""Rules for the values of a checkpoint, and checking a section by a table of them.
+"""Rules for the values of a checkpoint, and a function that checks a section by a table of rules.
 
-There is one predicate for each kind of value. Types are exact, and sizes and nesting are bounded.
+Each kind of value has one predicate. Types must match exactly. Sizes and nesting depths are bounded.
 """
 
 import math
@@ -15,39 +15,39 @@ from torch import Tensor
 
 from finetune.system.messages import fault_of_names, shown
 
-# Our data classes. Another one is imported only if the user names it, and has arguments of its own.
+# Our data classes. Another class is imported only if the user names it; its arguments are not checked here.
 DATA_CLASSES = (
     "finetune.FashionMNIST",
     "finetune.Hotdog",
     "finetune.ImageFolderData",
     "finetune.SampleData",
 )
-EARLIER_DATA_CLASSES = tuple(
+LEGACY_DATA_CLASSES = tuple(
     name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES
 )
-# of a side of the images that a network takes: of larger ones no batch has room
-LEAST_PIXELS, MOST_PIXELS = 8, 8192
-MOST_RESIZED = 2**14  # of a side before the centre is cropped
-_MOST_CANDIDATES = 100  # weights among which a fit chooses
-LEAST_CROP_SHARE = 0.1
-MOST_IN_A_BATCH = 2**20
-MOST_AUGMENTATIONS = 100
-MOST_EXCLUDED = 10_000
-_MOST_CHARACTERS = 4096
-_MOST_LISTED = 1_000_000  # class names, and categories of a class mapping
-# Of a nested value: a list may hold another one twice, and that a third one. Each transform in it takes time per image.
-_MOST_VALUES, _MOST_DEPTH = 10_000, 30
+# Side of the images that a network takes. A batch of larger images would not fit into memory.
+MIN_PIXELS, MAX_PIXELS = 8, 8192
+MAX_RESIZED = 2**14  # side in pixels of a resized image, before the centre is cropped
+_MAX_CANDIDATES = 100  # interpolated weights among which a fit chooses
+MIN_CROP_SHARE = 0.1
+MAX_IN_A_BATCH = 2**20
+MAX_AUGMENTATIONS = 100
+MAX_EXCLUDED = 10_000
+_MAX_CHARACTERS = 4096
+_MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
+# Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
+_MAX_VALUES, _MAX_DEPTH = 10_000, 30
 _PROGRESS = {"ready", "started", "processed", "completed"}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be.
+    """The rule for a value.
 
     Attributes:
-        expected: In words, for the error message.
-        accepts: Whether a value is one of these.
-        is_required: Whether every version has written the key.
+        expected: The permitted values in words, for the error message.
+        accepts: Returns whether a value is permitted.
+        is_required: Whether the key must be present. True if every version has written it.
     """
 
     expected: str
@@ -61,21 +61,21 @@ def one_of(*values: str | None) -> Rule:
 
 
 def is_number(value: Any, least: float, most: float) -> bool:
-    """Return whether a value is a finite number from `least` to `most`, and no bool."""
+    """Return whether a value is a finite number from `least` to `most`, and not a bool."""
     return type(value) in (int, float) and math.isfinite(value) and least <= value <= most
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a nested value holds only dicts with text as keys, lists, tuples, numbers, text, bools and None.
+    """Return whether a nested value consists of dicts with text keys, lists, tuples, numbers, text, bools and None.
 
-    One that is very deep, or very large where each appearance of a shared part counts, is not.
+    A value that is nested too deeply or too large is not plain. A part that occurs several times counts each time.
     """
     waiting = [(value, 0)]
     num = 0
     while waiting:
         inner, depth = waiting.pop()
         num += 1
-        if num + len(waiting) > _MOST_VALUES or depth > _MOST_DEPTH:
+        if num + len(waiting) > _MAX_VALUES or depth > _MAX_DEPTH:
             return False
         if type(inner) is dict:
             if not all(type(key) is str for key in inner):
@@ -89,8 +89,8 @@ def is_plain(value: Any) -> bool:
 
 
 def are_class_names(value: Any) -> bool:
-    """Return whether a value is what a classifier's classes may be called."""
-    if type(value) not in (list, tuple) or len(value) > _MOST_LISTED:
+    """Return whether a value is a valid list of class names."""
+    if type(value) not in (list, tuple) or len(value) > _MAX_LISTED:
         return False
     return all(type(name) is str for name in value) and not fault_of_names(value)
 
@@ -98,19 +98,19 @@ def are_class_names(value: Any) -> bool:
 def are_names(value: Any) -> bool:
     """Return whether a value is text, a list of texts, or None."""
     return is_optional_text(value) or (
-        type(value) is list and len(value) <= MOST_EXCLUDED and all(map(is_text, value))
+        type(value) is list and len(value) <= MAX_EXCLUDED and all(map(is_text, value))
     )
 
 
 def are_augmentations(value: Any) -> bool:
-    """Return whether a value is a list of transforms, or None; `commands.trust` checks the classes that it names."""
+    """Return whether a value is a list of transforms, or None. `commands.trust` checks their classes."""
     return value is None or (
-        are_dicts(value) and len(value) <= MOST_AUGMENTATIONS and is_plain(value)
+        are_dicts(value) and len(value) <= MAX_AUGMENTATIONS and is_plain(value)
     )
 
 
 def is_text(value: Any) -> bool:
-    return type(value) is str and len(value) <= _MOST_CHARACTERS and "\0" not in value
+    return type(value) is str and len(value) <= _MAX_CHARACTERS and "\0" not in value
 
 
 def is_optional_text(value: Any) -> bool:
@@ -118,7 +118,7 @@ def is_optional_text(value: Any) -> bool:
 
 
 def is_side(value: Any) -> bool:
-    return is_count(value, LEAST_PIXELS, MOST_PIXELS)
+    return is_count(value, MIN_PIXELS, MAX_PIXELS)
 
 
 def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
@@ -126,7 +126,7 @@ def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
 
 
 def is_dense(value: Any) -> bool:
-    """Return whether a value is a tensor with all its numbers; those on the device `meta` have a shape only."""
+    """Return whether a value is a dense tensor with data. Sparse, quantized and `meta` tensors are not."""
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_quantized
@@ -138,7 +138,7 @@ def is_class_mapping(value: Any) -> bool:
     if type(value) is not dict or not all(is_text(key) for key in value):
         return False
     lists = [one if type(one) is list else [one] for one in value.values()]
-    return sum(map(len, lists)) <= _MOST_LISTED and all(
+    return sum(map(len, lists)) <= _MAX_LISTED and all(
         is_text(one) for listed in lists for one in listed
     )
 
@@ -152,11 +152,11 @@ def is_schedule(value: Any) -> bool:
 def is_data_class(value: Any) -> bool:
     if not is_text(value):
         return False
-    return not value.startswith("finetune.") or value in (*DATA_CLASSES, *EARLIER_DATA_CLASSES)
+    return not value.startswith("finetune.") or value in (*DATA_CLASSES, *LEGACY_DATA_CLASSES)
 
 
 def is_seen(value: Any) -> bool:
-    """Return whether a value is as `data.seen_record` packs it; earlier versions had no digests."""
+    """Return whether a value has the form that `data.seen_record` writes. Earlier versions wrote no digests."""
     if value is None:
         return True
     if type(value) is not dict or value.keys() - {"digests"} != {"names", "sizes", "num_train"}:
@@ -173,7 +173,7 @@ def is_seen(value: Any) -> bool:
 
 
 def are_train_metrics(value: Any) -> bool:
-    """Return whether a value is as `TrainMetrics.sums` gives it; an exported file has none."""
+    """Return whether a value has the form of `TrainMetrics.sums`. An exported file has an empty dict."""
     expected = {"train_loss": {"sum", "weight"}, "train_accuracy": {"tp", "fp", "tn", "fn"}}
     if value == {}:
         return True
@@ -188,7 +188,7 @@ def are_train_metrics(value: Any) -> bool:
     return all(is_dense(one) and one.numel() == 1 for one in sums)
 
 
-def is_early_best_score(value: Any) -> bool:
+def is_legacy_best_score(value: Any) -> bool:
     if value is None:
         return True
     return (
@@ -199,11 +199,11 @@ def is_early_best_score(value: Any) -> bool:
 
 
 def is_interpolation(value: Any) -> bool:
-    """Return whether a value is what `training.interpolation.Interpolation.as_plain` returns."""
+    """Return whether a value has the form of `training.interpolation.Interpolation.as_plain`."""
     if type(value) is not dict or value.keys() != {"share", "num_images", "candidates"}:
         return False
     candidates = value["candidates"]
-    if type(candidates) is not list or not 2 <= len(candidates) <= _MOST_CANDIDATES:
+    if type(candidates) is not list or not 2 <= len(candidates) <= _MAX_CANDIDATES:
         return False
     if not all(
         type(one) is dict and one.keys() == {"share", "loss", "accuracy"} for one in candidates
@@ -268,9 +268,9 @@ def are_dicts(value: Any) -> bool:
 def check_section(
     values: Any, rules: Mapping[str, Rule], section: str, file: object, is_closed: bool = True
 ) -> None:
-    """Check the values of a section; one that is not closed may have more keys."""
+    """Check the values of a section. Keys without a rule are an error if the section is closed."""
     if not isinstance(values, dict):
-        refuse(file, f"{section} is {worded(values)}, expected a dict")
+        refuse(file, f"{section} is {format_value(values)}, expected a dict")
     inside = f"{section}." if section else ""
     for key in [*values, *(name for name, rule in rules.items() if rule.is_required)]:
         name = f"{inside}{shown(key)[:80]}"
@@ -279,13 +279,13 @@ def check_section(
         if key in rules:
             rule = rules[key]
             if not rule.accepts(values[key]):
-                refuse(file, f"{name} is {worded(values[key])}, expected {rule.expected}")
+                refuse(file, f"{name} is {format_value(values[key])}, expected {rule.expected}")
         elif is_closed:
             refuse(file, f"{name} is an unknown key; only a newer finetune may have written it")
 
 
-def worded(value: Any) -> str:
-    """Return a value for an error message: short ones as they are, without control characters."""
+def format_value(value: Any) -> str:
+    """Format a value for an error message: short values without control characters, others as their type."""
     if value is None or type(value) in (int, float, str, bool):
         return shown(repr(value))[:80]
     if (
@@ -298,14 +298,14 @@ def worded(value: Any) -> str:
 
 
 def refuse(file: object, problem: str) -> NoReturn:
-    """Raise the one line in which a checkpoint is refused."""
+    """Raise the error for an invalid checkpoint."""
     raise ValueError(f"{str(file)!r} is not a valid checkpoint: {problem}")
 
 
 def class_paths(value: Any) -> Iterator[Any]:
-    """Yield every class path in nested values, and in text that a parser would take for such."""
+    """Yield every class path in nested values, including text that YAML parses as nested values."""
     if isinstance(value, str):
-        # of 4006-38-13, and of !!bool x
+        # raised for 4006-38-13 and for !!bool x
         with suppress(yaml.YAMLError, ValueError, AttributeError, LookupError):
             parsed = yaml.safe_load(value)
             value = parsed if isinstance(parsed, (dict, list)) else None

@@ -1,4 +1,4 @@
-"""Networks of one kind that answer together: each learns by itself from the same pictures, with a head of its own."""
+"""Ensembles: several networks of one architecture. Each trains on the same images, with its own random head."""
 
 import math
 
@@ -7,18 +7,20 @@ from torch import Tensor, nn
 
 from finetune.system.messages import WrongUsage
 
-MOST = 32  # members: an untrusted file may state their number
+MAX_MEMBERS = 32  # limit, since an untrusted file may state the number of members
 
-# Shapes: M members, B pictures, K classes.
+# Shapes: M members, B images, K classes.
 
 
 class Ensemble(nn.Module):
-    """Gives the mean of its members' probabilities, as logits: their logarithm. In training each answers for itself.
+    """Averages the probabilities of its members, and returns the logarithm of the mean as logits.
+
+    In training mode it returns the logits of each member.
 
     Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), section 2.4.
 
     Args:
-        members: From normalised pictures (B, 3, h, w) to logits (B, K) each.
+        members: Networks from normalized images (B, 3, h, w) to logits (B, K).
     """
 
     zero: Tensor
@@ -26,39 +28,41 @@ class Ensemble(nn.Module):
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        # Follows the precision of the module, so that under autocast probabilities are averaged in float32.
+        # Has the module's dtype, so that probabilities are averaged in float32 under autocast.
         self.register_buffer("zero", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, K), in training (M, B, K)."""
+        """Return logits (B, K); in training mode (M, B, K)."""
         logits = torch.stack([member(x) for member in self.members]).to(self.zero.dtype)
         return logits if self.training else _mean(logits, len(self.members))
 
 
-def together(logits: Tensor) -> Tensor:
-    """Return what members say as one, (B, K), from what each says, (M, B, K); what one network says as it is."""
+def combine_logits(logits: Tensor) -> Tensor:
+    """Return the logits (B, K) of an ensemble from those of its members (M, B, K). Logits (B, K) are returned as is."""
     return logits if logits.ndim == 2 else _mean(logits, len(logits))
 
 
 def _mean(logits: Tensor, num: int) -> Tensor:
-    # nothing that torch.fx could not follow
+    # only operations that torch.fx can trace
     return logits.log_softmax(2).logsumexp(0) - math.log(num)
 
 
-def check(num: int, head_init: str) -> None:
-    """Make sure that there can be an ensemble of so many.
+def check_members(num: int, head_init: str) -> None:
+    """Check the number of members, and that their heads can start differently.
 
     Raises:
-        WrongUsage: There can't.
+        WrongUsage: The number is out of range, or `head_init` would make all members equal.
     """
-    if type(num) is not int or not 1 <= num <= MOST:
-        raise WrongUsage(f"model.members must be a whole number from 1 to {MOST}, not {num!r}")
+    if type(num) is not int or not 1 <= num <= MAX_MEMBERS:
+        raise WrongUsage(
+            f"model.members must be a whole number from 1 to {MAX_MEMBERS}, not {num!r}"
+        )
     if num > 1 and head_init not in ("auto", "xavier"):
         raise WrongUsage(
             f"model.members begin with other heads, which model.head_init {head_init} makes alike"
         )
 
 
-def told(backbone: str, num: int) -> str:
-    """Return what to say of a network, or of so many of its kind."""
+def member_label(backbone: str, num: int) -> str:
+    """Return the name of a network, preceded by the number of members of an ensemble."""
     return f"{num} × {backbone}" if num > 1 else backbone

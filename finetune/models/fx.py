@@ -1,19 +1,19 @@
-"""Networks with batch norm fused into the convolutions before it, where torch.fx can follow their data flow."""
+"""Batch norm fused into the convolutions before it, in networks that torch.fx can trace."""
 
 from torch import nn
 
 
 def fuse_batch_norm(part: nn.Module) -> nn.Module:
-    """Return a copy with batch norm folded into the convolutions before it.
+    """Return a copy with batch norm folded into the convolutions before it. It computes the same up to rounding.
 
-    What it computes is the same up to rounding. A part that torch.fx can't follow comes back as it is.
+    A module that torch.fx can't trace is returned itself.
 
     Args:
-        part: In eval mode.
+        part: A module in eval mode.
     """
-    from torch.fx.experimental.optimization import fuse  # only what evaluates needs it
+    from torch.fx.experimental.optimization import fuse  # needed for evaluation only
 
     try:
         return fuse(part)
-    except Exception:  # whatever a network of timm's does with what it takes for pictures
+    except Exception:  # networks of timm raise errors of many types when they are traced
         return part

@@ -1,4 +1,4 @@
-"""How the head of a new fit starts, where nobody chose it."""
+"""The default initialization of the head."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ HeadInit = Literal["auto", "xavier", "source", "probe"]
 def resolved_head_init(head_init: HeadInit, weights: str | None, members: int) -> HeadInit:
     """Return how the head starts, with `auto` resolved.
 
-    Pretrained features are worth most as they are: a head that is fitted on them first keeps training from destroying
-    them (arXiv:2202.10054). Features of random weights are not worth fitting a head on, and the members of an
-    ensemble differ by their random heads.
+    With a random head, the first steps of training distort pretrained features. A head that is fitted on them first
+    prevents this (arXiv:2202.10054). It does not help with random weights. The members of an ensemble need random
+    heads, since they differ by nothing else.
 
     Args:
-        head_init: As the user or a checkpoint gives it.
+        head_init: The value of the user or of a checkpoint.
         weights: The pretrained weights; None for random ones.
-        members: Number of networks that train together.
+        members: Number of networks of an ensemble; 1 for a single network.
     """
     if head_init != "auto":
         return head_init

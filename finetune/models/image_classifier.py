@@ -1,6 +1,6 @@
 """The network of a classifier with its normalization: uint8 RGB images in, logits out.
 
-Training, prediction, export and serving use this one module. It is a plain `nn.Module`, without a trainer.
+Training, prediction, export and serving all use this module. It is a plain `nn.Module` and needs no Trainer.
 """
 
 import copy
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from finetune.models import stages
 from finetune.models.backbones import build, normalization
-from finetune.models.ensemble import Ensemble, check
+from finetune.models.ensemble import Ensemble, check_members
 
 # Shapes: B images, M members of an ensemble, K classes.
 
-# The buffer of the loss, which lies in checkpoints next to the image classifier.
-_OF_TRAINING = "class_weight"
+# A buffer of the loss. Checkpoints store it next to the weights of the image classifier.
+_LOSS_BUFFER = "class_weight"
 
 
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -30,12 +30,12 @@ class ImageClassifier(nn.Module):
 
     Args:
         network: From normalized images (B, 3, H, W) to logits (B, K); an `Ensemble` in training mode to (M, B, K).
-        mean: Of the pixels that the network expects, (3, 1, 1), in grey levels.
-        std: Their standard deviation, likewise.
+        mean: Mean of the pixels of each channel (3, 1, 1), in grey levels from 0 to 255.
+        std: Standard deviation of the same pixels (3, 1, 1), in grey levels.
 
     Attributes:
-        eval_forward: What computes the logits in eval mode, such as a faster form of the network; None for the
-            network itself.
+        eval_forward: Computes the logits in eval mode instead of the network, for example a faster form of it; None to
+            use the network.
     """
 
     mean: Tensor
@@ -56,16 +56,16 @@ class ImageClassifier(nn.Module):
         return forward(self.normalized(images)).to(self.mean.dtype)
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Return what the network takes of images (B, 3, H, W) uint8 RGB."""
+        """Return the input of the network for images (B, 3, H, W) uint8 RGB."""
         return normalize(images, self.mean, self.std).contiguous(memory_format=torch.channels_last)
 
     @property
     def members(self) -> list[nn.Module]:
-        """The networks of an ensemble; else the one network."""
+        """The networks of an ensemble; a single network as a list of one."""
         return [*self.network.members] if isinstance(self.network, Ensemble) else [self.network]
 
     def freeze(self, last: str | None) -> list[nn.Module]:
-        """Freeze the stages of each network up to a named one and return the frozen modules; see `stages.freeze`."""
+        """Freeze the stages of each network up to `last` and return the frozen modules; see `stages.freeze`."""
         return [stage for network in self.members for stage in stages.freeze(network, last)]
 
     def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
@@ -74,10 +74,10 @@ class ImageClassifier(nn.Module):
         Raises:
             RuntimeError: Names or shapes differ.
         """
-        # A shallow copy keeps torch's version numbers of modules, without which MNASNet does not load.
-        own: Any = copy.copy(state)
-        own.pop(_OF_TRAINING, None)
-        self.load_state_dict(own)
+        # A shallow copy keeps torch's version numbers of modules. MNASNet does not load without them.
+        copied: Any = copy.copy(state)
+        copied.pop(_LOSS_BUFFER, None)
+        self.load_state_dict(copied)
 
 
 def build_image_classifier(
@@ -91,16 +91,16 @@ def build_image_classifier(
     """Build an untrained image classifier with the normalization of its backbone, in channels_last order.
 
     Args:
-        backbone: The name of the network, as `build` takes it.
+        backbone: The name of the network; see `build`.
         num_classes: K.
-        image_size: Side of the images in pixels, for networks that hold a position of each patch.
-        members: Number of networks; more than one are an `Ensemble`.
-        head_init: How the heads start, which has to differ between members.
+        image_size: Side of the images in pixels, for networks with position embeddings.
+        members: Number of networks. More than one form an `Ensemble`.
+        head_init: How the heads start. They must differ between members.
 
     Raises:
-        WrongUsage: There is no such network, or no ensemble of so many with heads that start so.
+        WrongUsage: The network does not exist, or `members` and `head_init` do not go together.
     """
-    check(members, head_init)
+    check_members(members, head_init)
     networks = [build(backbone, num_classes, image_size) for _ in range(members)]
     network = networks[0] if members == 1 else Ensemble(networks)
     mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))

@@ -1,4 +1,4 @@
-"""What to do with a file of weights that does not fit the network."""
+"""Advice for error messages about weights that do not fit a network."""
 
 from collections.abc import Collection
 
@@ -8,11 +8,12 @@ from torchvision import models
 from finetune.models.backbones import build
 from finetune.models.timm_backbones import PREFIX, is_timm
 
-_OTHER_CODE = 0.1  # share of the network's names below which a file was written by other code
+# A file with less than this share of the network's parameter names was written by other code.
+_OTHER_CODE = 0.1
 
 
 def advice(names: Collection[str], backbone: str) -> str:
-    """Return in a sentence what to do with weights of these names, which do not fit the backbone."""
+    """Return a sentence of advice for weights that do not fit the backbone, from their parameter names."""
     own = _names(backbone)
     if len(own & set(names)) >= _OTHER_CODE * len(own):
         return "It is of another network: name that one with --backbone"
@@ -32,7 +33,7 @@ def _names(backbone: str) -> set[str]:
     try:
         with torch.device("meta"):
             network = build(backbone, 2)
-    except (NotImplementedError, RuntimeError):  # RegNets read numbers back while they are built
+    except (NotImplementedError, RuntimeError):  # RegNets read values of tensors when built
         network = build(backbone, 2)
     return set(network.state_dict())
 

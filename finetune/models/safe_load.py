@@ -1,4 +1,4 @@
-"""Read untrusted files of torch without running code from them, or say in one line why they are refused."""
+"""Read untrusted files of torch without running code from them."""
 
 import pickle
 import re
@@ -9,12 +9,12 @@ import torch
 
 from finetune.system.messages import shown
 
-_OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's words
+_OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's error message
 _LONGEST_NAME = 100
 
 
 class _Ignored:
-    """Takes the place of a harmless object next to the weights: it accepts all arguments and keeps nothing."""
+    """Replaces a harmless object next to the weights. It accepts all arguments and stores none."""
 
     def __new__(cls, *args: Any) -> Any:
         return object.__new__(cls)
@@ -27,14 +27,14 @@ class _Ignored:
 
 
 class _PlainDict:
-    """Takes the place of a kind of dict; the items that follow in the file are kept."""
+    """Replaces a subclass of dict by a plain dict. The unpickler adds its items."""
 
     def __new__(cls, *args: Any) -> Any:
         return {}
 
 
-# What other trainers save next to the weights: the command's arguments, settings and scores. The real classes and
-# functions are never imported or called.
+# Classes and functions that other trainers save next to the weights, for arguments, settings and scores. The real ones
+# are never imported or called.
 _IGNORED = (
     "argparse.Namespace",  # timm, torchvision's references
     "types.SimpleNamespace",
@@ -79,20 +79,20 @@ _STAND_INS: list[Any] = [
 
 
 def load_weights_file(path: str | Path) -> Any:
-    """Return the tensors and plain values that a trainer of any origin has saved, on the CPU; no code from it runs.
+    """Return the tensors and plain values of a file that any trainer has saved, on the CPU. No code from it runs.
 
-    Settings and scores that are known to be harmless are skipped. Everything else is an error of the unpickler.
+    Objects of `_IGNORED` are skipped. All other objects are errors.
 
     Raises:
-        pickle.UnpicklingError: It holds another object; see `named_object`.
-        Exception: It is damaged: the unpickler raises errors of many kinds.
+        pickle.UnpicklingError: The file holds another object; see `named_object`.
+        Exception: The file is damaged. The unpickler raises errors of many types.
     """
     with torch.serialization.safe_globals(_STAND_INS):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def named_object(error: Exception) -> str | None:
-    """Return the name of the object that torch refused to unpickle; None where the error is about something else."""
+    """Return the name of the object that torch refused to unpickle; None for any other error."""
     if not isinstance(error, pickle.UnpicklingError):
         return None
     named = _OBJECT.search(str(error))
@@ -100,11 +100,11 @@ def named_object(error: Exception) -> str | None:
 
 
 def load_safely(path: str | Path) -> Any:
-    """Return what a checkpoint holds, on the CPU: tensors and plain values, nothing else is ever unpickled.
+    """Return the content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is not a file of torch, is damaged, or holds other objects.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file does not come from torch, is damaged, or holds other objects.
     """
     if not Path(path).is_file():
         hint = (
@@ -115,14 +115,14 @@ def load_safely(path: str | Path) -> Any:
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}{hint}")
     with open(path, "rb") as file:
         head = file.read(8)
-    # torch reads a file that is not a zip archive as a pickle of its first versions; our checkpoints are archives.
+    # torch reads a file that is not a zip archive as a pickle of its early versions. Our checkpoints are zip archives.
     reason = f"it begins with {head!r}, unlike what torch writes" if head else "it is empty"
     if head.startswith(b"PK"):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # of many types, for a file that is not one of torch
+        except Exception as error:  # the unpickler raises errors of many types
             reason = "it is damaged, or an archive of something else"
-            # torch's own message advises to run the code in the file
+            # torch's own message advises the user to run the code in the file
             if isinstance(error, pickle.UnpicklingError):
                 reason = f"it holds {named_object(error) or 'objects'}, which is neither a tensor nor a plain value"
     raise ValueError(f"{str(path)!r} is not a checkpoint that can be loaded safely: {reason}")

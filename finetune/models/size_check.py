@@ -1,9 +1,9 @@
-"""A first forward pass on one blank image: an image size that a network cannot take fails before any work is done."""
+"""A forward pass on one blank image, so that an unsupported image size fails before training begins."""
 
 import torch
 from torch import Tensor, nn
 
-from finetune.models.backbones import OWN
+from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
@@ -12,15 +12,15 @@ from finetune.models.timm_backbones import describe, is_timm
 def check_first_pass(
     model: ImageClassifier, backbone: str, image_size: int
 ) -> dict[nn.Module, int]:
-    """Check that a network takes images of a size, in eval mode; nothing of it changes.
+    """Check that a network takes images of a size. The network stays unchanged.
 
     Args:
-        model: On the CPU.
-        backbone: The name of its network.
+        model: The image classifier, on the CPU.
+        backbone: The name of its network, for the error message.
         image_size: Side of the images in pixels.
 
     Returns:
-        For each batch norm how many values of a channel it gets from one image.
+        For each batch norm the number of values per channel that it gets from one image.
 
     Raises:
         ValueError: The network does not take images of this size.
@@ -36,7 +36,7 @@ def check_first_pass(
     try:
         with torch.no_grad():
             network.eval()(torch.zeros(1, 3, image_size, image_size, dtype=model.mean.dtype))
-    except Exception as error:  # networks raise errors of any type if an image is too small
+    except Exception as error:  # networks raise errors of many types if an image is too small
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{backbone} can't take pictures of {image_size}x{image_size} pixels: {reason}"
@@ -53,4 +53,4 @@ def check_first_pass(
 def _advice(backbone: str) -> str:
     if is_timm(backbone):
         return f"; that of its weights is --data.image_size {describe(backbone).image_size}"
-    return "" if backbone in OWN else "; most networks take --data.image_size 224"
+    return "" if backbone in SMALL_NETWORKS else "; most networks take --data.image_size 224"

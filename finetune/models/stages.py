@@ -1,6 +1,6 @@
-"""A network's parts in order from the stem to the head, and freezing them.
+"""The stages of a network, in order from the stem to the head, and freezing them.
 
-What is frozen stays so: what trains is settled once, before DDP wraps the network.
+Stages are frozen once, before DDP wraps the network, and stay frozen.
 """
 
 import copy
@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from finetune.system.messages import WrongUsage
 
-# Modules that only hold a row of stages, in torchvision's naming; the last two in that of those networks of timm's that
-# don't say themselves which layers they have.
+# Names of modules that only contain a sequence of stages: in torchvision, and the last two in networks of timm that
+# have no `group_matcher`.
 _CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output", "stages", "dense_stages"}
 
 
@@ -28,22 +28,22 @@ def head(network: nn.Module) -> nn.Linear:
 
 
 def without_head(network: nn.Module) -> nn.Module:
-    """Return a copy of a network that ends before its head, and shares its parameters and buffers."""
+    """Return a copy of a network without its head. It shares all parameters and buffers with the network."""
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    found = copy.deepcopy(network, shared)
-    found.set_submodule(head_name(found), nn.Identity())
-    return found
+    copied = copy.deepcopy(network, shared)
+    copied.set_submodule(head_name(copied), nn.Identity())
+    return copied
 
 
 def stages(network: nn.Module) -> dict[str, nn.Module]:
-    """Parts of the network from the stem to the last one before the head, without overlap, by dotted name.
+    """Return the stages of a network by dotted name, from the stem to the last one before the head, without overlap.
 
-    Together with the head they hold every parameter but those that lie directly on a container (ViT's `class_token`
-    and `encoder.pos_embedding`). Modules without parameters are left out. Those of a network of timm's are as large as
-    its `group_matcher` lets them be.
+    Stages and head together contain every parameter, except those directly on a container (ViT's `class_token` and
+    `encoder.pos_embedding`). Modules without parameters are skipped. In a network of timm a stage is as large as the
+    layers of its `group_matcher` allow.
     """
     last, layers = head_name(network), _layers(network)
-    found = {}
+    parts = {}
 
     def walk(container: nn.Module, prefix: str) -> None:
         for name, module in container.named_children():
@@ -55,7 +55,7 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
             ):
                 walk(module, path + ".")
             else:
-                found[path] = module
+                parts[path] = module
 
     def _is_row(module: nn.Module, path: str) -> bool:
         return len(set(_layers_in(module, path))) > 1 and next(module.children(), None) is not None
@@ -66,34 +66,39 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
 
     walk(network, "")
     if layers is None or callable(_groups(network)):
-        # networks with such a function register in forward order, which CaiT's layers are not in
-        return found
-    return dict(sorted(found.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
+        # If `group_matcher` is a function, modules are registered in forward order. CaiT's layer numbers are not.
+        return parts
+    return dict(sorted(parts.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
 
 
 def depths(network: nn.Module) -> dict[str, int]:
-    """Return how far each stage is from the head, by name: the last has depth 1, and so on to the stem.
+    """Return the distance of each stage from the head, by name. The last stage has depth 1; the stem has the largest.
 
-    A stage of nothing but norm parameters has the depth of the one before it, to which it belongs. In a network of
-    timm's all that is one layer to its `group_matcher` has one depth, and what is one with the head has depth 0.
+    A stage with norm parameters only has the depth of the stage before it. In a network of timm, all stages in one
+    layer of its `group_matcher` have the same depth, and those in the layer of the head have depth 0.
     """
     parts, layers = stages(network), _layers(network)
-    found, depth = {}, 0
+    result, depth = {}, 0
     if layers is not None:
         last = layers[f"{head_name(network)}.weight"]
         for name, stage in parts.items():
-            own = last - min(layers[f"{name}.{inner}"] for inner, _ in stage.named_parameters())
-            found[name] = depth = depth if own == 0 and _is_norm(stage) else own
-        return found
+            distance = last - min(
+                layers[f"{name}.{inner}"] for inner, _ in stage.named_parameters()
+            )
+            if distance != 0 or not _is_norm(stage):
+                depth = distance
+            result[name] = depth
+        return result
     for name in reversed(parts):
-        # Counted from the head, a norm's depth is that of the stage before it, which comes next here.
-        found[name] = depth + 1
-        depth += not _is_norm(parts[name])
-    return {name: found[name] for name in parts}
+        # A norm has the depth of the stage before it, which is the next one in this loop.
+        result[name] = depth + 1
+        if not _is_norm(parts[name]):
+            depth += 1
+    return {name: result[name] for name in parts}
 
 
 def _layers(network: nn.Module) -> dict[str, int] | None:
-    """Return in which layer each parameter is, by its name and timm's count; None for a network that doesn't say."""
+    """Return the layer number of each parameter by name, as timm counts; None for a network without layer groups."""
     groups = _groups(network)
     if groups is None:
         return None
@@ -103,11 +108,11 @@ def _layers(network: nn.Module) -> dict[str, int] | None:
 
 
 def _groups(network: nn.Module) -> Any:
-    """Return how timm tells a network's layers by the names of parameters: patterns, or a function."""
+    """Return timm's rule from parameter names to layers: patterns or a function; None if there is none."""
     matcher = getattr(network, "group_matcher", None)
     try:
         return matcher and matcher(coarse=True)
-    except AssertionError:  # timm's own word for a network that can't
+    except AssertionError:  # timm raises this for networks without layer groups
         return None
 
 
@@ -116,10 +121,10 @@ def _is_norm(stage: nn.Module) -> bool:
 
 
 def check_solved(last: str | None, head_init: str, members: int) -> None:
-    """Make sure that a head which is solved exactly, since all else is frozen, is the one that the settings describe.
+    """Check that the settings allow to solve the head exactly, if the whole backbone is frozen.
 
     Raises:
-        WrongUsage: It is not.
+        WrongUsage: The ensemble would have equal members, or `head_init` would have no effect.
     """
     if last != "backbone":
         return
@@ -134,14 +139,18 @@ def check_solved(last: str | None, head_init: str, members: int) -> None:
 
 
 def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
-    """Take the gradients from the stages up to a named one, with what lies beside them (`stage_parameters`).
+    """Freeze the parameters of all stages up to a named one; see `stage_parameters`.
 
     Args:
-        network: Its parameters' `requires_grad` is set; the head's never is.
-        last: Name of the last frozen stage, or of several together (`features`); `backbone` for all; None for nothing.
+        network: `requires_grad` of its frozen parameters is set to False. The head is never frozen.
+        last: Name of the last frozen stage or of a container of stages (`features`); `backbone` for all stages; None
+            for no stage.
 
     Returns:
-        The frozen modules: the caller keeps them in eval mode, so that their batch norm and dropout rest too.
+        The frozen modules. The caller must keep them in eval mode, so that batch norm and dropout are inactive.
+
+    Raises:
+        WrongUsage: There is no such stage.
     """
     if last is None:
         return []
@@ -165,26 +174,26 @@ def freeze(network: nn.Module, last: str | None) -> list[nn.Module]:
 
 
 def batch_norms(network: nn.Module) -> list[nn.Module]:
-    """Every batch norm module of torch's."""
+    """Return all modules that are or derive from torch's batch norm."""
     return [module for module in network.modules() if isinstance(module, _BatchNorm)]
 
 
 def stage_parameters(network: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters of each stage by its name, and with them those that lie directly on a container.
+    """Return the parameters of each stage by its name, including those directly on a container.
 
-    Where that holds the head, as CLIP's pooling with its positions does, they go with the last stage; all others, like
-    ViT's class token, with the first.
+    If the container holds the head, its parameters belong to the last stage, for example the position embeddings of
+    CLIP's pooling. All others belong to the first stage, for example ViT's class token.
     """
-    found = {name: list(stage.parameters()) for name, stage in stages(network).items()}
+    result = {name: list(stage.parameters()) for name, stage in stages(network).items()}
     inside = {
-        id(p) for parameters in (*found.values(), head(network).parameters()) for p in parameters
+        id(p) for parameters in (*result.values(), head(network).parameters()) for p in parameters
     }
     outside = {name: p for name, p in network.named_parameters() if id(p) not in inside}
     beside_head = [
         name for name in outside if head_name(network).startswith(f"{name.rpartition('.')[0]}.")
     ]
-    for stage in list(found)[-1:]:
-        found[stage] += [outside.pop(name) for name in beside_head]
-    for stage in list(found)[:1]:
-        found[stage] = [*outside.values(), *found[stage]]
-    return found
+    for stage in list(result)[-1:]:
+        result[stage] += [outside.pop(name) for name in beside_head]
+    for stage in list(result)[:1]:
+        result[stage] = [*outside.values(), *result[stage]]
+    return result

@@ -1,4 +1,4 @@
-"""Networks of timm: what is known of one without its weights, and building it."""
+"""Networks of timm: building them, and the description of their weights."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
 
 PREFIX = "timm/"
-_CONFIG = "config.json"  # in a folder as timm writes it
-# what a network may have been built with; `read_timm` looks at more
-_ARGS = {"num_classes", "img_size", "global_pool"}
-# beside the description, and before it
-_ABOVE = ("num_classes", "label_names", "label_descriptions")
+_CONFIG = "config.json"  # in a folder that timm has written
+# Arguments with which a network may have been built. `read_timm` checks global_pool.
+_ALLOWED_ARGS = {"num_classes", "img_size", "global_pool"}
+# Top-level keys that take precedence over those in pretrained_cfg.
+_TOP_LEVEL_KEYS = ("num_classes", "label_names", "label_descriptions")
 _NUM_IMAGENET = 1000
-_IMAGENET = re.compile(r"(^|_)in1k(_|$)")  # in the tag of weights whose head is of ImageNet-1k
-_OWN_ARGS = {"in_chans": 3}
+_IMAGENET = re.compile(r"(^|_)in1k(_|$)")  # in the tag of weights with a head for ImageNet-1k
+_DEFAULT_ARGS = {"in_chans": 3}
 _RESIZE: Mapping[str, Literal["shorter_side", "squash"]] = {
     "center": "shorter_side",
     "squash": "squash",
@@ -31,19 +31,19 @@ _RESIZE: Mapping[str, Literal["shorter_side", "squash"]] = {
 
 
 class Description(NamedTuple):
-    """What weights say of themselves: the pictures that they were learned with, and whose they are.
+    """The description of pretrained weights: how images were prepared, the licence and the classes.
 
     Attributes:
-        name: Of whom this is said, for messages.
-        mean: Of the pixels, in [0, 1].
-        std: Their standard deviation.
-        image_size: Side in pixels of what the network saw.
-        interpolation: How pictures were brought to size.
-        crop_share: Which share of the resized side the middle square has.
-        resize: As `data.resize` has it.
-        licence: Its short name, None where none is stated.
-        num_classes: Of the source classifier; 0 for none.
-        class_names: What each row of its head is called, where that is stated.
+        name: Name of the weights, for messages.
+        mean: Mean of the pixels of each channel, in [0, 1].
+        std: Standard deviation of the same pixels.
+        image_size: Side in pixels of the images that the network was trained on.
+        interpolation: How images were resized.
+        crop_share: Side of the centre crop, as a share of the side of the resized image.
+        resize: The value of `data.resize`.
+        licence: The short name of the licence; None if it is not stated.
+        num_classes: Classes of the source classifier; 0 for weights without a head.
+        class_names: The name of each row of the head; None if they are unknown.
     """
 
     name: str
@@ -59,16 +59,18 @@ class Description(NamedTuple):
 
 
 def is_timm(backbone: str) -> bool:
-    """Return whether a network's name says that it is timm's."""
+    """Return whether a name is that of a network of timm."""
     return backbone.startswith(PREFIX)
 
 
 def timm_name(backbone: str) -> str:
-    """Return what timm calls a network: `convnext_nano.in12k_ft_in1k` of `timm/convnext_nano.in12k_ft_in1k`.
+    """Return timm's name of a network: `convnext_nano.in12k_ft_in1k` for `timm/convnext_nano.in12k_ft_in1k`.
+
+    timm also accepts addresses on the hub and folders as names. They are errors here, since the name may come from an
+    untrusted checkpoint.
 
     Raises:
-        WrongUsage: timm is missing, or it has no such network. What timm would fetch from the hub or read from a folder
-            is no name here: a checkpoint may be a stranger's.
+        WrongUsage: timm is not installed, or it has no such network or weights.
     """
     try:
         import timm
@@ -76,9 +78,9 @@ def timm_name(backbone: str) -> str:
         raise WrongUsage(f"{backbone} needs timm: {install('timm')}") from error
     name = backbone.removeprefix(PREFIX)
     architecture, dot, tag = name.partition(".")
-    known = timm.list_models()
-    if architecture not in known:
-        near = did_you_mean(architecture, known)
+    architectures = timm.list_models()
+    if architecture not in architectures:
+        near = did_you_mean(architecture, architectures)
         raise WrongUsage(f"timm {timm.__version__} has no network {architecture!r}{near}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
     if dot and tag not in tags:
@@ -89,24 +91,24 @@ def timm_name(backbone: str) -> str:
 
 
 def describe(backbone: str, folder: str | Path | None = None) -> Description:
-    """Return what weights of timm say of themselves: those of a folder, else those that the name means.
+    """Return the description of the weights in a folder of timm; without a folder, of the published weights.
 
     Raises:
-        WrongUsage: There is no such network, or the folder is of another.
-        ValueError: The folder's description can't be read, or pictures can't be prepared so.
+        WrongUsage: The network does not exist, or the folder holds another network.
+        ValueError: The folder's description can't be read, or describes an unsupported preparation of images.
     """
     if folder is None:
-        return _described(timm_name(backbone), pretrained_cfg(backbone).to_dict())
-    told = read_config(backbone, folder)
-    above: dict[str, Any] = {key: told[key] for key in _ABOVE if key in told}
-    about = told.get("pretrained_cfg", told)
+        return _parse_description(timm_name(backbone), pretrained_cfg(backbone).to_dict())
+    config = read_config(backbone, folder)
+    top_level: dict[str, Any] = {key: config[key] for key in _TOP_LEVEL_KEYS if key in config}
+    about = config.get("pretrained_cfg", config)
     if not isinstance(about, dict):
         raise _damaged(Path(folder, _CONFIG), "its pretrained_cfg is no mapping")
-    return _described(str(folder), {**about, **above})
+    return _parse_description(str(folder), {**about, **top_level})
 
 
 def pretrained_cfg(backbone: str) -> Any:
-    """Return what timm itself knows of the weights that a network's name means."""
+    """Return timm's own description of the published weights of a network."""
     name = timm_name(backbone)
     import timm
 
@@ -114,70 +116,70 @@ def pretrained_cfg(backbone: str) -> Any:
 
 
 def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
-    """Return what the folder that `timm.models.save_for_hf` has written says of the network in it.
+    """Return the config of the network in a folder that `timm.models.save_for_hf` has written.
 
     Raises:
-        WrongUsage: It holds another network.
-        ValueError: It is no such folder.
+        WrongUsage: The folder has no config, or holds another network.
+        ValueError: The config is damaged.
     """
     path = Path(folder, _CONFIG)
-    told = _told(path)
-    there = told["architecture"]
-    own = timm_name(backbone).partition(".")[0]
-    if there != own:
+    config = _load_config(path)
+    architecture = config["architecture"]
+    expected = timm_name(backbone).partition(".")[0]
+    if architecture != expected:
         raise WrongUsage(
-            f"{path} is of {there}, not of {own}: take --model.backbone {PREFIX}{there}"
+            f"{path} is of {architecture}, not of {expected}: take --model.backbone {PREFIX}{architecture}"
         )
-    args = told.get("model_args") or {}
+    args = config.get("model_args") or {}
     if not isinstance(args, dict):
         raise _damaged(path, "its model_args are no mapping")
     others = {
         key: value
         for key, value in args.items()
-        if key not in _ARGS and value != _OWN_ARGS.get(key, not value)
+        if key not in _ALLOWED_ARGS and value != _DEFAULT_ARGS.get(key, not value)
     }
     if others:
         raise WrongUsage(
-            f"{path} is of a {there} that was built otherwise ({others}): only timm's own can be had"
+            f"{path} is of a {architecture} that was built otherwise ({others}): only timm's own can be had"
         )
-    return told
+    return config
 
 
 def backbone_of(folder: str | Path) -> str:
-    """Return the name of the network whose weights a folder holds, with `PREFIX`.
+    """Return the name of the network in a folder of weights, with `PREFIX`.
 
     Raises:
-        WrongUsage: The folder does not come from timm, or timm has no such network.
-        ValueError: Its description is damaged.
+        WrongUsage: The folder was not written by timm, or timm has no such network.
+        ValueError: Its config is damaged.
     """
-    backbone = f"{PREFIX}{_told(Path(folder, _CONFIG))['architecture']}"
+    backbone = f"{PREFIX}{_load_config(Path(folder, _CONFIG))['architecture']}"
     timm_name(backbone)
     return backbone
 
 
-def _told(path: Path) -> dict[str, Any]:
-    """Return the content of a folder's description, which names an architecture."""
+def _load_config(path: Path) -> dict[str, Any]:
+    """Return the content of a folder's config, after a check that it names an architecture."""
     if not path.is_file():
         raise WrongUsage(
             f"the folder {str(path.parent)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it"
         )
     try:
-        told = json.loads(path.read_text("utf-8"))
-        told["architecture"]
+        config = json.loads(path.read_text("utf-8"))
+        config["architecture"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "it names no architecture") from error
-    return told
+    return config
 
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{path} is damaged, or none of timm's: {why}")
 
 
-def _described(name: str, told: Mapping[str, Any]) -> Description:
+def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
     try:
-        size, interpolation = tuple(told["input_size"]), told["interpolation"]
-        crop_share, mode = float(told["crop_pct"]), told.get("crop_mode", "center")
-        mean, std = (tuple(float(value) for value in told[key]) for key in ("mean", "std"))
+        size, interpolation = tuple(config["input_size"]), config["interpolation"]
+        crop_share, mode = float(config["crop_pct"]), config.get("crop_mode", "center")
+        mean, std = (tuple(float(value) for value in config[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} does not say how pictures are prepared: {error!r}") from error
     if (
@@ -199,19 +201,27 @@ def _described(name: str, told: Mapping[str, Any]) -> Description:
         asked = f"interpolation {interpolation}, crop {mode} of {crop_share}"
         raise ValueError(f"{name} wants pictures prepared in a way that is not known here: {asked}")
     resize = "whole" if mode == "squash" and crop_share == 1 else _RESIZE[mode]
-    num = told.get("num_classes", 1000)
+    num_classes = config.get("num_classes", 1000)
     return Description(
-        *(name, mean, std, size[1], interpolation, crop_share, resize),
-        *(told.get("license"), num, _class_names(told, num)),
+        name=name,
+        mean=mean,
+        std=std,
+        image_size=size[1],
+        interpolation=interpolation,
+        crop_share=crop_share,
+        resize=resize,
+        licence=config.get("license"),
+        num_classes=num_classes,
+        class_names=_class_names(config, num_classes),
     )
 
 
-def _class_names(told: Mapping[str, Any], num: int) -> list[str] | None:
-    names, descriptions = told.get("label_names"), told.get("label_descriptions") or {}
+def _class_names(config: Mapping[str, Any], num: int) -> list[str] | None:
+    names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
     if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
-    if num == _NUM_IMAGENET and _IMAGENET.search(str(told.get("tag") or "")):
-        # timm's rows are in the same order
+    if num == _NUM_IMAGENET and _IMAGENET.search(str(config.get("tag") or "")):
+        # timm has the same order of classes
         return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
     return None
 
@@ -219,53 +229,51 @@ def _class_names(told: Mapping[str, Any], num: int) -> list[str] | None:
 def create(
     backbone: str, num_classes: int, image_size: int | None = None, **options: Any
 ) -> nn.Module:
-    """Make timm's network with a head of K classes.
+    """Create a network with timm, with a head of K classes.
 
     Args:
-        backbone: Its name, with `PREFIX`.
+        backbone: The name of the network, with `PREFIX`.
         num_classes: K; 0 for no head.
-        image_size: Side of the pictures in pixels, for networks that hold a position of each patch; None for that of
-            the weights.
-        options: What else `timm.create_model` takes.
+        image_size: Side of the images in pixels, for networks with position embeddings; None for that of the weights.
+        options: Further arguments of `timm.create_model`.
 
     Raises:
-        WrongUsage: It is unknown, or can't be had for pictures of this size.
+        WrongUsage: The network does not exist, or does not support images of this size.
     """
-    name, told = timm_name(backbone), pretrained_cfg(backbone)
+    name, config = timm_name(backbone), pretrained_cfg(backbone)
     import timm
 
-    own = told.input_size[1]
-    if not told.fixed_input_size or image_size in (None, own):
+    own_size = config.input_size[1]
+    if not config.fixed_input_size or image_size in (None, own_size):
         return timm.create_model(name, num_classes=num_classes, **options)
-    sized = partial(timm.create_model, name, num_classes=num_classes, img_size=image_size)
+    create_resized = partial(timm.create_model, name, num_classes=num_classes, img_size=image_size)
     asked = f"pictures of {image_size}x{image_size} pixels"
-    told = f"{backbone} can't be had for {asked}: that of its weights is image_size {own}"
+    message = f"{backbone} can't be had for {asked}: that of its weights is image_size {own_size}"
     try:
-        network = sized(**{**options, "pretrained": False})
-    except (
-        TypeError,
-        AssertionError,
-    ) as error:  # it has no such argument, or its windows don't fit
-        raise WrongUsage(told) from error
+        network = create_resized(**{**options, "pretrained": False})
+    except (TypeError, AssertionError) as error:  # no argument img_size, or windows do not fit
+        raise WrongUsage(message) from error
     if not options.get("pretrained"):
         return network
     try:
-        return sized(**options)
+        return create_resized(**options)
     except RuntimeError as error:
         if "size mismatch" not in str(error):
             raise
-        with suppress(RuntimeError):  # weights of another network
+        # If the weights fit at their own size, timm does not resample the position embeddings of this network.
+        # If they do not, they are weights of another network.
+        with suppress(RuntimeError):
             timm.create_model(name, num_classes=num_classes, **options)
-            raise WrongUsage(told) from error  # whose positions timm does not resample
+            raise WrongUsage(message) from error
         raise
 
 
 def build_timm(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
-    """Make an untrained network, whose head is its last linear layer; nothing is fetched. See `create`.
+    """Build an untrained network whose head is its last linear layer, without a download. See `create`.
 
     Raises:
-        WrongUsage: It is unknown, can't be had for this size, doesn't end in one linear head, or shares weights among
-            its modules.
+        WrongUsage: The network does not exist, does not support this size, does not end in one linear head, or shares
+            weights between modules.
     """
     network = create(backbone, num_classes, image_size, pretrained=False)
     _check_parts(network, backbone)
@@ -277,16 +285,15 @@ def _check_parts(network: nn.Module, backbone: str) -> None:
     if not isinstance(name, str):
         what = f"it has {len(name)} heads ({', '.join(name)})" if name else "it has no head"
         raise WrongUsage(f"{backbone} is not supported: {what}, not one")
-    found = network.get_submodule(name)
-    if not isinstance(found, nn.Linear):
+    classifier = network.get_submodule(name)
+    if not isinstance(classifier, nn.Linear):
         raise WrongUsage(
-            f"{backbone} is not supported: it ends in a {type(found).__name__}, not in a linear head"
+            f"{backbone} is not supported: it ends in a {type(classifier).__name__}, not in a linear head"
         )
     if name != head_name(network):
         raise WrongUsage(
             f"{backbone} is not supported: its head {name} is not the last of its linear layers"
         )
+    # A shared weight would belong to several stages.
     if len([*network.named_parameters(remove_duplicate=False)]) != len([*network.parameters()]):
-        raise WrongUsage(
-            f"{backbone} is not supported: several of its modules share weights"
-        )  # whose stage are they of?
+        raise WrongUsage(f"{backbone} is not supported: several of its modules share weights")

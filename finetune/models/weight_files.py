@@ -1,4 +1,4 @@
-"""Files of weights, read safely: state dicts of torch, safetensors, and checkpoints, ours and of other trainers."""
+"""Reads files of weights safely: state dicts of torch, safetensors, and checkpoints of ours and of other trainers."""
 
 import json
 import pickle
@@ -16,8 +16,8 @@ from finetune.models.safe_load import load_weights_file, named_object
 from finetune.system.files import check_no_lfs_pointer
 from finetune.system.messages import WrongUsage, fault_of_names
 
-# Published files older than the modules they belong to (torchvision: densenet.py `_load_state_dict`,
-# vision_transformer.py `MLPBlock._load_from_state_dict`).
+# Names in published files that are older than the modules they belong to, and their current names (torchvision:
+# densenet.py `_load_state_dict`, vision_transformer.py `MLPBlock._load_from_state_dict`).
 _RENAMED = {
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",
     r"\.mlp\.linear_1\.": ".mlp.0.",
@@ -27,39 +27,48 @@ _RENAMED = {
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights as read, before they are put into a network."""
+    """Weights as read, before they are loaded into a network.
+
+    Attributes:
+        state: The state dict.
+        class_names: A name for each row of the source classifier's head, if they are known.
+        origin: The file or the name of the weights, for messages.
+        mean: Mean of the pixels of each channel (3, 1, 1) in grey levels, if the weights state a normalization.
+        std: Standard deviation of the same pixels (3, 1, 1).
+        licence: For weights of a fit of ours: the licence of the weights from which that fit started.
+        averaged: The name of the entry of the file, if the weights are averaged ones (EMA).
+    """
 
     state: dict[str, Tensor]
-    class_names: list[str] | None  # one for each row of the source classifier's head
-    origin: str  # for messages
-    mean: Tensor | None = None  # (3, 1, 1) in grey levels: the normalisation that they state
+    class_names: list[str] | None
+    origin: str
+    mean: Tensor | None = None
     std: Tensor | None = None
-    # what a fit of ours, from which they come, has said of the weights that it began with
     licence: str | None = None
-    averaged: str | None = None  # the entry of the file from which averaged weights were taken
+    averaged: str | None = None
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
-        """Write the normalisation, where these weights state one, to buffers (3, 1, 1) in grey levels."""
+        """Write the normalization to buffers (3, 1, 1) in grey levels, if these weights state one."""
         for buffer, values in ((mean, self.mean), (std, self.std)):
             if values is not None:
                 buffer.copy_(values)
 
 
-# Where trainers keep the state dict, the preferred one first. Averaged weights (EMA) are the better ones as a rule, and
-# timm's own loader prefers them, too.
+# Entries in which trainers store the state dict, the preferred one first. Averaged weights (EMA) usually predict
+# better, and timm's own loader prefers them too.
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
 _STATES = (*_AVERAGED, "state_dict", "model_state_dict", "model")
-_MOST_NESTED = 3
+_MAX_NESTED = 3
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
 
-EXPORTED = "finetune"  # in the metadata of what `finetune export` writes
+EXPORTED = "finetune"  # key in the metadata of files of `finetune export`
 
 
-def check_one(pretrained: Pretrained) -> None:
-    """Make sure that weights are of one network.
+def check_single_network(pretrained: Pretrained) -> None:
+    """Check that weights belong to one network.
 
     Raises:
-        WrongUsage: They are of several that learned in one fit.
+        WrongUsage: They belong to the members of an ensemble.
     """
     if any(key.startswith("members.0.") for key in pretrained.state):
         raise WrongUsage(
@@ -69,10 +78,10 @@ def check_one(pretrained: Pretrained) -> None:
 
 
 def read_file(path: Path) -> Pretrained:
-    """Read a file by its ending, to CPU memory; nothing but tensors and plain values is ever unpickled.
+    """Read a file to CPU memory; its suffix decides how. Only tensors and plain values are unpickled.
 
     Raises:
-        ValueError: It is broken, or holds something else than weights.
+        ValueError: The file is damaged, or holds no weights.
     """
     check_no_lfs_pointer(path)
     return _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
@@ -89,19 +98,20 @@ def _read_safetensors(path: Path) -> Pretrained:
     except SafetensorError as error:
         raise ValueError(f"{path} can't be read as safetensors: {error}") from error
     if EXPORTED not in about:
-        return Pretrained(tidy(state), None, str(path))
-    try:  # of `finetune export`: which pixels it has learned with
-        known = json.loads(about[EXPORTED])
+        return Pretrained(current_names(state), None, str(path))
+    try:  # a file of `finetune export` states its normalization and classes
+        description = json.loads(about[EXPORTED])
         mean, std = (
-            torch.tensor(known[name], dtype=torch.float32).view(3, 1, 1) for name in ("mean", "std")
+            torch.tensor(description[name], dtype=torch.float32).view(3, 1, 1)
+            for name in ("mean", "std")
         )
-        names, terms = (
-            [str(name) for name in known["model"]["class_names"]],
-            known.get("licence_of_the_weights"),
-        )
+        names = [str(name) for name in description["model"]["class_names"]]
+        licence = description.get("licence_of_the_weights")
         if not are_class_names(names):
             raise ValueError(fault_of_names(names))
-        return Pretrained(tidy(state), names, str(path), mean, std, terms and str(terms))
+        return Pretrained(
+            current_names(state), names, str(path), mean, std, licence and str(licence)
+        )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
 
@@ -125,12 +135,12 @@ def _read_torch(path: Path) -> Pretrained:
             f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}"
         )
     if not _is_own(content, state):
-        # the module may hold more, such as a loss with weights
+        # a LightningModule may have other weights too, for example in its loss
         if "pytorch-lightning_version" in content:
             state = {
                 key: value for key, value in state.items() if key.startswith("model.")
             } or state
-        return Pretrained(tidy(state), None, str(path), averaged=averaged)
+        return Pretrained(current_names(state), None, str(path), averaged=averaged)
     settings, own = content["hyper_parameters"], content.get("finetune")
     mean, std = state.get("mean"), state.get("std")
     for name, value in (("mean", mean), ("std", std)):
@@ -138,46 +148,46 @@ def _read_torch(path: Path) -> Pretrained:
             raise ValueError(
                 f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}"
             )
-    terms = own.get("licence_of_the_weights") if isinstance(own, dict) else None
+    licence = own.get("licence_of_the_weights") if isinstance(own, dict) else None
     names = settings.get("class_names")
     return Pretrained(
-        tidy(state),
+        current_names(state),
         names if are_class_names(names) else None,
         str(path),
         mean,
         std,
-        terms and str(terms),
+        licence and str(licence),
     )
 
 
 def _state_dict(content: Any) -> tuple[Any, str | None]:
-    """Return the state dict in what a trainer has saved, and the entry's name where that holds averaged weights."""
+    """Return the state dict in the content of a file, and the name of its entry if it holds averaged weights."""
     averaged = None
-    for _ in range(_MOST_NESTED):
+    for _ in range(_MAX_NESTED):
         entries = content if isinstance(content, dict) else {}
         name = next((n for n in _STATES if isinstance(entries.get(n), dict) and entries[n]), None)
         if name is None:
             break
         averaged = name if name in _AVERAGED else averaged
         content = content[name]
-    # torch.optim.swa_utils.AveragedModel counts its updates there
+    # torch.optim.swa_utils.AveragedModel stores its number of updates in n_averaged
     if averaged and isinstance(content, dict):
         content = {key: value for key, value in content.items() if key != "n_averaged"}
     return content, averaged
 
 
 def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
-    """Return whether this is a checkpoint of `finetune fit`, not of another program that uses Lightning."""
+    """Return whether a checkpoint was written by `finetune fit`, and not by another program that uses Lightning."""
     settings = content.get("hyper_parameters")
     return isinstance(settings, dict) and (
         "finetune" in content or any(key.startswith("network.") for key in state)
     )
 
 
-def tidy(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Bring names to those of today's torchvision modules and half precision to float32."""
+def current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert names to those of current torchvision modules, and half precision to float32."""
     state = {k: v for k, v in state.items() if k.startswith("network.")} or state
-    # twice: they are nested in any order
+    # twice, since prefixes may be nested in any order
     for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}

@@ -1,4 +1,4 @@
-"""Pretrained weights: finding them by name or file, and putting them into a network, head or no head."""
+"""Pretrained weights: finding them by name or file, and loading them into a network, with or without the head."""
 
 import hashlib
 import logging
@@ -12,55 +12,57 @@ import torch
 from torch import nn
 from torchvision import models
 
-from finetune.models.backbones import OWN, vit_size
+from finetune.models.backbones import SMALL_NETWORKS, vit_size
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import is_timm
 from finetune.models.timm_weights import read_timm
-from finetune.models.weight_files import Pretrained, check_one, read_file, tidy
+from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
 from finetune.system.file_names import composed
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
-# of files, as trainers name them
+# usual suffixes of files of weights
 _SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
-# Auxiliary classifiers of Inception and GoogLeNet, which only help to train from scratch: we build without them.
+# Auxiliary classifiers of Inception and GoogLeNet. They only help to train from scratch, so networks are built without.
 _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 
 
 def read_weights(weights: str, backbone: str, image_size: int | None = None) -> Pretrained:
-    """Read a torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint of ours.
-
-    All is read to CPU memory, and nothing but tensors and plain values is ever unpickled.
+    """Read pretrained weights to CPU memory. Only tensors and plain values are unpickled.
 
     Args:
-        weights: Of a network of timm's `DEFAULT`, a file, or a folder as timm writes it.
-        backbone: The network.
-        image_size: Side of the pictures in pixels, where the network holds a position of each patch.
+        weights: A torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint. For a
+            network of timm: `DEFAULT`, a file, or a folder that timm has written.
+        backbone: The name of the network.
+        image_size: Side of the images in pixels, for networks with position embeddings.
 
     Raises:
-        WrongUsage: There are none such, or published ones are for pictures of another size.
+        WrongUsage: There are no such weights, or the published ones are for another image size.
+        OSError: There is no such file, or the weights can't be downloaded.
+        ValueError: The file is damaged, or holds no weights.
     """
     if is_timm(backbone):
         return read_timm(weights, backbone, image_size)
     published: dict[str, Any] = {}
-    if backbone not in OWN:
+    if backbone not in SMALL_NETWORKS:
         enum = models.get_model_weights(backbone)
         published = {
             name: weight
             for key, weight in enum.__members__.items()
             for name in (key, f"{enum.__name__}.{key}")
         }
-    if found := published.get(weights):
+    if weights in published:
+        entry = published[weights]
         side = vit_size(backbone, image_size)
-        if side and (own := found.meta["min_size"][0]) != side:
+        if side and (own := entry.meta["min_size"][0]) != side:
             sizes = f"pictures of {own}x{own} pixels, not {side}x{side}"
-            raise WrongUsage(f"{found} is for {sizes}: image_size must be {own}")
-        return _read_published(found)
+            raise WrongUsage(f"{entry} is for {sizes}: image_size must be {own}")
+        return _read_published(entry)
     path = Path(weights)
     if path.suffix == ".onnx":
         raise WrongUsage(
@@ -85,7 +87,7 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
 def _read_published(weights: Any) -> Pretrained:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
     published = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    # torchvision checks the hash of what it downloads, not of what is there already
+    # torchvision checks the hash of a file that it downloads, but not of a cached one
     if path.is_file() and published:
         with path.open("rb") as file:
             if not hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1]):
@@ -95,49 +97,55 @@ def _read_published(weights: Any) -> Pretrained:
     try:
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # RuntimeError is what torch.hub raises for a wrong hash
+    except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
         hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
         raise OSError(f"can't download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (preset.mean, preset.std))
-    return Pretrained(tidy(state), weights.meta["categories"], str(weights), mean, std)
+    return Pretrained(current_names(state), weights.meta["categories"], str(weights), mean, std)
 
 
 def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | None = None) -> None:
-    """Copy everything but the head, in place; what does not fit is named in the error, and nothing is copied then.
+    """Copy all weights except the head into a network, in place. If any does not fit, none is copied.
 
     Args:
-        network: To which the weights are copied.
+        network: The network to change.
         pretrained: The weights.
-        backbone: The network's name, for advice in the error.
+        backbone: The name of the network, for advice in the error message; None for no advice.
+
+    Raises:
+        WrongUsage: The weights belong to an ensemble.
+        ValueError: Names or shapes differ, or values are not finite. The message names the first of them.
     """
-    check_one(pretrained)
+    check_single_network(pretrained)
     skipped = (head_name(network) + ".", *_AUXILIARY)
     own = network.state_dict()
-    given = {key: value for key, value in pretrained.state.items() if not key.startswith(skipped)}
-    wanted = [key for key in own if not key.startswith(skipped)]
-    shapes = {k: (tuple(given[k].shape), tuple(own[k].shape)) for k in given if k in wanted}
+    loaded = {key: value for key, value in pretrained.state.items() if not key.startswith(skipped)}
+    expected = [key for key in own if not key.startswith(skipped)]
+    shapes = {k: (tuple(loaded[k].shape), tuple(own[k].shape)) for k in loaded if k in expected}
     problems = {
-        # Files written before torch 0.4.1 have no `num_batches_tracked`; nothing but a momentum of None reads it.
-        "missing": [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")],
-        "unexpected": [k for k in given if k not in wanted],
-        "of another shape": [
-            f"{k} {there} instead of {here}" for k, (there, here) in shapes.items() if there != here
+        # Files written before torch 0.4.1 have no `num_batches_tracked`. Only a momentum of None needs it.
+        "missing": [
+            k for k in expected if k not in loaded and not k.endswith("num_batches_tracked")
         ],
-        # so in VGG-16's "features"
-        "not finite": [k for k, value in given.items() if not value.isfinite().all()],
+        "unexpected": [k for k in loaded if k not in expected],
+        "of another shape": [
+            f"{k} {actual} instead of {needed}"
+            for k, (actual, needed) in shapes.items()
+            if actual != needed
+        ],
+        # for example in VGG-16's weights "features"
+        "not finite": [k for k, value in loaded.items() if not value.isfinite().all()],
     }
-    if found := [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]:
+    lines = [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]
+    if lines:
         is_other = any(keys for kind, keys in problems.items() if kind != "not finite")
         to_do = f". {advice(pretrained.state, backbone)}" if backbone and is_other else ""
         raise ValueError(
-            f"{pretrained.origin} does not fit this network; {'; '.join(found)}{to_do}"
+            f"{pretrained.origin} does not fit this network; {'; '.join(lines)}{to_do}"
         )
-    own.update(given)
-    # Updating the network's own state keeps its version numbers, without which torchvision's MNASNet refuses to load.
+    own.update(loaded)
+    # The network's own state dict has version numbers of modules. torchvision's MNASNet does not load without them.
     network.load_state_dict(own)
 
 
@@ -147,10 +155,10 @@ def load_pretrained(
     """Load pretrained weights into each network of an image classifier, and their normalization if they state one.
 
     Args:
-        model: Its heads stay as they are.
-        weights: As for `read_weights`; so are the next two.
+        model: The image classifier. Its heads do not change.
+        weights: See `read_weights`.
         backbone: The name of the network.
-        image_size: Side of the images in pixels, for networks that hold a position of each patch.
+        image_size: Side of the images in pixels, for networks with position embeddings.
     """
     pretrained = read_weights(weights, backbone, image_size)
     if pretrained.averaged:
@@ -168,17 +176,23 @@ def source_head(
     mapping: dict[str, str | list[str]] | None = None,
     source_classes: list[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Copy rows of the source classifier's head for the classes that it knows, in place; leave the others.
+    """Initialize the head, in place, with the rows of the source classifier's head for the same classes.
+
+    Rows of classes that the source classifier does not have do not change.
 
     Args:
-        network: Its head has a row for each of `class_names`.
+        network: A network whose head has a row for each of `class_names`.
         pretrained: Weights with the source classifier's head.
-        class_names: In the order of the rows.
-        mapping: Categories of the source for a class, instead of those of its name; of several, the mean is taken.
-        source_classes: Names of the source head's rows, instead of those that came with the weights.
+        class_names: The classes in the order of the rows.
+        mapping: From a class to the source categories to use instead of those with its name. The mean of several rows
+            is used.
+        source_classes: Names of the rows of the source head, instead of those in the weights.
 
     Returns:
-        For each class the categories whose rows it got.
+        For each class the categories whose rows were copied.
+
+    Raises:
+        ValueError: The source head is missing or does not fit, or a name in the mapping is unknown.
     """
     if pretrained is None:
         raise ValueError(
@@ -195,7 +209,7 @@ def source_head(
         raise ValueError(
             f"{pretrained.origin} needs a head on {target.in_features} features to copy, it has {there}"
         )
-    # MaxViT's head has none
+    # MaxViT's head has no bias
     bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))
     if len(categories) != len(weight):
         raise ValueError(
@@ -208,29 +222,30 @@ def source_head(
         )
     matched = {}
     for row, name in enumerate(class_names):
-        wanted = mapping.get(composed(name), name)
-        wanted = [wanted] if isinstance(wanted, str) else wanted
-        found = {category: _rows(category, categories) for category in wanted}
-        for category in [c for c in found if composed(name) in mapping and not found[c]]:
+        sources = mapping.get(composed(name), name)
+        sources = [sources] if isinstance(sources, str) else sources
+        rows_of = {category: _rows(category, categories) for category in sources}
+        for category in [c for c in rows_of if composed(name) in mapping and not rows_of[c]]:
             raise ValueError(
                 f"no source category is called {category!r}{did_you_mean(category, categories)}"
             )
-        rows = sorted({index for indices in found.values() for index in indices})
+        rows = sorted({index for indices in rows_of.values() for index in indices})
         matched[name] = [categories[index] for index in rows]
         if rows:
             with torch.no_grad():
                 target.weight[row] = weight[rows].double().mean(0)
                 target.bias[row] = bias[rows].double().mean()
-    told = (
-        f"{name} from {' + '.join(found) or 'nothing: random'}" for name, found in matched.items()
+    lines = (
+        f"{name} from {' + '.join(sources) or 'nothing: random'}"
+        for name, sources in matched.items()
     )
-    log.info("rows of the head: %s", shown("; ".join(told)))
+    log.info("rows of the head: %s", shown("; ".join(lines)))
     return matched
 
 
 def _rows(name: str, categories: list[str]) -> list[int]:
-    """Indices of the categories of this name: as it is written or, where none is, with case and separators folded."""
-    # ImageNet: Cardigan and cardigan
+    """Return the indices of the categories with this name; if there is none, ignore case and separators."""
+    # exact names first: ImageNet has both Cardigan and cardigan
     exact = [index for index, category in enumerate(categories) if category == name]
     folded = [
         re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", n).casefold())

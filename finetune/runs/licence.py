@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from torchvision import models
 
-from finetune.models.backbones import OWN
+from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.system.messages import shown
 
@@ -82,7 +82,7 @@ def _of_timm(weights: str, backbone: str) -> str:
 
 
 def _own_terms(weights: str, backbone: str) -> str | None:
-    if backbone in OWN or backbone not in models.list_models():
+    if backbone in SMALL_NETWORKS or backbone not in models.list_models():
         return None
     members = models.get_model_weights(backbone).__members__
     found = members.get(weights.rpartition(".")[2])

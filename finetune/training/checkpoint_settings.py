@@ -1,4 +1,4 @@
-"""The arguments of a `Classifier` from an untrusted checkpoint: plain values, and no class to import."""
+"""The arguments of a `Classifier` from an untrusted checkpoint. They are plain values and name no class to import."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,11 @@ from finetune.models.checkpoint_values import class_paths
 
 
 def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Classifier` that a checkpoint holds.
+    """Return the arguments of `Classifier` in a checkpoint.
 
     Raises:
-        ValueError: It holds others, or values that no run of ours has written.
+        ValueError: There is an unknown argument, or a value that no fit writes.
+        WrongUsage: The number of members is out of range.
     """
     settings = plain(checkpoint["hyper_parameters"], "hyper_parameters")
     for name in settings.keys() - HYPER_PARAMETERS.keys():
@@ -23,13 +24,17 @@ def model_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the checkpoint is not as `finetune fit` writes them: its hyper_parameters name {class_path}"
         )
-    # a parser would take the text of a number for one
-    ensemble.check(settings.get("members", 1), "xavier")
+    # the argument parser would convert text to a number
+    ensemble.check_members(settings.get("members", 1), "xavier")
     return settings
 
 
 def plain(value: Any, name: str) -> dict[str, Any]:
-    """Return a copy of nested plain values: what the command line could have said."""
+    """Return a copy of nested plain values, with tuples as lists.
+
+    Raises:
+        ValueError: `value` is not a dict, or holds other values. The message calls it `name`.
+    """
 
     def copied(value: Any) -> Any:
         if type(value) is dict and all(type(key) is str for key in value):

@@ -16,7 +16,7 @@ from finetune.data.depth import warn_of_dark_samples
 from finetune.data.samplers import batches_within, num_within
 from finetune.data.splits import SET_APART
 from finetune.data.transforms import cropped_area
-from finetune.models.ensemble import told
+from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import scale_learning_rates
@@ -147,7 +147,7 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     frozen += ["batch norm's statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
-    name = told(model.backbone, given["members"])
+    name = member_label(model.backbone, given["members"])
     text = (
         f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "

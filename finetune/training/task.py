@@ -1,7 +1,7 @@
-"""What the labels of images mean: the loss, the metrics and the decisions that follow from it.
+"""The classification task: what labels mean, and the loss, metrics and decisions that follow from it.
 
-There is one kind: an image is of exactly one class. Another kind is a class with the methods of `SingleLabel`, which
-`Classifier.task` then holds; the training step, the evaluation and the callbacks of a run ask nothing else.
+There is one task: each image has exactly one class. Another task is a class with the methods of `SingleLabel` as
+`Classifier.task`. The training step, the evaluation and the callbacks of a run use only these methods.
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ from finetune.training.threshold import Aim
 
 @dataclass(frozen=True)
 class SingleLabel:
-    """Each image is of exactly one class: cross entropy, softmax, accuracy.
+    """Each image has exactly one class: cross entropy, softmax, accuracy.
 
     Attributes:
         class_names: The classes, in the order of the logits.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
-        monitor: Name of the metric, the higher the better, by which the best epoch is chosen.
+        monitor: Name of the metric by which the best epoch is chosen. Higher is better.
     """
 
     class_names: tuple[str, ...]
@@ -38,35 +38,35 @@ class SingleLabel:
     monitor: ClassVar[str] = best_epoch.MONITOR
 
     def standard_error(self, value: float, num_images: int) -> float:
-        """Return the standard error of the monitored metric on so many images; 0 for an unknown number of images."""
+        """Return the standard error of a value of `monitor` on `num_images` images; 0 if their number is unknown."""
         return best_epoch.standard_error(value, num_images)
 
     def target(self, batch: Mapping[str, Any]) -> Target:
-        """Return what the images of a batch should be predicted as."""
+        """Return the target of a batch."""
         return target_of(batch)
 
     def loss_sum(self, logits: Tensor, target: Target, class_weight: Tensor) -> Tensor:
-        """Return the sum of the losses of images: a mean, if divided by `target.weight(class_weight)`.
+        """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is a mean.
 
         Args:
-            logits: (B, K); of members (M, B, K), whose mean is returned.
-            target: Of the same images.
+            logits: (B, K); for the members of an ensemble (M, B, K). The result is then the mean over members.
+            target: The target of the same images.
             class_weight: The weight of each class, (K,).
         """
         return loss_sum(logits, target, class_weight, self.label_smoothing)
 
     def losses(self, probabilities: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each image (B,) without weights and smoothing, from probabilities (B, K) in float64."""
+        """Return the loss of each image (B,), without class weights and smoothing, from probabilities (B, K)."""
         log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
         return -log_probabilities.gather(1, labels[:, None]).squeeze(1)
 
     def class_weights(self, num_images: np.ndarray) -> Tensor:
-        """Return the weight of each class (K,) that makes all count the same, from their numbers of images (K,)."""
+        """Return weights (K,) by which all classes count the same, from their numbers of images (K,)."""
         return balanced_weights(num_images)
 
     def combined(self, logits: Tensor) -> Tensor:
-        """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others as they are."""
-        return ensemble.together(logits)
+        """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others unchanged."""
+        return ensemble.combine_logits(logits)
 
     def probabilities(self, logits: Tensor, calibration: Calibration) -> Tensor:
         """Return the probability of each class (B, K) in float64."""
@@ -90,5 +90,5 @@ class SingleLabel:
         return Calibrator()
 
     def fit_calibration(self, logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibration:
-        """Return the calibration for images that one process has; see `calibration.fit_calibration`."""
+        """Return the calibration for images of this process; see `calibration.fit_calibration`."""
         return fit_calibration(logits, labels, aim)

@@ -23,7 +23,7 @@ from finetune import Classifier
 from finetune.api import loaded_model
 from finetune.api.loaded_model import LoadedModel, Prediction, check_not_forked, load
 from finetune.data.decode import decode
-from finetune.models.ensemble import together
+from finetune.models.ensemble import combine_logits
 from finetune.models.stages import head
 
 
@@ -329,7 +329,7 @@ def test_embeddings_are_what_the_head_sees(model_of_any_kind, colours):
     )
     with torch.no_grad():
         each = [head(network)(part) for network, part in zip(networks, parts, strict=True)]
-        logits = together(torch.stack(each)) if len(each) > 1 else each[0]
+        logits = combine_logits(torch.stack(each)) if len(each) > 1 else each[0]
         wanted = model.network(batch_of(model, paths))
     assert torch.allclose(logits, wanted, atol=1e-5)
     assert len({row.tobytes() for row in found}) == len(paths)  # control: they do tell images apart

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import MOST, Ensemble, check, together
+from finetune.models.ensemble import MAX_MEMBERS, Ensemble, check_members, combine_logits
 from finetune.system.messages import WrongUsage
 from finetune.training.compile import in_bf16
 
@@ -46,7 +46,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max())
 
 
-@pytest.mark.parametrize("num", [2, 3, MOST])
+@pytest.mark.parametrize("num", [2, 3, MAX_MEMBERS])
 def test_it_says_the_mean_of_the_probabilities(num):
     network, x = of(num).double(), pictures().double()
     each = torch.stack([member(x) for member in members(network)])
@@ -66,9 +66,9 @@ def test_in_training_each_answers_for_itself():
     alone = torch.stack([member.train()(x) for member in members(network)])
     each = network.train()(x)
     assert torch.equal(each, alone) and each.shape == (3, 5, 4)
-    assert distance(together(each).exp(), each.softmax(2).mean(0)) < 1e-6
+    assert distance(combine_logits(each).exp(), each.softmax(2).mean(0)) < 1e-6
     logits = of(1)(x)
-    assert logits.shape == (5, 4) and together(logits) is logits
+    assert logits.shape == (5, 4) and combine_logits(logits) is logits
 
 
 def test_the_gradient_of_one_does_not_reach_another():
@@ -124,21 +124,21 @@ def test_what_is_saved_are_the_members():
     assert not isinstance(single, Ensemble)
 
 
-@pytest.mark.parametrize("num", [0, -1, MOST + 1, 10**9, True, 2.0, "3", None])
+@pytest.mark.parametrize("num", [0, -1, MAX_MEMBERS + 1, 10**9, True, 2.0, "3", None])
 def test_what_is_no_number_of_members_is_refused(num):
     with pytest.raises(
         WrongUsage, match=rf"^model.members must be a whole number from 1 to 32, not {num!r}$"
     ):
-        check(num, "xavier")
+        check_members(num, "xavier")
 
 
 def test_heads_that_would_be_alike_are_refused():
     for head_init in ("source", "probe"):
-        check(1, head_init)
+        check_members(1, head_init)
         with pytest.raises(
             WrongUsage,
             match=f"members begin with other heads, which model.head_init {head_init} makes",
         ):
-            check(2, head_init)
-    for num in (1, 2, MOST):
-        check(num, "xavier")
+            check_members(2, head_init)
+    for num in (1, 2, MAX_MEMBERS):
+        check_members(num, "xavier")

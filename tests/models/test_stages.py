@@ -8,7 +8,7 @@ from timm.models import group_parameters
 from timm_scenarios import FAMILIES
 from torch import nn
 
-from finetune.models.backbones import OWN, build
+from finetune.models.backbones import SMALL_NETWORKS, build
 from finetune.models.stages import batch_norms, depths, freeze, head, head_name, stages
 
 FEW = (
@@ -20,7 +20,7 @@ FEW = (
     "vgg11",
     "vit_b_16",
     "swin_t",
-    *OWN,
+    *SMALL_NETWORKS,
 )
 
 
@@ -78,7 +78,7 @@ def test_batch_norms():
     assert batch_norms(skeleton("vit_b_16")) == []
 
 
-@pytest.mark.parametrize("backbone", sweep([*ALL, *OWN], quick=FEW))
+@pytest.mark.parametrize("backbone", sweep([*ALL, *SMALL_NETWORKS], quick=FEW))
 def test_stages_and_head_cover_every_network_without_overlap(backbone):
     with torch.device("cpu" if backbone.startswith("regnet") else "meta"):
         net = build(backbone, 3)

@@ -23,7 +23,7 @@ from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.options import FILE, WORDS
 from finetune.data.datamodule import ImageDataModule
-from finetune.models.backbones import OWN as OWN_BACKBONES
+from finetune.models.backbones import SMALL_NETWORKS
 
 # The kind of an option's value: "number", a list of choices, or None where the parser decides.
 Kind = str | list[str] | None
@@ -53,7 +53,7 @@ def generated() -> dict[str, Any]:
         for command, options in commands.items()
     }
     own |= {name: _function_options(name) for name in WORDS if name not in commands}
-    networks = {*OWN_BACKBONES, *models.list_models(module=models)}
+    networks = {*SMALL_NETWORKS, *models.list_models(module=models)}
     return {
         "lightning": _minor("pytorch-lightning"),
         "torchvision": _minor("torchvision"),

@@ -11,7 +11,7 @@ from scenario_results import distance
 from small_fits import data, fit
 
 from finetune import Classifier
-from finetune.models.ensemble import told
+from finetune.models.ensemble import member_label
 from finetune.system.messages import WrongUsage
 
 
@@ -120,7 +120,7 @@ def test_each_member_s_stages_are_frozen(colours):
 
 
 def test_it_is_told_by_how_often():
-    assert (told("lenet", 1), told("lenet", 3)) == ("lenet", "3 × lenet")
+    assert (member_label("lenet", 1), member_label("lenet", 3)) == ("lenet", "3 × lenet")
 
 
 @pytest.mark.parametrize(
