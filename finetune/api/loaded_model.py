@@ -251,7 +251,7 @@ class LoadedModel:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]
         names += ["…"] if len(self.class_names) > _NUM_SHOWN else []
         network = f"{self.predictor.network_name} at {self.image_size} pixels"
-        told = "; ".join(self.predictor.calibration.told(self.class_names))
+        told = "; ".join(self.predictor.calibration.describe(self.class_names))
         return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {told}>"
 
 

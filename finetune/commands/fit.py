@@ -165,7 +165,7 @@ def train(parts: Parts, changed: str, typed: str) -> None:
         "folder": os.getcwd(),
         "began_from": run.began_from,
         "licence_of_the_weights": run.licence,
-        **overview.tell(trainer, parts.model, parts.data, first),
+        **overview.log_overview(trainer, parts.model, parts.data, first),
     }
     if plan.ranking is not None:
         run.about["backbone_ranking"] = plan.ranking
@@ -303,7 +303,7 @@ def report(parts: Parts, calibration: Calibration) -> None:
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
     if not parts.has_test:  # else the test has said it
-        lines = [validation_outcome(record), *calibration.told(parts.model.class_names)]
+        lines = [validation_outcome(record), *calibration.describe(parts.model.class_names)]
         for line in filter(None, lines):
             print(line, flush=True)
     if has_best and record.best:
@@ -326,7 +326,7 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
         raise ValueError(
             f"--threshold {parts.options.threshold}: there was no validation, and so {best} has none"
         )
-    if missed := calibration.missed(parts.model.class_names):
+    if missed := calibration.describe_unreached_aim(parts.model.class_names):
         raise ValueError(f"{missed}, so that {best} has none")
 
 

@@ -67,7 +67,7 @@ class Results(pl.Callback):
             outcome(pl_module.confusion_matrix, "test" if split == "test" else "validation"),
             flush=True,
         )
-        for line in pl_module.calibration.told(pl_module.class_names):
+        for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
 
 

@@ -1,16 +1,41 @@
-"""What learns, and how.
+"""Training: the LightningModule and everything that a training step uses.
 
-`classifier` is the LightningModule: every hook is there. `task` is what the labels of images mean: the `loss`,
-metrics, decisions and calibration. `param_groups` say how fast what learns learns, `lr_schedulers` how that changes,
-`fused_optimizers` make the update one pass over memory. `metrics` are exact on any number of devices
-(`precise_sums`), `dropout` is the same on any. `calibration` makes probabilities and decisions of logits, by a
-`temperature` and, of two classes, a `threshold` that the validation split gives. `interpolation` chooses weights
-between the start of a fit and its end. `precision` is the arithmetic, `compile` the network in faster forms,
-`initial_weights` are those that a fit starts from, `checkpoint_keys` are those of the state dict. `run_length` says
-how many epochs a fit has where nobody does, `time_budget` how many there is time for, `run_limits` how many steps the
-limits of a Trainer leave. Before training `first_pass` checks whether the network can train on such pictures, and
-`overview` tells what is read and what is doubtful about it; `progress_bar` shows how it goes, `augmented_sheet` draws
-what it saw. `checkpoint_settings` takes a classifier's arguments out of a checkpoint.
+- `classifier`: the LightningModule, with all its hooks.
+- `task`: the loss, metrics, decisions and calibration for images with one class each.
+- `loss`: cross entropy with class weights, label smoothing and mixed images.
+- `metrics`: exact metrics on any number of devices, built on `precise_sums`.
+- `dropout`: dropout that gives the same result on any number of devices.
 
-A loss, an average of weights, a schedule, a search for a rate go here; a callback lies with its subject.
+Optimization:
+
+- `initial_weights`: the weights that a fit starts from.
+- `param_groups`: learning rates and weight decay of the stages.
+- `lr_schedulers`: the learning rate over the steps of a run.
+- `fused_optimizers`: optimizers that update all weights in one pass over memory.
+- `precision`: the default precision.
+- `compile`: faster forms of the network.
+- `interpolation`: chooses weights between the start and the end of a fit.
+
+Calibration, fitted on the validation split:
+
+- `calibration`: probabilities and decisions from logits.
+- `temperature`: the temperature of the logits.
+- `threshold`: the decision threshold for two classes.
+
+Length of a run:
+
+- `run_length`: the default number of epochs.
+- `time_budget`: the number of epochs for a time limit.
+- `run_limits`: the number of steps that the limits of a Trainer allow.
+
+Checks, output and checkpoints:
+
+- `first_pass`: checks before training, for example that the network takes images of this size.
+- `overview`: the first log lines of a fit, with warnings about the data.
+- `progress_bar`: the progress bar and the line of each epoch.
+- `augmented_sheet`: an image of augmented training images.
+- `checkpoint_keys`: keys of the state dict.
+- `checkpoint_settings`: the arguments of a classifier from a checkpoint.
+
+A new loss, weight average, schedule or search for a learning rate goes here. Callbacks go with their topic.
 """

@@ -1,4 +1,4 @@
-"""augmented.webp: training pictures as evaluation prepares them, and as the first epochs see them."""
+"""augmented.webp: training images as prepared for evaluation, and as augmented in the first epochs."""
 
 from pathlib import Path
 
@@ -17,19 +17,19 @@ _GAP = 4
 
 
 def write_augmented(data: ImageDataModule, target: Path) -> None:
-    """Write a sheet with a training picture in each row: first as in evaluation, then of the first epochs in turn."""
+    """Write a sheet with one training image per row: as in evaluation, then as in each of the first epochs."""
     num = len(data.splits["train"])
     data.use_cache(reads=1)
     training = data.pictures("train", train=True)
     evaluation = data.pictures("train")
     step = _SIDE + _GAP
-    paper = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
+    sheet = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
     for row, index in enumerate(sorted(draw_indices(num, _ROWS, SHEET, run_seed()))):
         items = [evaluation[int(index)], *(training[epoch, int(index)] for epoch in range(_EPOCHS))]
         for column, item in enumerate(items):
             if item["image"] is not None:
                 y, x = row * step, column * step
                 shrunk = cv2.resize(item["image"], (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
-                paper[y : y + _SIDE, x : x + _SIDE] = shrunk
+                sheet[y : y + _SIDE, x : x + _SIDE] = shrunk
     with replacing(target) as file:
-        Image.fromarray(paper).save(file, format="WebP", quality=80)
+        Image.fromarray(sheet).save(file, format="WebP", quality=80)

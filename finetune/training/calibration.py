@@ -1,4 +1,4 @@
-"""What makes probabilities and decisions of logits, fitted on the validation split and kept in the checkpoint."""
+"""Calibration: probabilities and decisions from logits. It is fitted on the validation split and saved."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,17 +14,17 @@ from finetune.training.precision import double
 from finetune.training.temperature import HIGHEST, LOWEST, Temperature, fit_temperature
 from finetune.training.threshold import MEASURES, RATES, Aim, Choice, choose
 
-# Shapes: B pictures, K classes.
+# Shapes: B images, K classes.
 
 
 class Calibration(NamedTuple):
-    """How a network's logits are read; without arguments as they are, where nothing was fitted.
+    """How logits become probabilities and decisions. The defaults stand for a network that is not calibrated.
 
     Attributes:
-        temperature: By which logits are divided.
-        num_pictures: Of the validation split, on which all this was fitted; 0 where nothing was.
-        aim: What a threshold was chosen for; None where none was asked for.
-        choice: What was found for it.
+        temperature: The logits are divided by it.
+        num_pictures: Number of validation images that it was fitted on; 0 if nothing was fitted.
+        aim: What the threshold was chosen for; None if no threshold was requested.
+        choice: The threshold that was chosen.
     """
 
     temperature: float = 1.0
@@ -37,22 +37,22 @@ class Calibration(NamedTuple):
         return (double(logits) / self.temperature).softmax(dim=1)
 
     def decide(self, probabilities: Tensor) -> Tensor:
-        """Return the index of the class that is said of each picture (B,), from probabilities (B, K)."""
+        """Return the index of the predicted class of each image (B,), from probabilities (B, K)."""
         if self.aim is None or self.choice is None or self.choice.value is None:
             return probabilities.argmax(dim=1)
         positive = self.aim.positive
         return torch.where(probabilities[:, positive] >= self.choice.value, positive, 1 - positive)
 
-    def told(self, class_names: list[str]) -> list[str]:
-        """Return in words, line by line, what becomes of the logits."""
+    def describe(self, class_names: list[str]) -> list[str]:
+        """Describe the temperature and the threshold in words, one line for each."""
         if not self.num_pictures:
             return [
                 "no temperature was fitted, for want of a validation: probabilities are the network's own"
             ]
         where = f"the {self.num_pictures} validation pictures"
         lines = [f"probabilities at temperature {self.temperature:.3f}, fitted on {where}"]
-        if missed := self.missed(class_names):
-            lines.append(f"{missed}; the more probable class is said")
+        if unreached := self.describe_unreached_aim(class_names):
+            lines.append(f"{unreached}; the more probable class is said")
         elif self.aim and self.choice:
             gives = f"{self.aim.measure} {self.choice.reached:.4g} on {where}"
             lines.append(
@@ -60,8 +60,8 @@ class Calibration(NamedTuple):
             )
         return lines
 
-    def missed(self, class_names: list[str]) -> str:
-        """Return in words that no threshold does what was aimed at; "" where one does or none was sought."""
+    def describe_unreached_aim(self, class_names: list[str]) -> str:
+        """Describe why no threshold reaches the aim; "" if one does, or if there is no aim."""
         if self.aim is None or self.choice is None or self.choice.value is not None:
             return ""
         if self.choice.reached is None:
@@ -72,7 +72,7 @@ class Calibration(NamedTuple):
         )
 
     def as_plain(self) -> dict[str, Any] | None:
-        """Return what checkpoints and test.json have of it; None where nothing was fitted."""
+        """Return plain values for checkpoints and test.json; None if nothing was fitted."""
         if not self.num_pictures:
             return None
         threshold = (
@@ -86,51 +86,53 @@ class Calibration(NamedTuple):
 
 
 class Calibrator(nn.Module):
-    """Fits a calibration on all devices' validation pictures; each device gets the same.
+    """Fits a calibration on the validation images of all ranks. Each rank gets the same result.
 
     Attributes:
-        aim: What a threshold is chosen for; None for none.
+        aim: What a threshold is chosen for; None for no threshold.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.aim: Aim | None = None
         self.temperature = Temperature()
-        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self._batches: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # logits and labels, for the threshold
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add pictures: logits (B, K) and class indices (B,). Where there is an aim, all of them are kept."""
+        """Add images: logits (B, K) and class indices (B,). They are stored only if there is an aim."""
         self.temperature.update(logits, labels)
         if self.aim is not None:
-            self._kept.append((double(logits).cpu().numpy(), labels.cpu().numpy()))
+            self._batches.append((double(logits).cpu().numpy(), labels.cpu().numpy()))
 
     def take(self) -> Calibration:
-        """Return what fits the pictures of all devices, and start again; nothing where logits are not numbers."""
+        """Return the calibration for the images of all ranks, and reset. It is empty if logits are not finite."""
         temperature = float(self.temperature.compute())
         with self.temperature.sync_context(should_sync=dist.is_initialized()):
             num_pictures = int(self.temperature.count)
         self.temperature.reset()
-        kept, self._kept = self._kept, []
+        batches, self._batches = self._batches, []
         if not math.isfinite(temperature):
             return Calibration()
         calibration, aim = Calibration(temperature, num_pictures), self.aim
         if aim is None:
             return calibration
         if dist.is_initialized():
-            everywhere: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everywhere, kept)
-            kept = [part for parts in everywhere for part in parts]
-        logits, labels = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+            of_ranks: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(of_ranks, batches)
+            batches = [batch for of_rank in of_ranks for batch in of_rank]
+        logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         return _with_threshold(calibration, aim, torch.from_numpy(logits), labels)
 
 
 def fit_calibration(logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibration:
-    """Return what fits images that one process has, without asking others; nothing where logits are not numbers.
+    """Return the calibration for images of this process alone. It is empty if logits are not finite.
 
     Args:
         logits: (B, K), on the CPU.
         labels: Class indices (B,).
-        aim: What a threshold is chosen for; None for none.
+        aim: What a threshold is chosen for; None for no threshold.
     """
     temperature = fit_temperature(logits, labels)
     if not math.isfinite(temperature):
@@ -147,22 +149,22 @@ def _with_threshold(
 
 
 class NotFinite(ValueError):
-    """Probabilities of an image are not finite numbers: NaN fails every comparison, so no class may be predicted."""
+    """Probabilities of an image are not finite. NaN fails every comparison, so a predicted class would be arbitrary."""
 
 
 def check_finite_rows(
     probabilities: Tensor, name_of: Callable[[int], object], source: object, precision: str
 ) -> None:
-    """Make sure that all probabilities (B, K) are finite numbers.
+    """Check that all probabilities of a batch are finite.
 
     Args:
-        probabilities: Of a batch.
-        name_of: Returns what to call the image in a row, such as its path.
+        probabilities: (B, K).
+        name_of: Returns a name for the image in a row, such as its path.
         source: The checkpoint or exported file that computed them.
-        precision: The precision in which it did.
+        precision: The precision of the computation.
 
     Raises:
-        NotFinite: Some are not; the error names the checkpoint and the first such image.
+        NotFinite: Some are not finite. The message names the checkpoint and the first such image.
     """
     is_finite = probabilities.isfinite().all(dim=1)
     if is_finite.all():
@@ -178,12 +180,12 @@ def check_finite_rows(
 
 
 def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
-    """Return probabilities (B, K) of a batch, after a check in `validate`, `test` and `predict` that all are finite.
+    """Return probabilities (B, K) of a batch. In `validate`, `test` and `predict`, first check that all are finite.
 
     In `fit` the loss is checked instead (`finetune.runs.model_checkpoint`).
 
     Raises:
-        NotFinite: Some are not.
+        NotFinite: Some are not finite.
     """
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(trainer.state.fn)
     if split is None:
@@ -202,33 +204,34 @@ def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
 
 
 def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
-    """Return the calibration of a checkpoint, which may be untrusted; checkpoints of earlier versions have none.
+    """Return the calibration of a checkpoint, which may be untrusted. Checkpoints of earlier versions have none.
 
     Raises:
-        ValueError: A value is not one that a fit writes.
+        ValueError: A value has a wrong type or range.
     """
-    found = checkpoint["finetune"].get("calibration")
-    if found is None:
+    stored = checkpoint["finetune"].get("calibration")
+    if stored is None:
         return Calibration()
-    known = _table(found, "calibration", ("temperature", "num_pictures", "threshold"))
-    temperature = _number(known["temperature"], "temperature", LOWEST, HIGHEST)
-    num_pictures = _whole(known["num_pictures"], "num_pictures", 2**53)
-    if known["threshold"] is None:
+    fields = _table(stored, "calibration", ("temperature", "num_pictures", "threshold"))
+    temperature = _number(fields["temperature"], "temperature", LOWEST, HIGHEST)
+    num_pictures = _whole(fields["num_pictures"], "num_pictures", 2**53)
+    if fields["threshold"] is None:
         return Calibration(temperature, num_pictures)
-    given = _table(known["threshold"], "threshold", (*Aim._fields, *Choice._fields))
-    if type(given["measure"]) is not str or given["measure"] not in MEASURES:
-        _refuse("measure", given["measure"])
+    threshold = _table(fields["threshold"], "threshold", (*Aim._fields, *Choice._fields))
+    if type(threshold["measure"]) is not str or threshold["measure"] not in MEASURES:
+        _refuse("measure", threshold["measure"])
     if len(checkpoint["hyper_parameters"]["class_names"]) != 2:
         _refuse("threshold", "of other than two classes")
     names = "least", "value", "reached"
     least, value, reached = (
-        None if given[n] is None else _number(given[n], n, 0.0, 1.0) for n in names
+        None if threshold[n] is None else _number(threshold[n], n, 0.0, 1.0) for n in names
     )
-    if (least is None) != (given["measure"] not in RATES):
+    if (least is None) != (threshold["measure"] not in RATES):
         _refuse("least", least)
     if (value is not None or least is None) and (value is None) != (reached is None):
         _refuse("value", value)
-    aim = Aim(given["measure"], least, _whole(given["positive"], "positive", 1, least=0))
+    positive = _whole(threshold["positive"], "positive", 1, least=0)
+    aim = Aim(threshold["measure"], least, positive)
     return Calibration(temperature, num_pictures, aim, Choice(value, reached))
 
 

@@ -1,7 +1,7 @@
-"""Keys of a state dict without the name of one submodule.
+"""Keys of a state dict that omit the name of one submodule.
 
-The weights of a `Classifier` lie in its `image_classifier`. Checkpoints name them `network.…`, `mean` and `std`, since
-earlier versions of the class had these as its own.
+The weights of a `Classifier` are in its submodule `image_classifier`. Checkpoints name them `network.…`, `mean` and
+`std`, since in earlier versions they belonged to the class itself.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The LightningModule: a pretrained torchvision network with a new head, exact on any number of devices."""
+"""The LightningModule: a pretrained network with a new head. Its results do not depend on the number of devices."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,40 +42,43 @@ if TYPE_CHECKING:  # scipy takes a second to import
 
 
 class Classifier(pl.LightningModule):
-    """An image classifier: uint8 RGB pictures in, logits out; normalisation is inside.
+    """An image classifier from uint8 RGB images to logits, including the normalization.
 
     Args:
         class_names: The K classes, in the order of the logits.
-        backbone: A torchvision classification network but squeezenet's, timm/NAME, lenet, resnet18_small or small_cnn;
-            for `finetune fit` also several names between commas, or `auto`: the images then choose.
+        backbone: A torchvision classification network except squeezenet, timm/NAME, lenet, resnet18_small or small_cnn.
+            `finetune fit` also takes several names separated by commas, or `auto`, and chooses one on the images.
         weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
             .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
             for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
             `probe` (logistic regression on the features of the training images, its strength chosen by
-            cross-validation on them). `auto` is `probe` where one network starts from pretrained weights, else
+            cross-validation on them). `auto` is `probe` if a single network starts from pretrained weights, else
             `xavier`.
-        source_classes: Text file with the source classifier's class names, one a line, where its weights carry none.
-        class_mapping: For `source`: class to source class, or to several (their mean), where the names do not match.
-        freeze: Last frozen stage, such as layer2; null trains everything. `backbone` is all but the head, which is then
-            solved exactly, as the logistic regression of `head_init: probe`: epochs, optimizer and augmentation have no
-            effect.
-        freeze_batch_norm: Batch norm keeps and uses its running statistics also where it trains. If false, it takes
-            the statistics of the complete batch, over all devices. Null is true where the head starts as `probe`.
-        head_lr_multiplier: Learning rate of the head over that of the backbone.
+        source_classes: Text file with the source classifier's class names, one per line, if its weights have none.
+        class_mapping: For `source`: class to source class, or to several (their mean), if the names do not match.
+        freeze: Last frozen stage, such as layer2; null trains everything. `backbone` freezes everything except the
+            head, which is then solved exactly, as the logistic regression of `head_init: probe`. Epochs, optimizer and
+            augmentation have no effect then.
+        freeze_batch_norm: Batch norm keeps and uses its running statistics even in stages that train. If false, it
+            takes the statistics of the global batch, over all devices. Null is true if the head starts as `probe`.
+        head_lr_multiplier: Learning rate of the head divided by that of the backbone.
         layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1]; 1 for one rate.
-        decay_norm_and_bias: Whether biases, norms, layer scales, positions, class tokens and logit scales decay, too.
+        decay_norm_and_bias: Apply weight decay also to biases, norms, layer scales, position embeddings, class tokens
+            and logit scales.
         optimizer: A torch optimizer by class_path.
-        scheduler: A torch scheduler by class_path; `total_steps`, where it takes that, is the run's unless given.
+        scheduler: A torch scheduler by class_path. Its `total_steps`, if it has that argument, defaults to the steps of
+            the run.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
         label_smoothing: Share of the target spread over all classes, in [0, 1).
-        class_weights: `balanced` weighs each class with the inverse of its frequency in training.
-        compile: Use torch.compile; the first batch of each kind then takes about a minute.
-        network_size: Side of the pictures in pixels, for networks that hold a position of each patch.
-        members: How many networks learn, each by itself from a head of its own, and answer as one (`Ensemble`).
+        class_weights: `balanced` weights each class by the inverse of its frequency in training.
+        compile: Use torch.compile. The first batch of each kind then takes about a minute.
+        network_size: Side of the images in pixels, for networks with position embeddings.
+        members: Number of networks of an ensemble. Each trains with its own random head; their probabilities are
+            averaged.
     """
 
-    # Shapes: B pictures of this device's share, h and w pixels, K classes.
+    # Shapes: B images of the per-rank batch, h and w pixels, K classes.
     class_weight: Tensor
 
     def __init__(
@@ -105,7 +108,7 @@ class Classifier(pl.LightningModule):
         members: int = 1,
     ) -> None:
         super().__init__()
-        # What the optimizer was is in config.yaml; a checkpoint holds plain values only (`weights_only=True`).
+        # config.yaml has the optimizer. A checkpoint has only plain values, for `weights_only=True`.
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
         self.class_names = list(class_names)
         self.backbone = backbone
@@ -140,14 +143,14 @@ class Classifier(pl.LightningModule):
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
-        # on the validation images, of a head fitted before training
+        # accuracy on the validation images with the head that was fitted before training
         self.start_accuracy: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
         self.image_classifier = build_image_classifier(
             backbone, num_classes, network_size, members=members, head_init=self.head_init
         )
         checkpoint_keys.omit_name(self, "image_classifier")
-        # Decided before DDP wraps: it would never average what is unfrozen later.
+        # Before DDP wraps the module: DDP would not average gradients of parameters that are unfrozen later.
         self.frozen = self.image_classifier.freeze(freeze)
         self.always_eval = [
             *self.frozen,
@@ -158,16 +161,16 @@ class Classifier(pl.LightningModule):
         self.test_metrics = self.task.split_metrics("test")
         self.train_metrics = self.task.train_metrics()
         self.calibrator = self.task.calibrator()
-        self.calibration = Calibration()  # of the weights as they are
-        self.interpolation: Interpolation | None = None  # of the weights as they are
+        self.calibration = Calibration()  # for the current weights
+        self.interpolation: Interpolation | None = None  # for the current weights
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; of members that train (M, B, K)."""
+        """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; for an ensemble in training mode (M, B, K)."""
         return self.image_classifier(images)
 
     @property
     def network(self) -> nn.Module:
-        """The network, or `Ensemble` of networks; assign another to `image_classifier.network`."""
+        """The network or `Ensemble`. To replace it, assign to `image_classifier.network`."""
         return self.image_classifier.network
 
     def load_state_dict(
@@ -194,7 +197,7 @@ class Classifier(pl.LightningModule):
         if stage == "fit" and self.trainer.world_size > 1:
             share_statistics(self.network, self.always_eval)
         if stage != "fit" or self.trainer.ckpt_path is not None:
-            return  # weights and head come from the checkpoint
+            return  # the checkpoint has weights and head
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == "balanced":
@@ -206,7 +209,7 @@ class Classifier(pl.LightningModule):
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
 
     def on_fit_start(self) -> None:
-        self.train()  # Lightning leaves the mode of every module as it finds it
+        self.train()  # Lightning does not change the mode of modules
         if (self.head_init == "probe" or self.is_solved) and self.trainer.ckpt_path is None:
             self._fit_head()
 
@@ -223,7 +226,7 @@ class Classifier(pl.LightningModule):
             self._measure_solved_head(fitted)
 
     def _measure_solved_head(self, fitted: "FittedHead") -> None:
-        """Let the metrics of training be those of the solved head on the training images."""
+        """Update the training metrics with the solved head's logits of the training images."""
         target = self.task.target({"label": fitted.labels})
         class_weight = self.class_weight.double().cpu()
         summed = self.task.loss_sum(fitted.logits, target, class_weight)
@@ -235,22 +238,22 @@ class Classifier(pl.LightningModule):
         )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor | None:
-        # before the first step: the loop is gone through once, for what comes at its end
+        # Nothing trains. The loop runs once for the hooks at the end of an epoch, such as validation.
         if self.is_solved:
             self.trainer.should_stop = True
             return None
-        self.calibration = Calibration()  # both were of the weights before this step
+        self.calibration = Calibration()  # this step changes the weights
         self.interpolation = None
         images = batch["image"]
         target = self.task.target(batch)
         weight = target.weight(self.class_weight)
         global_loss = GlobalLoss.of_ranks(weight, self.trainer.world_size)
         if len(images) == 0 and global_loss.total_weight == 0:
-            # no image of the global batch can be decoded: there is no loss to log on any rank
+            # No image of the global batch could be decoded, so no rank has a loss to log.
             return zero_loss(self)
         if len(images) == 0 and not stages.batch_norms(self.network):
             loss = zero_loss(self)
-        else:  # batch norm waits for every rank, too
+        else:  # an empty batch too: batch norm waits for every rank
             logits = self(images)
             summed = self.task.loss_sum(logits, target, self.class_weight)
             loss = global_loss.loss(summed)
@@ -259,7 +262,8 @@ class Classifier(pl.LightningModule):
                 self.task.combined(logits.detach()), target.labels, summed, weight
             )
         self.log("train/loss", global_loss.mean(loss))
-        return loss * self.hparams["members"]  # it is their mean, and each learns as it would alone
+        # The loss is the mean over members. Times their number, each gets the gradient that it would get alone.
+        return loss * self.hparams["members"]
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(self.train_metrics.take())
@@ -276,7 +280,7 @@ class Classifier(pl.LightningModule):
     def _evaluate(
         self, batch: dict[str, Any], metrics: SplitMetrics | None = None
     ) -> dict[str, Any]:
-        """Return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]; measure the batch."""
+        """Update the metrics; return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]."""
         images = batch["image"]
         logits = (
             self(images)
@@ -313,7 +317,7 @@ class Classifier(pl.LightningModule):
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
 
     def param_groups(self) -> list[dict]:
-        """Return the groups of the optimizer, of all members together."""
+        """Return the parameter groups of the optimizer, with the parameters of all members."""
         return param_groups.merged(
             [
                 param_groups.param_groups(
@@ -343,14 +347,14 @@ class Classifier(pl.LightningModule):
         gradient_clip_val: Any = None,
         gradient_clip_algorithm: Any = None,
     ) -> None:
-        """Clip the gradients of each network by their own norm, so that a member takes the step it would take alone.
+        """Clip the gradients of each network by their own norm, so that each member takes the step it would take alone.
 
-        Lightning takes the norm of all that an optimizer updates.
+        Lightning would use the norm of all parameters of the optimizer.
         """
         networks = self.image_classifier.members
         is_by_norm = gradient_clip_algorithm != GradClipAlgorithmType.VALUE
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        # Lightning refuses to clip then.
+        # Lightning raises an error for clipping in this case.
         unscales_itself = has_scaler and getattr(optimizer, "_step_supports_amp_scaling", False)
         clips = (gradient_clip_val or 0) > 0
         if len(networks) == 1 or not is_by_norm or not clips or unscales_itself:
@@ -360,12 +364,12 @@ class Classifier(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(network.parameters(), gradient_clip_val)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # The metrics of the epoch so far: a checkpoint may lie inside it.
-        kept = {
+        # A checkpoint may be written within an epoch, so it has the sums of its metrics so far.
+        state = {
             "train_metrics": self.train_metrics.sums(),
             "calibration": self.calibration.as_plain(),
         }
-        checkpoint["finetune"] = {**origin(self.trainer), **kept}
+        checkpoint["finetune"] = {**origin(self.trainer), **state}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_fits(checkpoint, self.hparams, self.network)
@@ -373,7 +377,7 @@ class Classifier(pl.LightningModule):
         plain = checkpoint["finetune"].get("interpolation")
         self.interpolation = None if plain is None else Interpolation.from_plain(plain)
         if lightning_private.has_trainer(self):
-            # Lightning does this after it has restored the weights: float64 would be rounded to float32 on its way.
+            # Lightning converts the module after it has restored the weights, which would round float64 to float32.
             self.trainer.precision_plugin.convert_module(self)
             self.train_metrics.restore(
                 checkpoint["finetune"]["train_metrics"], self.trainer.is_global_zero

@@ -1,14 +1,15 @@
-"""Dropout and stochastic depth as functions of (seed, step, picture, layer): they do not depend on the device.
+"""Dropout and stochastic depth as functions of (seed, step, image, layer), so that they do not depend on the device.
 
-torch's own draw from a generator of the device, so that each device draws other numbers than one alone would. Here each
-picture of a batch has a key of its own for each layer, and numbers are counted out from it. A device then needs no more
-than its share of the batch, and nothing has to be saved for a resumed run. Masks are drawn in whole numbers: the
-same in any float type and, as they should be, on any kind of device (not tried on GPUs yet).
+torch's own layers draw from the device's generator, so several devices draw other numbers than a single one would. Here
+each image of a batch has a key for each layer, from which its random numbers follow. A rank needs only its per-rank
+batch, and a resumed run needs no saved state. Masks come from integers, so they are the same in any float type. They
+should also be the same on any kind of device (not tried on GPUs yet).
 
-A key is the state of a SplitMix64 generator, and so is each number that it gives: pictures are counted out from the
-step's, layers from the picture's, values from the layer's. A picture that is in a batch twice has one mask.
+A key is the state of a SplitMix64 generator. So is each number that the generator gives: the key of a step gives those
+of its images, the key of an image those of its layers, and the key of a layer its values. An image that occurs twice in
+a batch has the same mask twice.
 
-Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); the constants are those of
+Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014). The constants are those of
 Vigna's splitmix64.c.
 """
 
@@ -28,48 +29,49 @@ from finetune.data.samplers import run_seed, step_seed
 
 log = logging.getLogger(__name__)
 
-# Shapes: B pictures of this device's share, L layers, C channels.
+# Shapes: B images of the per-rank batch, L layers, C channels.
 
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # all of these as torch has them, signed
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # constants are signed, since torch has no uint64 arithmetic
 _FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 def _nth(keys: Tensor, n: Tensor | int) -> Tensor:
-    """Return the n-th numbers that generators in the states `keys` give: any integer n, int64 in and out, wrapping."""
+    """Return the n-th number of the generators in the states `keys`, for any integer n. int64 arithmetic wraps."""
     z = keys + n * _GAMMA
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
-        z = (z ^ _right(z, shift)) * factor
-    return z ^ _right(z, 31)
+        z = (z ^ _shift_right(z, shift)) * factor
+    return z ^ _shift_right(z, 31)
 
 
-def _right(z: Tensor, shift: int) -> Tensor:
-    return (z >> shift) & (2 ** (64 - shift) - 1)  # torch's own shift brings the sign in
+def _shift_right(z: Tensor, shift: int) -> Tensor:
+    """Shift bits without sign extension, unlike torch's `>>`."""
+    return (z >> shift) & (2 ** (64 - shift) - 1)
 
 
-class _ByPicture(nn.Module):
-    """What the layers below share; they are torch's own until a training step has given them keys."""
+class _PerImage(nn.Module):
+    """Mixin for the layers below. A layer behaves like torch's own until a training step has set its keys."""
 
     p: float
-    keys: Tensor | None = None  # (B,) for this step, or (1,) where the batch has one number
-    num_calls = 0  # in this step: one module may stand in several places
+    keys: Tensor | None = None  # (B,) for this step, or (1,) if the whole batch shares one number
+    num_calls = 0  # calls in this step, since a module may be used in several places
 
     def _next_keys(self, input: Tensor) -> Tensor | None:
-        """Return the keys of this call, (B,) or (1,), or None where torch is to draw."""
-        # first: in eval mode torch.fx comes along here
+        """Return the keys of this call, (B,) or (1,); None if torch's generator is to be used."""
+        # This check comes first, since torch.fx traces the layer in eval mode.
         if not self.training or self.p == 0 or self.keys is None:
             return None
-        if len(self.keys) != len(input) and not self.is_one_for_all:
-            return None  # its rows are no pictures, as inside attention
-        # values count upwards
+        if len(self.keys) != len(input) and not self.is_per_batch:
+            return None  # the rows are not images, for example inside attention
+        # Values have positive n, further calls negative n.
         keys = self.keys if self.num_calls == 0 else _nth(self.keys, -self.num_calls)
         self.num_calls += 1
         return keys
 
     @property
-    def is_one_for_all(self) -> bool:
+    def is_per_batch(self) -> bool:
         return getattr(self, "mode", "row") == "batch"
 
-    def _is_kept(self, numbers: Tensor) -> Tensor:
+    def _keep_mask(self, numbers: Tensor) -> Tensor:
         return numbers < min(int((1 - self.p) * 2**64), 2**64 - 1) - 2**63
 
     @property
@@ -77,52 +79,52 @@ class _ByPicture(nn.Module):
         return 1 / (1 - self.p) if self.p < 1 else 0.0
 
 
-class _Dropout(_ByPicture):
+class _Dropout(_PerImage):
     def forward(self, input: Tensor) -> Tensor:
         keys = self._next_keys(input)
         if keys is None:
             return super().forward(input)
         shape = self._shape(input)
         values = torch.arange(1, math.prod(shape[1:]) + 1, device=keys.device)
-        kept = self._is_kept(_nth(keys[:, None], values)).view(shape)
-        return input.masked_fill(~kept, 0) * self._scale
+        mask = self._keep_mask(_nth(keys[:, None], values)).view(shape)
+        return input.masked_fill(~mask, 0) * self._scale
 
     def _shape(self, input: Tensor) -> tuple[int, ...]:
         return (*input.shape[:2], *[1] * (input.ndim - 2))  # whole channels
 
 
-class PictureDropout(_Dropout, nn.Dropout):
-    """Drops values."""
+class PerImageDropout(_Dropout, nn.Dropout):
+    """Drops single values."""
 
     def _shape(self, input: Tensor) -> tuple[int, ...]:
         return tuple(input.shape)
 
 
-class PictureDropout1d(_Dropout, nn.Dropout1d):
-    """Drops channels, as the next two."""
+class PerImageDropout1d(_Dropout, nn.Dropout1d):
+    """Drops whole channels, like the next two classes."""
 
 
-class PictureDropout2d(_Dropout, nn.Dropout2d):
+class PerImageDropout2d(_Dropout, nn.Dropout2d):
     pass
 
 
-class PictureDropout3d(_Dropout, nn.Dropout3d):
+class PerImageDropout3d(_Dropout, nn.Dropout3d):
     pass
 
 
-class PictureStochasticDepth(_ByPicture, StochasticDepth):
-    """Drops a residual branch for a picture, or in the mode `batch` for all."""
+class PerImageStochasticDepth(_PerImage, StochasticDepth):
+    """Drops a residual branch for single images, or for the whole batch in the mode `batch`."""
 
     def forward(self, input: Tensor) -> Tensor:
         keys = self._next_keys(input)
         if keys is None:
             return super().forward(input)
-        kept = self._is_kept(keys).to(input.dtype) * self._scale  # a key is as good a number as any
-        return input * kept.view(-1, *[1] * (input.ndim - 1))
+        factor = self._keep_mask(keys).to(input.dtype) * self._scale  # keys are random numbers
+        return input * factor.view(-1, *[1] * (input.ndim - 1))
 
 
-class _DropPath(_ByPicture):
-    """Mixed into timm's stochastic depth."""
+class _DropPath(_PerImage):
+    """Mixin for timm's stochastic depth."""
 
     drop_prob: float
     scale_by_keep: bool
@@ -131,80 +133,87 @@ class _DropPath(_ByPicture):
         keys = self._next_keys(x)
         if keys is None:
             return super().forward(x)
-        kept = self._is_kept(keys).to(x.dtype) * (self._scale if self.scale_by_keep else 1.0)
-        return x * kept.view(-1, *[1] * (x.ndim - 1))
+        factor = self._keep_mask(keys).to(x.dtype)
+        if self.scale_by_keep:
+            factor = factor * self._scale
+        return x * factor.view(-1, *[1] * (x.ndim - 1))
 
 
 @functools.cache
-def _of_timm(kind: type) -> type:
-    return type("PictureDropPath", (_DropPath, kind), {})
+def _per_image_drop_path(drop_path: type) -> type:
+    return type("PerImageDropPath", (_DropPath, drop_path), {})
 
 
-_OURS: dict[type, type] = {
-    **{nn.Dropout: PictureDropout, nn.Dropout1d: PictureDropout1d, nn.Dropout2d: PictureDropout2d},
-    **{nn.Dropout3d: PictureDropout3d, StochasticDepth: PictureStochasticDepth},
+_REPLACEMENTS: dict[type, type] = {
+    nn.Dropout: PerImageDropout,
+    nn.Dropout1d: PerImageDropout1d,
+    nn.Dropout2d: PerImageDropout2d,
+    nn.Dropout3d: PerImageDropout3d,
+    StochasticDepth: PerImageStochasticDepth,
 }
 
 
-def by_picture(network: nn.Module) -> list[_ByPicture]:
-    """Let dropout and stochastic depth of a network draw by picture, in place, and return these layers.
+def make_per_image(network: nn.Module) -> list[_PerImage]:
+    """Replace the classes of dropout and stochastic depth layers by those above, in place, and return the layers.
 
-    Classes derived from torch's are left alone: they may do more.
+    Layers of classes derived from torch's are skipped, since they may do more.
     """
-    # there is a network of timm's only where that is there
-    ours, layers = dict(_OURS), sys.modules.get("timm.layers")
-    if layers is not None:
-        ours[layers.DropPath] = _of_timm(layers.DropPath)
-    found: list[Any] = [
-        module for module in network.modules() if type(module) in (*ours, *ours.values())
+    # If timm is not imported, the network is not one of timm.
+    replacements, timm_layers = dict(_REPLACEMENTS), sys.modules.get("timm.layers")
+    if timm_layers is not None:
+        replacements[timm_layers.DropPath] = _per_image_drop_path(timm_layers.DropPath)
+    layers: list[Any] = [
+        module
+        for module in network.modules()
+        if type(module) in (*replacements, *replacements.values())
     ]
-    for module in found:
-        module.__class__ = ours.get(type(module), type(module))
-        if isinstance(module, _DropPath):
-            module.p = module.drop_prob
-    return found
+    for layer in layers:
+        layer.__class__ = replacements.get(type(layer), type(layer))
+        if isinstance(layer, _DropPath):
+            layer.p = layer.drop_prob
+    return layers
 
 
-def draw(layers: Sequence[_ByPicture], seed: int, step: int, pictures: Tensor) -> None:
-    """Give layers their keys for a training step.
+def set_keys(layers: Sequence[_PerImage], seed: int, step: int, indices: Tensor) -> None:
+    """Set the keys of layers for a training step.
 
     Args:
-        layers: What `by_picture` returned: their order is that of the numbers.
-        seed: That of the run.
-        step: Batch, from 0, counted over epochs, also where several are gathered for a step.
-        pictures: Indices (B,) in the training split, on the device that computes.
+        layers: The result of `make_per_image`. Keys depend on the order of the layers.
+        seed: The seed of the run.
+        step: Index of the batch, counted from 0 over all epochs; with gradient accumulation too.
+        indices: Indices (B,) of the images in the training split, on the device of the network.
     """
     if not layers:
         return
-    state = torch.full((1,), step_seed(seed, step, 0), device=pictures.device)
-    order = torch.arange(1, len(layers) + 1, device=pictures.device)
-    # (L, B + 1)
-    keys = _nth(_nth(state, torch.cat([pictures + 1, torch.zeros_like(state)])), order[:, None])
+    state = torch.full((1,), step_seed(seed, step, 0), device=indices.device)
+    order = torch.arange(1, len(layers) + 1, device=indices.device)
+    # (L, B + 1): the last column is for layers with one number per batch
+    keys = _nth(_nth(state, torch.cat([indices + 1, torch.zeros_like(state)])), order[:, None])
     for layer, row in zip(layers, keys, strict=True):
-        layer.keys = row[-1:] if layer.is_one_for_all else row[:-1]
+        layer.keys = row[-1:] if layer.is_per_batch else row[:-1]
         layer.num_calls = 0
 
 
 class Noise(pl.Callback):
-    """Lets a network draw by picture, and says on several devices where it draws otherwise: that depends on them.
+    """Makes dropout depend on the image, and on several devices warns of random numbers that depend on the device.
 
-    Dropout inside attention does, functional dropout, and modules of other kinds. They move torch's generator, which is
-    seeded here before each step, so that there is no state of it to save.
+    The latter come from dropout inside attention, functional dropout and other random modules, which use torch's
+    generator. It is seeded before each step, so that its state does not have to be saved.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._layers = by_picture(pl_module)
+        self._layers = make_per_image(pl_module)
         self._is_checked = trainer.world_size == 1
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int
     ) -> None:
-        # not global_step, which waits for accumulated batches
+        # not global_step, which counts optimizer steps instead of batches
         step = trainer.fit_loop.epoch_loop.total_batch_idx
         _seed(trainer.strategy.root_device, step_seed(run_seed(), step, trainer.global_rank))
-        # a loader of somebody else's doesn't say which pictures these are: torch then draws
+        # Batches of another DataLoader have no indices. Layers then use torch's generator.
         if "index" in batch:
-            draw(self._layers, run_seed(), step, batch["index"])
+            set_keys(self._layers, run_seed(), step, batch["index"])
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
@@ -220,7 +229,7 @@ class Noise(pl.Callback):
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Seed torch's generators for the CPU and a device; `torch.manual_seed` asks for each kind that is not there."""
+    """Seed torch's generators for the CPU and a device. `torch.manual_seed` is slower: it checks all devices."""
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(seed)
         return
@@ -230,7 +239,7 @@ def _seed(device: torch.device, seed: int) -> None:
 
 
 def _has_drawn(device: torch.device) -> bool:
-    """Return whether torch's generators for the CPU and a device have moved since they were seeded."""
+    """Return whether torch's generators for the CPU or a device were used since they were seeded."""
     used = [torch.default_generator]
     if device.type == "cuda":
         used.append(torch.cuda.default_generators[device.index or 0])

@@ -16,26 +16,33 @@ from finetune.training.run_limits import most_accumulated, size_schedule
 
 
 def _check_solved(data: Any) -> None:
-    """Make sure that nothing asks for images that a head which is solved exactly does not see."""
+    """Check that no setting augments images: a solved head is fitted on images as prepared for evaluation."""
     for name in ("mixup", "cutmix", "image_size_schedule"):
         if data.hparams.get(name):
-            told = "the head is solved on images as evaluation has them"
+            reason = "the head is solved on images as evaluation has them"
             raise WrongUsage(
-                f"data.{name} has no effect with model.freeze backbone, since {told}: leave it out"
+                f"data.{name} has no effect with model.freeze backbone, since {reason}: leave it out"
             )
 
 
 def check_fit(
     trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True
 ) -> None:
-    """Make sure that there is something to do, and that the network can take the pictures and train on every batch.
+    """Check that a command has something to do, and that the network can take the images and train on every batch.
 
-    Batch norm needs two values of a channel in a batch, over all devices together; where its maps are of one pixel, two
-    pictures. The last batch of an epoch may have one.
+    Batch norm needs at least two values per channel in the global batch. If its feature maps have one pixel, that means
+    two images. The last batch of an epoch may have only one image.
+
+    Args:
+        trainer: Its limits are checked.
+        model: The classifier.
+        data: The data module, after `setup`.
+        command: `fit`, `validate`, `test` or `predict`.
+        is_tested: Whether a test follows the fit.
 
     Raises:
-        WrongUsage: Nothing is to be done, or a setting has no effect.
-        ValueError: There are no pictures to train on, or none of a class, or they or a batch can't be taken.
+        WrongUsage: There is nothing to do, or a setting has no effect.
+        ValueError: Training images are missing, or the network does not take the images or the last batch.
     """
     limits = {
         name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")
@@ -45,7 +52,7 @@ def check_fit(
     ):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
     if command == "fit" and isinstance(data, ImageFolderData):
-        data.check_train_classes()  # it fails here, before other processes are started
+        data.check_train_classes()  # before Lightning starts other processes
     if command == "fit" and "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
     unused = [
@@ -61,7 +68,7 @@ def check_fit(
     if split and getattr(trainer, f"limit_{split}_batches") == 0:
         raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
     for name in ("train", "val", *(["test"] if is_tested else ())) if command == "fit" else ():
-        if name in data.splits:  # said before training, not behind it
+        if name in data.splits:  # a wrong limit is an error before training instead of after it
             limit = getattr(trainer, f"limit_{name}_batches")
             check_limit(limit, name, len(data.splits[name]), data.batch_size)
     num_values = _trained_values(model, data.eval_image_size)
@@ -90,7 +97,7 @@ def check_fit(
 
 
 def _trained_values(model: Classifier, image_size: int) -> dict[nn.Module, int]:
-    """Return for each batch norm that trains how many values of a channel it gets from one image."""
+    """Return for each batch norm in training mode the number of values per channel that it gets from one image."""
     num_values = check_first_pass(model.image_classifier, model.backbone, image_size)
     fixed = {inner for part in model.always_eval for inner in part.modules()}
     return {norm: num for norm, num in num_values.items() if norm not in fixed}

@@ -1,4 +1,4 @@
-"""Optimizers that update all weights in one pass over memory, where torch has such: the step is bound by memory."""
+"""Fused optimizers, which update all weights in one pass over memory. Memory bandwidth limits an optimizer step."""
 
 from typing import Any
 
@@ -9,14 +9,15 @@ _FUSED = (SGD, Adam, AdamW)
 
 
 def fuse(optimizer: Optimizer) -> Optimizer:
-    """Let an optimizer of a plain network take its fused way, unless it was told which way to take; return it.
+    """Switch an optimizer to torch's fused implementation, if there is one, and return it.
 
-    It computes the same up to rounding. torch 2.15's way on CPUs walks through weight, gradient and state side by side,
-    whatever their layouts: those that differ are brought to the weight's first.
+    An optimizer whose implementation the user has chosen does not change, nor does one of sharded parameters. Fused
+    steps compute the same up to rounding. On CPUs torch 2.15 assumes that weight, gradient and state have the same
+    memory layout, so gradients and state are converted to the layout of the weight first.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
-    # What is spread over devices is a class of its own.
+    # Sharded parameters are of another class.
     is_plain = all(
         type(p) is torch.nn.Parameter and p.device.type in ("cpu", "cuda") for p in parameters
     )
@@ -26,7 +27,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
         optimizer.register_step_pre_hook(_lay_out_first)
     chosen = [group.get("fused") for group in groups]
 
-    # a checkpoint has way and layouts of the devices that it comes from
+    # A checkpoint has the implementation and the layouts of the devices that it was written on.
     def adapt(loaded: Optimizer) -> None:
         for group, fused in zip(loaded.param_groups, chosen, strict=True):
             if "fused" in group:
@@ -48,8 +49,8 @@ def _is_told(group: dict[str, Any]) -> bool:
 
 
 def _lay_out_first(optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Lay out the gradients before the step; where a closure computes them, between the two."""
-    # the first is the optimizer
+    """Hook before a step: convert the layout of gradients. If a closure computes them, convert them after it."""
+    # args[0] is the optimizer
     closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
     if closure is None:
         _lay_out_gradients(optimizer)
@@ -71,10 +72,10 @@ def _lay_out_gradients(optimizer: Optimizer) -> None:
 
 
 def _check_state(optimizer: Optimizer) -> None:
-    """Make sure that loaded state has the shapes of the weights: the fused way would read other memory.
+    """Check that loaded state has the shapes of the weights. Fused steps would read other memory otherwise.
 
     Raises:
-        ValueError: It has not.
+        ValueError: A shape differs.
     """
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -88,9 +89,9 @@ def _check_state(optimizer: Optimizer) -> None:
 
 
 def _lay_out_state(optimizer: Optimizer) -> None:
-    """Once is enough: state begins as a gradient, and stays as it is.
+    """Convert the layout of loaded state. New state needs no conversion, since it gets the layout of a gradient.
 
-    The fused way reads Adam's `step` on the device; torch leaves that of a checkpoint without this way on the CPU.
+    Fused steps read Adam's `step` on the device. From a checkpoint of an unfused optimizer torch loads it to the CPU.
     """
     for group in optimizer.param_groups:
         for p in group["params"]:

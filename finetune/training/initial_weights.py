@@ -1,4 +1,4 @@
-"""The weights that a fit starts from: pretrained weights, the head, and the weights of classes in the loss."""
+"""The weights that a fit starts from: pretrained weights, the head, and the class weights of the loss."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ _SOLVED = (
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Where the weights of an image classifier come from, before a head is fitted.
+    """The source of the weights of an image classifier, before its head is fitted.
 
     Attributes:
-        weights: As `--model.weights` takes it; None for random weights.
+        weights: The value of `--model.weights`; None for random weights.
         backbone: The name of the network.
-        network_size: Side of the images in pixels, for networks that hold a position of each patch.
+        network_size: Side of the images in pixels, for networks with position embeddings.
         head_init: How the head starts; `source` copies rows of the source classifier.
         class_names: The classes, in the order of the head's rows.
         class_mapping: For `source`: class to source class, or to several.
@@ -50,12 +50,12 @@ class InitialWeights:
     source_classes: str | None = None
 
     def download(self) -> None:
-        """Download the weights to this machine, if they are published ones."""
+        """Download the weights if they are published ones."""
         if self.weights is not None:
             read_weights(self.weights, self.backbone, self.network_size)
 
     def load_into(self, model: ImageClassifier) -> None:
-        """Load the weights, and copy the rows of the source classifier's head if the head starts from them."""
+        """Load the weights. If `head_init` is `source`, also copy rows of the source classifier's head."""
         pretrained = None
         if self.weights is not None:
             pretrained = load_pretrained(model, self.weights, self.backbone, self.network_size)
@@ -74,17 +74,17 @@ class InitialWeights:
 
 
 def balanced_weights(num_images: np.ndarray) -> Tensor:
-    """Return a weight for each class (K,), inverse to its number of images (K,), 1 on average over the images."""
+    """Return a weight for each class (K,), inversely proportional to its number of images, with mean 1 over images."""
     counts = torch.from_numpy(num_images)
     return counts.sum() / (len(counts) * counts.clamp_min(1))
 
 
 def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":
-    """Fit the head of a network on the features of the training images, on all ranks together.
+    """Fit the head of a network on the features of the training images. Every rank must call this.
 
     Args:
         trainer: Its devices and precision are used.
-        model: A `Classifier` in eval mode; its head changes.
+        model: A `Classifier` in eval mode. Its head is changed.
         data: The images.
     """
     from finetune.features.linear_probe import probe_head
@@ -97,9 +97,13 @@ def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedH
 def accuracy_of_head(
     trainer: pl.Trainer, model: Any, data: ImageDataModule, fitted: "FittedHead"
 ) -> float | None:
-    """Return the accuracy of a fitted head on the validation images; None if there are none to validate on.
+    """Return the accuracy of a fitted head on the validation images; None if nothing is validated.
 
-    Arguments: see `fit_head`.
+    Args:
+        trainer: See `fit_head`; likewise `model` and `data`.
+        model: See `fit_head`.
+        data: See `fit_head`.
+        fitted: The result of `fit_head`.
     """
     from finetune.features.linear_probe import accuracy_of
 
@@ -109,7 +113,7 @@ def accuracy_of_head(
 
 
 def log_fitted_head(fitted: "FittedHead", val_accuracy: float | None, is_solved: bool) -> None:
-    """Log how the head was fitted; `is_solved` if nothing trains after that."""
+    """Log how the head was fitted. `is_solved` means that nothing else trains."""
     if is_solved:
         log.info(_SOLVED, fitted.describe())
         return

@@ -1,8 +1,8 @@
-"""How much of what training changed is kept: the weights between a fit's start and its end that validate best.
+"""Interpolation of weights between the start and the end of a fit, chosen on the validation images.
 
 Training can make a pretrained network with a fitted head worse, mostly if there are few images. Weights on the straight
-line from the start to the end often predict better than either, and take no more time than one network. The start is
-among the candidates, so a fit whose training clearly harmed keeps the fitted head.
+line from the start to the end often predict better than either, and cost no more than a single network. The start is
+among the candidates, so that the fitted head remains if training clearly made it worse.
 
 Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in docs/benchmarks.md,
 "How much of training is kept".
@@ -24,23 +24,23 @@ from finetune.runs.interpolation_record import InterpolatedWeights, Interpolatio
 from finetune.training.calibration import Calibration
 from finetune.training.threshold import Aim
 
-SHARES = (0.0, 0.75, 1.0)  # of the way from the start to the end
-# If batch norm trains: statistics between those of start and end do not fit the weights between them.
+SHARES = (0.0, 0.75, 1.0)  # candidates: 0 is the start, 1 is the end
+# Candidates if batch norm trains: interpolated statistics do not fit interpolated weights.
 ENDS = (0.0, 1.0)
 
 
 def interpolate(
     start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float
 ) -> dict[str, Tensor]:
-    """Return the tensors that lie a share of the way from `start` to `end`; integers are those of `end`.
+    """Interpolate linearly between the tensors of `start` (share 0) and `end` (share 1). Integers are those of `end`.
 
-    At 0 and 1 the result is exactly `start` and `end`.
+    At 0 and 1 the floating point tensors are exactly those of `start` and `end`.
     """
     if share == 1:
         return dict(end)
     between = {}
     for name, value in end.items():
-        if value.is_floating_point() and share == 0:  # also if the end is not a number
+        if value.is_floating_point() and share == 0:  # lerp would give NaN if the end is NaN
             between[name] = start[name]
         elif value.is_floating_point():
             between[name] = torch.lerp(start[name].double(), value.double(), share).to(value.dtype)
@@ -52,12 +52,12 @@ def interpolate(
 def choose(losses: NDArray[np.float64]) -> int:
     """Return the index of the candidate to keep.
 
-    It is the end if its loss is clearly lower than that of the start. Else it is the candidate between them, or the
-    start if the loss of the start is clearly lower than that one's. A difference is clear if it is larger than its
-    standard error. If there are only start and end, the end takes the part of the candidate between them.
+    It is the end if its loss is clearly lower than that of the start. Otherwise it is the second candidate, or the
+    start if the loss of the start is clearly lower than that of the second candidate. A difference is clear if it is
+    larger than its standard error. Without a candidate between start and end, the second candidate is the end.
 
     Args:
-        losses: Of each validation image under each candidate, (S, N), from the start to the end.
+        losses: The loss of each validation image for each candidate, (S, N), from the start to the end.
     """
     if _is_clearly_lower(losses[-1], losses[0]):
         return len(losses) - 1
@@ -66,7 +66,10 @@ def choose(losses: NDArray[np.float64]) -> int:
 
 
 def _is_clearly_lower(losses: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Return whether the mean loss is lower by more than one standard error of the paired difference; both (N,)."""
+    """Return whether the mean of `losses` (N,) is lower than that of `others` (N,) by more than one standard error.
+
+    The standard error is that of the paired differences.
+    """
     differences = others - losses
     if len(differences) < 2:
         return False
@@ -84,18 +87,18 @@ def settle(
     shares: Sequence[float],
     aim: Aim | None,
 ) -> tuple[Interpolation, dict[str, Tensor], Calibration]:
-    """Measure the candidates on validation images and return the choice, its weights and its calibration.
+    """Measure the candidates on the validation images and return the choice, its weights and its calibration.
 
-    One process does it alone, on all validation images, so that the choice does not depend on the number of devices.
+    One process does this alone on all validation images, so that the choice does not depend on the number of devices.
 
     Args:
         trainer: Its device and precision are used.
-        model: A `Classifier`; its weights are those of a candidate afterwards.
+        model: A `Classifier`. It has the weights of the last candidate afterwards.
         start: The state dict of the start.
         end: The state dict of the end.
-        batches: The validation images; they are read once for each candidate.
+        batches: The validation images. They are read once per candidate.
         shares: The candidates.
-        aim: What a threshold is chosen for; None for none.
+        aim: What a threshold is chosen for; None for no threshold.
 
     Raises:
         ValueError: There is no validation image.
@@ -113,7 +116,7 @@ def settle(
                 "there is no validation image on which to choose between the start and the end of the fit"
             )
         calibration = model.task.fit_calibration(logits, labels, aim)
-        # weights that give NaN are wrong
+        # NaN counts as a wrong prediction
         probabilities = model.task.probabilities(logits, calibration).nan_to_num(nan=0.0)
         loss = model.task.losses(probabilities, labels)  # (N,)
         is_right = model.task.is_right(logits, labels)
@@ -136,7 +139,7 @@ def _evaluate(
     for batch in batches:
         if len(batch["image"]):
             with trainer.precision_plugin.forward_context():
-                answer = model(batch["image"].to(trainer.strategy.root_device))
-            logits.append(answer.cpu().double())
+                batch_logits = model(batch["image"].to(trainer.strategy.root_device))
+            logits.append(batch_logits.cpu().double())
             labels.append(batch["label"].cpu())
     return torch.cat(logits), torch.cat(labels)

@@ -1,4 +1,4 @@
-"""The loss: cross entropy, with weights of classes and label smoothing, of one class a picture or of two in shares."""
+"""The loss: cross entropy with class weights and label smoothing. An image has one class, or two if mixed."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Shapes: B pictures, K classes.
+# Shapes: B images, K classes.
 
 
 class Target(NamedTuple):
-    """What the pictures of a batch are to be called.
+    """The target of a batch of images.
 
     Attributes:
-        labels: Class indices (B,), of mixed pictures those of the larger part.
-        partner_labels: Of mixed pictures the class indices of what was mixed in (B,), else None.
-        share: How much of each picture is of `labels` (B,), in [0, 1].
+        labels: Class indices (B,); for mixed images those of the larger part.
+        partner_labels: Class indices (B,) of the images that were mixed in; None if images are not mixed.
+        share: The share of `labels` in each image (B,), in [0, 1]; None if images are not mixed.
     """
 
     labels: Tensor
@@ -24,7 +24,7 @@ class Target(NamedTuple):
     share: Tensor | None = None
 
     def weight(self, class_weight: Tensor) -> Tensor:
-        """Return the sum of what the pictures count, by the weights of their classes (K,) in their shares."""
+        """Return the sum of the weights of the images: the class weights (K,) of their classes, by their shares."""
         own = _precise(class_weight)[self.labels]
         if self.share is None or self.partner_labels is None:
             return own.sum()
@@ -34,22 +34,23 @@ class Target(NamedTuple):
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:
-    """Return the target of a batch as `Collate` makes them."""
+    """Return the target of a batch from `Collate`."""
     return Target(batch["label"], batch.get("partner_label"), batch.get("share"))
 
 
 def loss_sum(
     logits: Tensor, target: Target, class_weight: Tensor, label_smoothing: float
 ) -> Tensor:
-    """Return the sum of the pictures' losses, of an ensemble's members their mean: over `target.weight` it is a mean.
+    """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is the mean loss.
 
-    Of a mixed picture it is the mean of the losses for its two classes by their shares, which is the cross entropy of
-    the mixed target; each class has its own weight, and smoothing takes from both.
+    For the members of an ensemble it is the mean over members. The loss of a mixed image is the mean of the losses for
+    its two classes, weighted by their shares. That is the cross entropy of the mixed target. Each class keeps its own
+    weight, and smoothing applies to both.
 
     Args:
-        logits: (B, K), or of members (M, B, K).
-        target: Of these pictures.
-        class_weight: What each class counts, (K,).
+        logits: (B, K); for the members of an ensemble (M, B, K).
+        target: The target of the same images.
+        class_weight: The weight of each class, (K,).
         label_smoothing: Share of the target spread over all classes, in [0, 1).
     """
     if logits.ndim == 3:
@@ -66,5 +67,5 @@ def loss_sum(
 
 
 def _precise(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 if it is less precise: in bf16 a sum of 257 ones is 256."""
+    """Convert a tensor to float32 if its dtype is less precise. In bf16 a sum of 257 ones is 256."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

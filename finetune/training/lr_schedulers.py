@@ -15,24 +15,24 @@ from finetune import lightning_private
 from finetune.system.messages import WrongUsage
 from finetune.training.run_limits import total_steps
 
-# Attribute of an optimizer: the scheduler's steps in the whole run. It is not in the optimizer's state.
+# Attribute of an optimizer: the scheduler's steps in the complete run. It is not in the optimizer's state.
 _RUN_STEPS = "finetune_run_steps"
 
 
 class WarmupCosine(LambdaLR):
-    """A linear rise to the full rate, then half a cosine down; to be stepped after every optimizer step.
+    """Linear warm-up to the full learning rate, then cosine decay. To be stepped after every optimizer step.
 
-    Step t of T, counted from 0, with W steps of warm-up, learns at the full rate times (t + 1) / W while t < W, then
-    times final + (1 - final) * (1 + cos(pi * (t - W) / (T - W))) / 2. So no step is wasted on a rate of 0: the first
-    has 1 / W of the rate, and `final` is reached after the last. Each group keeps its own full rate.
+    For step t of T, counted from 0, with W warm-up steps, the full rate is multiplied by (t + 1) / W while t < W, and
+    then by final + (1 - final) * (1 + cos(pi * (t - W) / (T - W))) / 2. No step has a rate of 0: the first one has
+    1 / W of the full rate, and `final` would be reached only after the last one. Each group has its own full rate.
 
-    The state holds the position and the groups' full rates; the shape comes from the arguments, also on resume.
+    The state has the current step and the full rates. All else comes from the arguments, on resume too.
 
     Args:
-        optimizer: Its groups' learning rates are the full rates.
-        total_steps: Optimizer steps of the whole run; in a fit, those of the fit.
+        optimizer: The learning rates of its groups are the full rates.
+        total_steps: Optimizer steps of the complete run. In a fit it defaults to those of the fit.
         warmup: Share of the steps in which the rate rises, in [0, 1).
-        final: Share of the rate at the end, in [0, 1].
+        final: Learning rate at the end, as a share of the full rate, in [0, 1].
 
     Source: linear warm-up, arXiv:1706.02677 section 2.2; cosine, SGDR without restarts, arXiv:1608.03983 equation 5.
     """
@@ -65,11 +65,11 @@ class WarmupCosine(LambdaLR):
 
 
 def run_steps(trainer: pl.Trainer, interval: str) -> int:
-    """Return a scheduler's steps in the whole run: optimizer steps or, with the interval `epoch`, epochs."""
+    """Return a scheduler's steps in the complete run: optimizer steps or, with the interval `epoch`, epochs."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if data is not None:
         return total_steps(trainer, data.num_batches, interval)
-    # which makes the training loader: here not one of ours, that may wait
+    # This creates the training loader. Without a data module of ours that is safe.
     steps = trainer.estimated_stepping_batches
     if interval == "epoch":
         steps = -1 if trainer.max_epochs is None else trainer.max_epochs
@@ -87,19 +87,19 @@ def scheduler_config(
     shares: Sequence[float],
     interval: str,
 ) -> dict[str, Any]:
-    """Make a scheduler, and say when Lightning is to step it.
+    """Create a scheduler, and return it with the settings by which Lightning steps it.
 
     Args:
-        make: Makes it.
-        optimizer: Its groups' rates are the full ones.
+        make: Creates the scheduler from an optimizer.
+        optimizer: The learning rates of its groups are the full rates.
         trainer: Its limits end the run.
-        shares: Of the groups' rates in the one that the optimizer was given.
-        interval: After which it is stepped, `step` or `epoch`.
+        shares: The multiplier of each group, from `scale_learning_rates`.
+        interval: `step` or `epoch`.
     """
     steps = run_steps(trainer, interval)
-    # The default of `Classifier` is a lambda, whose class jsonargparse reads from the source: it takes no steps.
+    # The default of `Classifier` is a lambda without an argument for the steps, so they are an attribute.
     setattr(optimizer, _RUN_STEPS, steps)
-    return as_lightning_wants(
+    return lightning_config(
         at_each_rate(with_total_steps(make, steps), shares)(optimizer), interval
     )
 
@@ -107,36 +107,35 @@ def scheduler_config(
 def with_total_steps(
     make: Callable[..., LRScheduler], total_steps: int
 ) -> Callable[..., LRScheduler]:
-    """Give a scheduler that wants to know the run's number of steps, and was not told one, that number."""
+    """Add `total_steps` to the arguments of a scheduler that takes it, unless the user has set the length."""
     make = make if isinstance(make, partial) else partial(make)
-    # jsonargparse's partial calls a general instantiator, which has the class among its arguments.
+    # jsonargparse's partial calls a generic function that has the class among its arguments.
     scheduler_class = next(
         (argument for argument in make.args if isinstance(argument, type)), make.func
     )
-    wants = "total_steps" in inspect.signature(scheduler_class).parameters
-    is_told = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
-    return partial(make, total_steps=total_steps) if wants and not is_told else make
+    takes_steps = "total_steps" in inspect.signature(scheduler_class).parameters
+    is_set = any(make.keywords.get(name) is not None for name in ("total_steps", "epochs"))
+    return partial(make, total_steps=total_steps) if takes_steps and not is_set else make
 
 
 def at_each_rate(
     make: Callable[..., LRScheduler], shares: Sequence[float]
 ) -> Callable[..., LRScheduler]:
-    """Let a scheduler that says itself what rates are (OneCycleLR, CyclicLR) keep the groups' shares in it."""
-    told = make.keywords if isinstance(make, partial) else {}
-    own = {
-        name: told[name]
+    """Scale learning rates in a scheduler's arguments (OneCycleLR, CyclicLR) by the multiplier of each group."""
+    keywords = make.keywords if isinstance(make, partial) else {}
+    rates = {
+        name: keywords[name]
         for name in ("max_lr", "base_lr")
-        if isinstance(told.get(name), float | int)
+        if isinstance(keywords.get(name), float | int)
     }
-    return (
-        partial(make, **{name: [rate * share for share in shares] for name, rate in own.items()})
-        if own
-        else make
-    )
+    if not rates:
+        return make
+    scaled = {name: [rate * share for share in shares] for name, rate in rates.items()}
+    return partial(make, **scaled)
 
 
-def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
-    """Return when Lightning is to step a scheduler; one that waits for a plateau is stepped by `StepOnPlateau`."""
+def lightning_config(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
+    """Return Lightning's settings for a scheduler. `StepOnPlateau` steps ReduceLROnPlateau instead of Lightning."""
     if isinstance(scheduler, ReduceLROnPlateau):
         return {
             "scheduler": scheduler,
@@ -148,21 +147,22 @@ def as_lightning_wants(scheduler: LRScheduler, interval: str) -> dict[str, Any]:
 
 
 class StepOnPlateau(pl.Callback):
-    """Steps ReduceLROnPlateau with the newest val/loss once an epoch that validates, before checkpoints are written.
+    """Steps ReduceLROnPlateau with the latest val/loss, once per epoch with a validation.
 
-    That is after the validation that ends an epoch, and where none does, at the epoch's end. Lightning steps it after
-    them, so that a resumed run would have another rate, and in an epoch that was gone on with not at all.
+    It does so after the validation at the end of an epoch. If there is none, it does so at the end of the epoch. In
+    both cases that is before checkpoints are written. Lightning steps it after that, so a resumed run would have
+    another rate. In an epoch that is resumed Lightning does not step it at all.
     """
 
     def __init__(self) -> None:
-        # val/loss of a validation inside the epoch, which a resumed process has not
+        # val/loss of a validation within the epoch. It is saved, since a resumed process would not have it.
         self._due: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"due": self._due}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._due = state_dict.get("due")  # earlier versions kept no loss
+        self._due = state_dict.get("due")  # earlier versions did not save the loss
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
@@ -185,6 +185,8 @@ class StepOnPlateau(pl.Callback):
 
     def _step(self, trainer: pl.Trainer) -> None:
         loss, self._due = self._due, None
-        for config in trainer.lr_scheduler_configs if loss is not None else ():
+        if loss is None:
+            return
+        for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 config.scheduler.step(loss)  # type: ignore[arg-type]

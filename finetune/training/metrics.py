@@ -1,4 +1,4 @@
-"""What is measured on a split: metrics with sum states only, so that every picture counts once on any devices."""
+"""Metrics of a split. Their states are sums, so that every image counts once on any number of devices."""
 
 from typing import Any
 
@@ -12,15 +12,16 @@ from finetune.training.precise_sums import PreciseSums, global_sums, restore_sum
 from finetune.training.precision import double
 
 _UNFITTED = Calibration()
-# to look for classes that are none, a GPU is waited for
+# validation of class indices would make the CPU wait for the GPU
 _UNCHECKED: dict[str, Any] = {"validate_args": False}
 
 
 class CalibrationError(PreciseSums):
-    """Expected calibration error: how far confidence and accuracy lie apart, averaged over 15 bins of confidence.
+    """Expected calibration error: the difference between confidence and accuracy, averaged over 15 confidence bins.
 
-    torchmetrics' own keeps every prediction in lists, which grow with the data and hang where a device has none; sums
-    for each bin give the same number. Bins are open to the right, as there: [0, 1/15), …, [14/15, 1), and 1 by itself.
+    torchmetrics' metric stores all predictions in lists. They grow with the data, and synchronization hangs if a rank
+    has no predictions. Sums for each bin give the same number. As there, bins exclude their upper edge: [0, 1/15), …,
+    [14/15, 1), and a bin for exactly 1.
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
     """
@@ -52,10 +53,10 @@ class CalibrationError(PreciseSums):
 
 
 class MeanLoss(PreciseSums):
-    """A mean by weights; torchmetrics' MeanMetric drops the weights with nan_strategy="disable", the cheap one.
+    """A weighted mean. torchmetrics' MeanMetric ignores weights with nan_strategy="disable", its fast mode.
 
     Args:
-        split: Whose pictures these are, for the error where none could be decoded.
+        split: Name of the split, for the error message if no image could be decoded.
     """
 
     sum: Tensor
@@ -68,7 +69,7 @@ class MeanLoss(PreciseSums):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, loss_sum: Tensor, weight: Tensor) -> None:
-        """Add the sum of the weighted losses of some pictures and the sum of their weights."""
+        """Add the sum of the weighted losses of images, and the sum of their weights."""
         self.sum += double(loss_sum.detach())
         self.weight += double(weight)
 
@@ -81,7 +82,7 @@ class MeanLoss(PreciseSums):
 
 
 def split_metrics(num_classes: int) -> MetricCollection:
-    """Return what is measured of decisions on one evaluation split, fed with two times class indices (B,)."""
+    """Return the metrics of predicted classes on an evaluation split. They take predicted and true indices (B,)."""
     return MetricCollection(
         {
             "accuracy": MulticlassAccuracy(num_classes, average="micro", **_UNCHECKED),
@@ -91,10 +92,10 @@ def split_metrics(num_classes: int) -> MetricCollection:
 
 
 def class_metrics(confusion: Tensor) -> dict[str, Tensor]:
-    """Return precision and recall of each class (K,), and the macro F1, of a confusion matrix (K, K).
+    """Return precision and recall of each class (K,), and the macro F1, from a confusion matrix (K, K).
 
-    What divides by zero is NaN: the recall of a class without images, and the precision of one that is never predicted.
-    torchmetrics reports 0 for both. The macro F1 is the mean over the classes that have images.
+    The recall of a class without images is NaN. So is the precision of a class that is never predicted. torchmetrics
+    reports 0 for both. The macro F1 is the mean over the classes with images.
     """
     right = confusion.diag().float()
     actual = confusion.sum(dim=1)
@@ -104,14 +105,12 @@ def class_metrics(confusion: Tensor) -> dict[str, Tensor]:
 
 
 class TrainMetrics(nn.Module):
-    """What is measured of training as it goes; the sums of an epoch so far lie in checkpoints."""
+    """Loss and accuracy during training. Checkpoints save the sums of the current epoch."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.train_loss, self.train_accuracy = (
-            MeanLoss("train"),
-            MulticlassAccuracy(num_classes, average="micro"),
-        )
+        self.train_loss = MeanLoss("train")
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
@@ -119,7 +118,7 @@ class TrainMetrics(nn.Module):
         self.train_accuracy.update(logits.detach(), labels)
 
     def take(self) -> dict[str, Tensor]:
-        """Return numbers by name over all devices, and start again."""
+        """Return the metrics by name over all ranks, and reset."""
         values = {
             "train/loss_epoch": self.train_loss.compute(),
             "train/accuracy": self.train_accuracy.compute(),
@@ -129,20 +128,20 @@ class TrainMetrics(nn.Module):
         return values
 
     def sums(self) -> dict[str, dict[str, Tensor]]:
-        """Return the states by metric over all devices."""
+        """Return the states of each metric, summed over all ranks."""
         return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
 
     def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
-        """Go on from `sums`."""
+        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
         for name, state in sums.items():
             restore_sums(getattr(self, name), state, is_first)
 
 
 class SplitMetrics(nn.Module):
-    """All that is measured on one evaluation split.
+    """All metrics of one evaluation split.
 
-    The loss is that of the logits as the network gives them. With a calibration, decisions and `calibration_error` are
-    those of `predict`, and `calibration_error_before_scaling` is that of the network's own probabilities.
+    The loss is that of the uncalibrated logits. With a calibration, predicted classes and `calibration_error` are those
+    of `predict`, and `calibration_error_before_scaling` is that of the uncalibrated probabilities.
     """
 
     def __init__(self, num_classes: int, split: str) -> None:
@@ -160,17 +159,18 @@ class SplitMetrics(nn.Module):
     ) -> None:
         """Add a batch: logits (B, K), class indices (B,), the sum of its weighted losses and that of its weights."""
         self.loss.update(loss_sum, weight)
-        scaled = own = logits.float().softmax(dim=1)
+        uncalibrated = logits.float().softmax(dim=1)
+        scaled = uncalibrated
         if calibration.num_pictures:
             scaled = calibration.probabilities(logits)
-            self.before_scaling.update(own, labels)
+            self.before_scaling.update(uncalibrated, labels)
         self.calibration_error.update(scaled, labels)
         self.metrics.update(calibration.decide(scaled).to(labels.device), labels)
 
     def take(
         self, class_names: list[str], calibration: Calibration = _UNFITTED
     ) -> tuple[dict[str, Tensor], list[list[int]]]:
-        """Return numbers by name and the confusion matrix (rows: the true class), over all devices, and start again."""
+        """Return the metrics by name and the confusion matrix (rows: true classes) over all ranks, and reset."""
         values = {"loss": self.loss.compute(), **self.metrics.compute()}
         values |= class_metrics(values["confusion_matrix"])
         values["calibration_error"] = self.calibration_error.compute()
@@ -188,7 +188,7 @@ class SplitMetrics(nn.Module):
 
 
 def reset_metrics(module: nn.Module) -> None:
-    """Let all metrics within begin at zero: an interrupted fit of the same module leaves its sums behind."""
+    """Reset all metrics of a module. An earlier fit of the same module may have been interrupted."""
     for metric in module.modules():
         if isinstance(metric, Metric):
             metric.reset()

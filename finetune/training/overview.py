@@ -1,4 +1,4 @@
-"""What a fit begins with, in three lines, and what is doubtful about its pictures: told before the first is read."""
+"""The first log lines of a fit: data, network and devices, and warnings about the data. They come before training."""
 
 import logging
 import math
@@ -25,38 +25,42 @@ from finetune.training.run_limits import size_schedule
 log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
-_FEW = 2  # pictures of a class from which nothing general can be learned
-_NUM_MEASURED = 200  # training pictures whose sizes are read, evenly spaced: a tenth of a second
-# Of a picture's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
-# 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
+_FEW = 2  # training images of a class from which a network can't generalize
+_NUM_MEASURED = (
+    200  # training images whose sizes are read, evenly spaced; that takes a tenth of a second
+)
+# Share of an image's area that is lost by cropping. With the default crop_share, 7/8, a square loses 23 %, a photograph
+# of 4:3 43 % and one of 3:2 49 % (1 - 2/3 * (7/8)**2), as in ImageNet's evaluation. 16:9 and longer ones lose 57 % or
+# more.
 _MUCH_CROPPED = 0.5
-_MANY_CROPPED = 1 / 3  # of the pictures
-# validation pictures, below which an epoch's accuracy and a temperature are uncertain
+_MANY_CROPPED = 1 / 3  # share of the images
+# With fewer validation images, the choice of the best epoch and the temperature are uncertain.
 _FEW_TO_CHOOSE = 50
-_FEW_TO_TEST = 30  # below them the standard error of an accuracy may be above 9 points
+_FEW_TO_TEST = 30  # with fewer test images the standard error of an accuracy may be above 9 points
 
 
-def tell(
+def log_overview(
     trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None
 ) -> dict[str, Any]:
-    """Say, on the first device alone, what is read, what learns, and on what; then each doubt in a line.
+    """Log data, network and devices on rank 0, then one warning per line.
 
     Returns:
-        That and the pictures of each class and split in numbers, to be kept; nothing on other devices.
+        These lines and the number of images of each split and class, for the run's files; empty on other ranks.
     """
     if not trainer.is_global_zero:
         return {}
     lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
-    doubtful = [*doubts(data), *few_to_choose(trainer, data)]
+    doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
     look = first_look(data.splits, data.class_names, data.folder)
     doubtful += filter(None, [look.line()])
     for line in lines:
         log.info("%s", line)
     if cropped := crop_line(data):
         log.info("%s", cropped)
-    for split, so in (("val", ", and best.ckpt is the last"), ("test", "")):
+    for split, effect in (("val", ", and best.ckpt is the last"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
-            log.info("%s is not looked at, since trainer.limit_%s_batches is 0%s", split, split, so)
+            message = "%s is not looked at, since trainer.limit_%s_batches is 0%s"
+            log.info(message, split, split, effect)
     for doubt in doubtful:
         log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
@@ -76,24 +80,24 @@ def tell(
     }
 
 
-def doubts(data: ImageDataModule) -> Iterator[str]:
-    """Yield what the numbers of a run on these pictures can't be trusted for, each in a line."""
+def data_warnings(data: ImageDataModule) -> Iterator[str]:
+    """Yield a line for each reason why the results of a run on these images are unreliable."""
     counts = _counts(data, "train")
     few = [f"{name} {num}" for name, num in counts.items() if num <= _FEW]
     if few:
         yield f"too few training pictures to learn from: {_some(few)}"
     for split in ("val", "test"):
-        lacking = [name for name, num in _counts(data, split).items() if num == 0]
-        # else it is told
-        if lacking and split in data.splits and data.splits[split].origin == SET_APART:
-            yield f"{split} has no pictures of {_some(lacking)}: its results say nothing about them"
+        missing = [name for name, num in _counts(data, split).items() if num == 0]
+        # for splits of other origins this is logged elsewhere
+        if missing and split in data.splits and data.splits[split].origin == SET_APART:
+            yield f"{split} has no pictures of {_some(missing)}: its results say nothing about them"
     if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
 
 
-def few_to_choose(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
-    """Yield a line where the kept epoch and the temperature are chosen on few validation pictures."""
+def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
+    """Yield a line if the best epoch and the temperature are chosen on few validation images."""
     if "val" in data.splits:
         num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
@@ -104,11 +108,13 @@ def few_to_choose(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
 
 
 def crop_line(data: ImageDataModule) -> str:
-    """Return a line where evaluation's crop cuts much of many pictures away; "" where it does not."""
-    paths, given = data.splits["train"].paths, data.hparams
+    """Return a line if evaluation crops a large part of many images; "" otherwise."""
+    paths, hparams = data.splits["train"].paths, data.hparams
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
     sizes = [size for size in (stored_size(paths[i]) for i in chosen.tolist()) if min(size) > 0]
-    cut = np.array([cropped_area(*size, given["resize"], given["crop_share"]) for size in sizes])
+    cut = np.array(
+        [cropped_area(*size, hparams["resize"], hparams["crop_share"]) for size in sizes]
+    )
     much = cut > _MUCH_CROPPED
     if not sizes or much.mean() < _MANY_CROPPED:
         return ""
@@ -138,18 +144,20 @@ def _pictures(data: ImageDataModule) -> str:
 
 
 def _network(model: Classifier, ckpt_path: object) -> str:
-    given = model.hparams
-    numbers = [
-        (parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()
-    ]
-    total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
-    frozen = [] if given["freeze"] is None else [f"all up to {given['freeze']}"]
-    frozen += ["batch norm's statistics"] if model.has_fixed_statistics else []
+    hparams = model.hparams
+    parameters = list(model.network.parameters())
+    total = sum(parameter.numel() for parameter in parameters)
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    frozen = []
+    if hparams["freeze"] is not None:
+        frozen.append(f"all up to {hparams['freeze']}")
+    if model.has_fixed_statistics:
+        frozen.append("batch norm's statistics")
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
-    name = member_label(model.backbone, given["members"])
+    name = member_label(model.backbone, hparams["members"])
     text = (
-        f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"network: {name}, {weights}; {trainable / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     if model.is_solved:
@@ -157,14 +165,14 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     if ckpt_path:
         return f"{text}rates of the checkpoint"
     with as_wrong_usage("model.optimizer"):
-        # as in training; this one is thrown away
+        # a second optimizer, to read the learning rates from
         optimizer = model.optimizer(model.param_groups())
     scale_learning_rates(optimizer)
     rates = {
         group["name"].removesuffix("_no_decay"): f"{group['lr']:.3g}"
         for group in optimizer.param_groups
     }
-    if len(rates) > 3:  # one for each stage: that of the stem, of the last stage and of the head
+    if len(rates) > 3:  # one rate per stage: show those of the stem, the last stage and the head
         rates = {name: rates[name] for name in [*list(rates)[:1], *list(rates)[-2:]]}
     return f"{text}{type(optimizer).__name__} at " + ", ".join(
         f"{rate} ({name})" for name, rate in rates.items()
@@ -174,9 +182,9 @@ def _network(model: Classifier, ckpt_path: object) -> str:
 def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> str:
     kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
-    how = [f"{num} x {kind}", f"precision {trainer.precision}"]
+    devices = [f"{num} x {kind}", f"precision {trainer.precision}"]
     if model.is_solved:
-        return f"training: {', '.join(how)}"
+        return f"training: {', '.join(devices)}"
     num_batches = batches_within(trainer.limit_train_batches, data.num_batches)
     limits = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
     length = [
@@ -186,7 +194,7 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     if schedule is not None:
         length.append(f"image_size {schedule.describe()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
-    return f"training: {', '.join([*how, batches, *length])}"
+    return f"training: {', '.join([*devices, batches, *length])}"
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How fast what learns learns: named optimizer groups, settled once."""
+"""Parameter groups of the optimizer: learning rates of the stages, and which parameters have weight decay."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from torch.optim import Optimizer
 from finetune.models.stages import depths, head, stage_parameters
 from finetune.system.messages import WrongUsage
 
-# What weight decay should not draw to zero besides, scales and positions: by the name of
-# the parameter or of a module that it lies in.
-# Sources: the authors' code of ConvNeXt (optim_factory.py: all that has one dimension; torchvision gives layer_scale
-# three), DeiT (`no_weight_decay`: pos_embed, cls_token), Swin and Swin V2 (`no_weight_decay_keywords`).
+# Scales and position embeddings, which get no weight decay either: names of parameters or of modules that contain them.
+# Sources: the authors' code of ConvNeXt (optim_factory.py: all parameters with one dimension; torchvision gives
+# layer_scale three), DeiT (`no_weight_decay`: pos_embed, cls_token), Swin and Swin V2 (`no_weight_decay_keywords`).
 _WITHOUT_DECAY = frozenset(
     (
         "layer_scale",
@@ -28,10 +27,10 @@ _WITHOUT_DECAY = frozenset(
 def check_rates(
     head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0
 ) -> None:
-    """Make sure that training can go at these numbers, before anything is read.
+    """Check the ranges of these settings.
 
     Raises:
-        WrongUsage: One of them makes no sense.
+        WrongUsage: One of them is out of range.
     """
     if not 0 < layer_decay <= 1:
         raise WrongUsage(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
@@ -47,21 +46,21 @@ def param_groups(
     layer_decay: float = 1.0,
     decay_norm_and_bias: bool = True,
 ) -> list[dict]:
-    """Name the groups of an optimizer, stem first; every trainable parameter is in exactly one, frozen ones in none.
+    """Return named parameter groups, stem first. Each trainable parameter is in exactly one, frozen ones are in none.
 
-    Nothing is modified. Without layer decay they are `backbone` and `head`. With it each stage is one: the head has
-    depth 0, the last stage depth 1, and so on to the stem (`depths`); a stage of depth d learns at `layer_decay ** d`
-    times the rate.
+    The network does not change. Without layer decay the groups are `backbone` and `head`. With it each stage has a
+    group: the head has depth 0, the last stage depth 1, and so on to the stem (`depths`). A stage of depth d trains
+    with `layer_decay ** d` times the learning rate.
 
     Args:
-        network: Frozen as it will be.
+        network: The network, after `freeze`.
         head_lr_multiplier: The head's learning rate relative to the optimizer's.
-        layer_decay: Ratio between the learning rates of neighbouring stages, in (0, 1].
-        decay_norm_and_bias: If false, biases, norm parameters and those of `_WITHOUT_DECAY` get groups of their own,
-            `…_no_decay`.
+        layer_decay: Ratio of the learning rates of neighbouring stages, in (0, 1].
+        decay_norm_and_bias: If false, biases, norm parameters and those of `_WITHOUT_DECAY` get separate groups
+            without weight decay, `…_no_decay`.
 
     Returns:
-        Groups with `name`, `params` and `lr_multiplier`, for `scale_learning_rates`; those without weight decay say so.
+        Groups with `name`, `params` and `lr_multiplier` for `scale_learning_rates`, and `weight_decay` if it is 0.
 
     Source: layer-wise decay of BEiT (arXiv:2106.08254), counted as its `LayerDecayValueAssigner` does.
     """
@@ -84,17 +83,19 @@ def param_groups(
         if decayed:
             groups.append({"name": name, "params": decayed, "lr_multiplier": multipliers[name]})
         if exempt:
-            rest = {
-                "name": f"{name}_no_decay",
-                "params": exempt,
-                "lr_multiplier": multipliers[name],
-            }
-            groups.append({**rest, "weight_decay": 0.0})
+            groups.append(
+                {
+                    "name": f"{name}_no_decay",
+                    "params": exempt,
+                    "lr_multiplier": multipliers[name],
+                    "weight_decay": 0.0,
+                }
+            )
     return groups
 
 
 def merged(groups_of_networks: Sequence[list[dict]]) -> list[dict]:
-    """Return the groups of one optimizer for several networks of one kind, from the groups of each."""
+    """Merge the groups of several networks of one architecture into groups for one optimizer."""
     result = []
     for groups in zip(*groups_of_networks, strict=True):
         parameters = [parameter for group in groups for parameter in group["params"]]
@@ -103,7 +104,7 @@ def merged(groups_of_networks: Sequence[list[dict]]) -> list[dict]:
 
 
 def scale_learning_rates(optimizer: Optimizer) -> list[float]:
-    """Multiply the learning rate of each group by its `lr_multiplier`, once: the key, unknown to torch, is removed.
+    """Multiply the learning rate of each group by its `lr_multiplier`, and remove that key, which torch does not know.
 
     Returns:
         The multipliers.
@@ -115,9 +116,12 @@ def scale_learning_rates(optimizer: Optimizer) -> list[float]:
 
 
 def _without_decay(network: nn.Module) -> set[int]:
-    told: set[str] = getattr(network, "no_weight_decay", set)()  # timm's networks name what else
+    # networks of timm name further parameters
+    own_names: set[str] = getattr(network, "no_weight_decay", set)()
     return {
         id(parameter)
         for name, parameter in network.named_parameters()
-        if parameter.ndim <= 1 or name in told or not _WITHOUT_DECAY.isdisjoint(name.split("."))
+        if parameter.ndim <= 1
+        or name in own_names
+        or not _WITHOUT_DECAY.isdisjoint(name.split("."))
     }

@@ -1,4 +1,4 @@
-"""Metrics whose states are sums in float64: added up over devices, kept in checkpoints and taken up again."""
+"""Metrics with sums in float64 as states, which are summed over ranks, saved in checkpoints and restored."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ from finetune.training.precision import WITHOUT_FLOAT64
 
 
 class PreciseSums(Metric):
-    """A metric of sums in float64, also in a module that becomes half as precise.
+    """A metric whose sums stay in float64, even if its module is converted to lower precision.
 
-    Where the model's device has no such, as Apple's, they stay on the CPU.
+    On devices without float64, such as Apple's, the sums stay on the CPU.
     """
 
     full_state_update = False
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
-        @functools.wraps(fn)  # torchmetrics goes by the name
+        @functools.wraps(fn)  # torchmetrics reads the function's name
         def moved(state: Tensor) -> Tensor:
             if state.dtype != torch.float64:
                 return fn(state)
@@ -32,13 +32,13 @@ class PreciseSums(Metric):
 
 
 def global_sums(metric: Metric) -> dict[str, Tensor]:
-    """Return the states of a metric over all devices; every device calls this at the same point."""
+    """Return the states of a metric, summed over all ranks. Every rank must call this at the same point."""
     with metric.sync_context():
         return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
 
 
 def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> None:
-    """Go on from `global_sums`: one device takes all of them, the others start at zero."""
+    """Restore the result of `global_sums`. Only one rank takes it (`is_first`); the others start at zero."""
     metric.reset()
     if is_first:
         for name, value in sums.items():

@@ -1,4 +1,4 @@
-"""The arithmetic of a run where nobody says: bf16 where the hardware gains from it, else float32."""
+"""The default precision of a run: bf16 if the hardware is faster with it, else float32."""
 
 import logging
 import os
@@ -17,7 +17,9 @@ from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
-WITHOUT_FLOAT64 = {"mps"}  # kinds of devices; what is to be exact there is computed on the CPU
+WITHOUT_FLOAT64 = {
+    "mps"
+}  # device types without float64; exact sums are computed on the CPU instead
 
 
 def automatic_precision(
@@ -26,36 +28,36 @@ def automatic_precision(
     goes_on: bool,
     faster_on_cpu: Callable[[], str] = lambda: "bf16-mixed",
 ) -> str:
-    """Return what `trainer.precision` should be on the devices that Lightning would choose for `accelerator`.
+    """Return the default of `trainer.precision` on the devices that Lightning would choose for `accelerator`.
 
-    A GPU gains from bf16 if it computes in it. A CPU can gain only if it has instructions for it, AVX512-BF16 or AMX:
-    others compute in float32 all the same, and convert besides.
+    A GPU is faster in bf16 if it supports it. A CPU can be faster only if it has instructions for bf16, AVX512-BF16 or
+    AMX. Other CPUs compute in float32 and lose time with conversions.
 
     Args:
-        accelerator: As the trainer is given it.
-        checkpoint: What the command begins with. A run goes on as it was; a network that learned in another precision
-            than bf16 is evaluated in that one.
-        goes_on: Whether the command is the rest of the checkpoint's run.
-        faster_on_cpu: What says which precision is faster on a CPU with such instructions.
+        accelerator: The accelerator of the Trainer.
+        checkpoint: The checkpoint that the command loads. A resumed run keeps its precision. A network that was trained
+            in another precision than bf16 is evaluated in that precision.
+        goes_on: Whether the command resumes the run of the checkpoint.
+        faster_on_cpu: Returns the faster precision on a CPU with instructions for bf16.
     """
-    before = checkpoint["finetune"].get("precision") if checkpoint else None
-    if before and (goes_on or before != "bf16-mixed"):
-        return before
+    trained_in = checkpoint["finetune"].get("precision") if checkpoint else None
+    if trained_in and (goes_on or trained_in != "bf16-mixed"):
+        return trained_in
     wants_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
     if wants_cuda and CUDAAccelerator.is_available():
-        gains = torch.cuda.is_bf16_supported(including_emulation=False)
+        is_faster = torch.cuda.is_bf16_supported(including_emulation=False)
     elif accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator):
         return faster_on_cpu() if _cpu_has_bf16() else "32-true"
     else:
-        gains = False
-    return "bf16-mixed" if gains else "32-true"
+        is_faster = False
+    return "bf16-mixed" if is_faster else "32-true"
 
 
 def check_precision(precision: Any) -> None:
-    """Make sure that a precision does not need a package that is missing here; a checkpoint may name it.
+    """Check that the package for a precision is installed. A checkpoint may have a precision that needs one.
 
     Raises:
-        WrongUsage: It does.
+        WrongUsage: The package is not installed.
     """
     if str(precision).startswith("transformer-engine") and find_spec("transformer_engine") is None:
         raise WrongUsage(
@@ -65,13 +67,13 @@ def check_precision(precision: Any) -> None:
 
 
 def allow_tf32() -> None:
-    """Let GPUs multiply float32 matrices in TF32, as they do convolutions: faster, with 10 bits of mantissa."""
+    """Let GPUs multiply float32 matrices in TF32, as for convolutions. It is faster, with 10 bits of mantissa."""
     if torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high")  # on a CPU the same word would mean bf16
+        torch.set_float32_matmul_precision("high")  # on a CPU "high" would mean bf16
 
 
 def prepare_arithmetic(trainer: pl.Trainer) -> None:
-    """Allow TF32. Warn of a CPU that has no bf16 where that is asked for, and of one that other programs use."""
+    """Allow TF32. Warn if bf16 is requested on a CPU without it, and if other programs use the CPU."""
     allow_tf32()
     is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
     if not is_cpu or not is_first_process():
@@ -82,7 +84,7 @@ def prepare_arithmetic(trainer: pl.Trainer) -> None:
         )
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    # threads wait for one another after each operation, so one that is interrupted holds up all
+    # threads wait for one another after each operation, so an interrupted thread delays all
     if torch.get_num_threads() > 1 and load >= num_cores():
         log.warning(
             "other programs use this machine (load %.1f on %d cores): one thread may be several times faster. "
@@ -98,5 +100,5 @@ def _cpu_has_bf16() -> bool:
 
 
 def double(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, on the CPU if its device has no such."""
+    """Convert a tensor to float64. If its device does not support float64, the result is on the CPU."""
     return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar with pictures per second on a terminal, and a line for each epoch."""
+"""The progress of a run: a bar with images per second on a terminal, and a line for each epoch."""
 
 import time
 from typing import Any
@@ -19,14 +19,14 @@ from finetune.data.datamodule import position
 from finetune.system.progress import duration
 from finetune.training.run_limits import size_schedule
 
-_EVERY = 0.2  # seconds: how often a notebook's bar is drawn anew, and the loss is asked for
-_SOON = 10.0  # seconds: what takes no longer is over before anybody plans by it
+_EVERY = 0.2  # seconds between updates of a notebook's bar, and of the loss
+_SOON = 10.0  # seconds; a shorter remaining time is not shown
 
 
 class PicturesBar(ProgressBar):
-    """A rich progress bar on a terminal and in a notebook; elsewhere only the line at each epoch's end.
+    """A rich progress bar on a terminal and in a notebook. Elsewhere it prints only a line at the end of each epoch.
 
-    The line of the first whole epoch says how long the others will take, unless something else may end the run.
+    The line of the first complete epoch estimates the remaining time, unless something else may end the run.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class PicturesBar(ProgressBar):
         self.console = Console(stderr=True)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._cell: Any = None  # a notebook's handle of what it shows
+        self._cell: Any = None  # handle of the output of a notebook cell
         self._drawn = self._noted = 0.0
         self._note = ""
-        self._pictures = 0
+        self._num_images = 0
         self._seconds = 0.0
         self._since = 0.0
         self._finished, self._is_validated = "", False
-        self._epoch_began, self._is_told = 0.0, False
+        self._epoch_began, self._is_estimated = 0.0, False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -50,8 +50,8 @@ class PicturesBar(ProgressBar):
     def enable(self) -> None:
         self.is_enabled = True
 
-    def _begin(self, what: str, total: int | float, done: int = 0) -> None:
-        self._pictures = 0
+    def _begin(self, description: str, total: int | float, done: int = 0) -> None:
+        self._num_images = 0
         self._seconds = 0.0
         self._since = time.perf_counter()
         if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
@@ -66,7 +66,7 @@ class PicturesBar(ProgressBar):
                 TimeRemainingColumn(),
             )
             self._progress = Progress(*columns, console=self.console, transient=True)
-            # rich's own way there needs ipywidgets, and shows nothing without
+            # rich's own display in notebooks needs ipywidgets, and shows nothing without it
             if self.console.is_jupyter:
                 from IPython.display import display
 
@@ -76,12 +76,14 @@ class PicturesBar(ProgressBar):
         if self._task is not None:
             self._progress.remove_task(self._task)
         size = None if total == float("inf") else total
-        self._task = self._progress.add_task(what, total=size, completed=done, rate=0.0, note="")
+        self._task = self._progress.add_task(
+            description, total=size, completed=done, rate=0.0, note=""
+        )
         self._draw()
 
     def _advance(self, batch: Any, note: str = "") -> None:
-        # This device's share times the number of shares: they differ by one at most.
-        self._pictures += len(batch["label"]) * self.trainer.world_size
+        # Per-rank batches differ by at most one image.
+        self._num_images += len(batch["label"]) * self.trainer.world_size
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
             if time.perf_counter() - self._drawn > _EVERY:
@@ -93,17 +95,17 @@ class PicturesBar(ProgressBar):
             self._drawn = time.perf_counter()
 
     def _rate(self) -> float:
-        return self._pictures / max(self._seconds + time.perf_counter() - self._since, 1e-9)
+        return self._num_images / max(self._seconds + time.perf_counter() - self._since, 1e-9)
 
     def _end(self) -> None:
         if self._cell is not None:
-            self._cell.update({"text/plain": ""}, raw=True)  # as a terminal's bar goes
+            self._cell.update({"text/plain": ""}, raw=True)  # a terminal's bar disappears too
         elif self._progress is not None:
             self._progress.stop()
         self._progress = self._task = self._cell = None
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not start this epoch again
+        if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not call on_train_epoch_start
             done = position(trainer)[1]
             self._begin(self._epoch(trainer), self.total_train_batches, done)
 
@@ -115,7 +117,8 @@ class PicturesBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not `outputs`, which are divided by accumulated batches; and seldom, since a device has to have come so far.
+        # Not `outputs`, which are divided by the number of accumulated batches. Not every step, since reading the loss
+        # waits for the device.
         if self._progress is not None and time.perf_counter() - self._noted > _EVERY:
             loss = trainer.callback_metrics.get("train/loss")
             self._note = "" if loss is None else f"loss {loss.item():.3f}"
@@ -139,7 +142,7 @@ class PicturesBar(ProgressBar):
         self._report(trainer)
 
     def _report(self, trainer: pl.Trainer) -> None:
-        # Not at the epoch's end itself: there the network logs its own numbers after us.
+        # Called after the end of the epoch, since the module logs its metrics after this callback.
         if self._finished and self.is_enabled and trainer.is_global_zero:
             names = [
                 "train/loss_epoch",
@@ -150,21 +153,21 @@ class PicturesBar(ProgressBar):
                 f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}"
                 for name in shown
             )
-            # resumed behind the last batch
+            # 0 if the run was resumed after the last batch
             rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""
-            line = f"{self._finished}  {numbers}{rate}{self._to_go(trainer)}"
+            line = f"{self._finished}  {numbers}{rate}{self._time_left(trainer)}"
             self.console.print(line, highlight=False, soft_wrap=True)
-        self._finished, self._is_validated = "", False  # in the epoch that comes
+        self._finished, self._is_validated = "", False  # for the next epoch
 
-    def _to_go(self, trainer: pl.Trainer) -> str:
+    def _time_left(self, trainer: pl.Trainer) -> str:
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
-        if self._is_told or is_open or not self._epoch_began:
+        if self._is_estimated or is_open or not self._epoch_began:
             return ""
         left = (time.perf_counter() - self._epoch_began) * _epochs_left(trainer)
         if left < _SOON:
             return ""
-        self._is_told = True
+        self._is_estimated = True
         return f", about {duration(left)} to go"
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -195,7 +198,7 @@ class PicturesBar(ProgressBar):
 
 
 def _epochs_left(trainer: pl.Trainer) -> float:
-    """Return how many epochs are to come, as many times the last one as they have more pixels."""
+    """Return the number of remaining epochs, each weighted by its number of pixels relative to the last epoch."""
     sizes = getattr(trainer.datamodule, "sizes", ())  # type: ignore[attr-defined]
     schedule = size_schedule(trainer, sizes)
     epochs = range(trainer.current_epoch, trainer.max_epochs or 0)

@@ -1,4 +1,4 @@
-"""How long a fit is where nobody says: many epochs for few pictures, few for many."""
+"""The default number of epochs of a fit: many epochs for few images, few for many."""
 
 import math
 from functools import partial
@@ -7,38 +7,38 @@ from typing import Any
 from finetune.data.samplers import batches_within
 from finetune.training.run_limits import steps_in
 
-_SEEN = 8_000  # pictures at least, each counted as often as it is seen: 250 steps of 32
-_ENOUGH = 15  # epochs
-_MOST_SEEN = 150_000  # pictures, for the sake of that many epochs
-_FEWEST, _MOST = 5, 50  # epochs
+_MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32
+_ENOUGH = 15  # epochs, if they have at most _MAX_SAMPLES
+_MAX_SAMPLES = 150_000  # samples of all epochs
+_MIN_EPOCHS, _MAX_EPOCHS = 5, 50
 
 
 def fewest_epochs(num_images: int) -> int:
-    """Return how often to see each of so many training pictures, at least.
+    """Return the smallest recommended number of epochs.
 
-    A small set needs as many steps as a larger one, or the head has hardly begun to learn when the rate falls to 0, as
-    in BiT (arXiv:1912.11370, section 3.3), where all sets of less than 20,000 pictures have the same number.
+    A small data set needs as many steps as a larger one. Otherwise the learning rate falls to 0 before the head is
+    trained. In BiT (arXiv:1912.11370, section 3.3) all sets of less than 20,000 images have the same number of steps.
 
     Args:
-        num_images: Of an epoch.
+        num_images: Training images of an epoch.
     """
-    return min(_MOST, max(_FEWEST, math.ceil(_SEEN / max(1, num_images))))
+    return min(_MAX_EPOCHS, max(_MIN_EPOCHS, math.ceil(_MIN_SAMPLES / max(1, num_images))))
 
 
 def usual_epochs(num_images: int) -> int:
-    """Return how often to see each of so many training pictures where there is no hurry.
+    """Return the default number of epochs, without a time limit.
 
-    Of ours, see "How long" in docs/benchmarks.md, sets of 188 to 1,400 pictures mostly gained much from 5 to 15 epochs,
-    and little or nothing beyond. Larger ones have what there is time for.
+    In our benchmarks ("How long" in docs/benchmarks.md), sets of 188 to 1,400 images mostly gained much from 5 to 15
+    epochs, and little or nothing from more. For larger sets the number of samples is limited, to save time.
 
     Args:
-        num_images: Of an epoch.
+        num_images: Training images of an epoch.
     """
-    return max(fewest_epochs(num_images), min(_ENOUGH, _MOST_SEEN // max(1, num_images)))
+    return max(fewest_epochs(num_images), min(_ENOUGH, _MAX_SAMPLES // max(1, num_images)))
 
 
-# The settings of a Trainer that say how long it trains and how a step is made, and what a solved head leaves of them.
-_OF_A_SOLVED_HEAD = {
+# Settings of a Trainer for the length of training and for a step, with their values for a fit with a solved head.
+_SOLVED_HEAD_SETTINGS = {
     "max_epochs": 1,
     "min_epochs": None,
     "max_steps": -1,
@@ -54,24 +54,24 @@ _OF_A_SOLVED_HEAD = {
 
 
 def settle_solved_head(options: Any) -> None:
-    """Let a fit whose head is solved exactly go once through the loop, in which nothing trains: for what ends it.
+    """Let a fit with a solved head run its loop once. Nothing trains, but the hooks at its end run.
 
     Args:
-        options: Of `fit`, as parsed; changed in place.
+        options: The parsed options of `fit`, changed in place.
     """
     options.minutes = None
-    for name, value in _OF_A_SOLVED_HEAD.items():
+    for name, value in _SOLVED_HEAD_SETTINGS.items():
         options.trainer[name] = value
 
 
 def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
-    """Give a fit its usual epochs if no limit was given, and return in words what was chosen.
+    """Set the default number of epochs if the user sets no limit, and describe it in words; "" if there is a limit.
 
     Args:
-        limits: The Trainer's settings; `max_epochs` is set where neither it nor `max_steps` was, to what `min_epochs`
-            or `min_steps` ask for where that is more.
-        num_images: In the training split.
-        batch_size: Of a batch over all devices.
+        limits: The Trainer's settings. `max_epochs` is set if neither it nor `max_steps` is. `min_epochs` and
+            `min_steps` can increase it.
+        num_images: Images in the training split.
+        batch_size: The global batch size.
     """
     if limits["max_epochs"] is not None or limits["max_steps"] != -1 or limits["fast_dev_run"]:
         return ""
@@ -83,7 +83,7 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     )
     epochs = max(usual_epochs(seen), limits["min_epochs"] or 0)
     steps = steps_of(range(epochs))
-    # once, where all epochs have as many
+    # one iteration is enough if all epochs have the same number of steps
     while batches and (missing := (limits["min_steps"] or 0) - steps) > 0:
         epochs += math.ceil(missing / steps_of(range(epochs, epochs + 1)))
         steps = steps_of(range(epochs))

@@ -1,4 +1,4 @@
-"""How many batches, optimizer steps and epochs the limits of a Trainer leave of a fit."""
+"""The number of batches, optimizer steps and epochs of a fit under the limits of its Trainer."""
 
 import math
 from collections.abc import Sequence
@@ -22,20 +22,21 @@ def fit_limits(trainer: pl.Trainer) -> FitLimits:
 
 
 def size_schedule(trainer: pl.Trainer, sizes: Sequence[int]) -> SizeSchedule | None:
-    """Return which of some sizes the images of an epoch have; None for all epochs the same. See `build_schedule`."""
-    is_fast_dev_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    return build_schedule(sizes, trainer.max_epochs, is_fast_dev_run)
+    """Return the image size of each epoch; None if all epochs have the same. See `build_schedule`."""
+    is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    return build_schedule(sizes, trainer.max_epochs, is_trial)
 
 
 def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:
-    """Return the optimizer steps of a whole run, resumed or not; or its epochs, begun ones too.
+    """Return the optimizer steps of the complete run, including those before a resume; or its epochs, rounded up.
 
-    Lightning's `estimated_stepping_batches` makes the training loader before it knows where a resumed run is.
+    Lightning's `estimated_stepping_batches` would create the training loader before the position of a resumed run is
+    known.
 
     Args:
         trainer: Its limits end the run.
-        num_batches: Batches of an epoch, over all devices, without limits.
-        interval: `step` or `epoch`.
+        num_batches: Global batches of an epoch, without limits.
+        interval: `step` to count steps, `epoch` to count epochs.
 
     Raises:
         ValueError: The run has no limit, or a limit of 0.
@@ -77,10 +78,10 @@ def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) 
     """Return the optimizer steps of some epochs.
 
     Args:
-        accumulated: Batches whose gradients a step accumulates, unless one of the callbacks changes that by epoch.
-        callbacks: Of the Trainer: one, a list or None.
+        accumulated: Batches per step (gradient accumulation), unless a callback changes it by epoch.
+        callbacks: The callbacks of the Trainer: one, a list or None.
         num_batches: Batches of each epoch.
-        epochs: Counted from 0.
+        epochs: Indices of the epochs, from 0.
     """
     scheduler = _accumulation_scheduler(callbacks)
     if scheduler is None:
@@ -91,7 +92,7 @@ def steps_in(accumulated: int, callbacks: Any, num_batches: int, epochs: range) 
 
 
 def most_accumulated(trainer: pl.Trainer) -> int:
-    """Return the most batches whose gradients a step accumulates."""
+    """Return the largest number of batches per step (gradient accumulation)."""
     scheduler = _accumulation_scheduler(getattr(trainer, "callbacks", None))
     if scheduler is None:
         return trainer.accumulate_grad_batches

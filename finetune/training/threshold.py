@@ -1,4 +1,4 @@
-"""From which probability on a class is said, of two: chosen by a stated aim on the validation split."""
+"""The decision threshold for two classes, chosen for an aim on the validation split."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
-RATES = ("precision", "recall")  # of which an aim says how much
+RATES = ("precision", "recall")  # measures for which an aim states the least value
 MEASURES = ("accuracy", "f1", *RATES)
 _FORMS = "accuracy, f1, precision:P or recall:P with P above 0 and at most 1, and :CLASS behind it if not the first's"
 
@@ -19,8 +19,8 @@ class Aim(NamedTuple):
 
     Attributes:
         measure: accuracy, f1, precision or recall.
-        least: What precision or recall must come to; None for the others, of which the most is sought.
-        positive: Index of the class that the threshold, precision, recall and F1 are about.
+        least: The least acceptable precision or recall; None for the other measures, which are maximized.
+        positive: Index of the class to which threshold, precision, recall and F1 refer.
     """
 
     measure: str
@@ -29,11 +29,12 @@ class Aim(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What was found for an aim on some pictures.
+    """The threshold that was chosen for an aim.
 
     Attributes:
-        value: The probability from which on the class is said; None where the aim can't be reached.
-        reached: What the measure comes to there, or at most; None where all pictures were of one class.
+        value: The class is predicted if its probability is at least this; None if the aim can't be reached.
+        reached: The measure at this threshold, or its largest value if the aim can't be reached; None if all images
+            have the same class.
     """
 
     value: float | None
@@ -41,11 +42,11 @@ class Choice(NamedTuple):
 
 
 def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
-    """Return what `--threshold` says, such as `recall:0.99` or `f1:hotdog`.
+    """Parse the value of `--threshold`, such as `recall:0.99` or `f1:hotdog`.
 
     Raises:
-        WrongUsage: It says nothing of the kind.
-        ValueError: It names none of the classes, or there are not two.
+        WrongUsage: The value has another form.
+        ValueError: It names an unknown class, or the number of classes is not two.
     """
     measure, _, rest = text.partition(":")
     least, name = None, rest
@@ -68,31 +69,34 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
 
 
 def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choice:
-    """Return the best of all thresholds for an aim: the measure's highest or, of a rate, the other's where it is met.
+    """Return the best threshold for an aim.
 
-    A threshold lies halfway between the probabilities of two pictures, since what is between them is anybody's guess.
-    Of equally good ones the nearest to 0.5 is taken.
+    For accuracy and F1 it is the one with the highest value. For precision it is the one with the highest recall among
+    those that reach the aim, and for recall the one with the highest precision. Candidates are halfway between
+    neighbouring probabilities. Among equally good ones the nearest to 0.5 is taken.
 
     Args:
-        aim: What is sought.
-        probabilities: Of the class, (N,) float64, in any order.
-        is_positive: Whether a picture is of the class, (N,) bool.
+        aim: What the threshold is chosen for.
+        probabilities: Probability of the positive class for each image, (N,) float64, in any order.
+        is_positive: Whether the label of each image is the positive class, (N,) bool.
     """
     if is_positive.all() or not is_positive.any():
         return Choice(None, None)
     order = np.argsort(-probabilities, kind="stable")
-    # of each threshold
+    # the probabilities above and below each candidate
     above, below = np.append(1.0, probabilities[order]), np.append(probabilities[order], 0.0)
-    is_between = above > below  # not of equal ones
-    said = np.arange(len(above))[is_between]
-    hits = np.append(0, np.cumsum(is_positive[order]))[is_between]
+    is_between = above > below  # there is no threshold between equal probabilities
+    num_predicted = np.arange(len(above))[is_between]
+    num_hits = np.append(0, np.cumsum(is_positive[order]))[is_between]
     middle = (above + below)[is_between] / 2
-    # neighbouring floats have no middle
+    # between neighbouring floats the middle is rounded to one of them
     values = np.where(middle > below[is_between], middle, above[is_between])
     num, num_positive = len(probabilities), int(is_positive.sum())
-    precision, recall = hits / np.maximum(said, 1), hits / num_positive
-    # Right are the hits, and those of the other class that are not said to be of this one.
-    accuracy, f1 = (num - num_positive + 2 * hits - said) / num, 2 * hits / (said + num_positive)
+    precision = num_hits / np.maximum(num_predicted, 1)
+    recall = num_hits / num_positive
+    # correct: the hits, and the images of the other class that are not predicted as this one
+    accuracy = (num - num_positive + 2 * num_hits - num_predicted) / num
+    f1 = 2 * num_hits / (num_predicted + num_positive)
     measured = {"accuracy": accuracy, "f1": f1, "precision": precision, "recall": recall}
     own = measured[aim.measure]
     is_met = own >= (own.max() if aim.least is None else aim.least)

@@ -1,19 +1,20 @@
-"""How many steps of a fit there is time for, where somebody says how many minutes it may take."""
+"""The length of a fit under a time limit (`--minutes`)."""
 
 import math
 from typing import NamedTuple
 
-_LEAST = 9  # epochs from which on whole ones use up a budget to a tenth; fewer are cut to fit
+# With at least so many complete epochs, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
+_MIN_COMPLETE_EPOCHS = 9
 
 
 class Plan(NamedTuple):
     """The length of a fit.
 
     Attributes:
-        epochs: How many.
-        batches: Steps' worth of batches in each; None for all there are.
-        seen: Pictures of all epochs.
-        seconds: Of all epochs, as they should take.
+        epochs: Number of epochs.
+        batches: Number of batches in each epoch; None for all.
+        seen: Samples of all epochs.
+        seconds: Expected duration of all epochs.
     """
 
     epochs: int
@@ -31,24 +32,25 @@ def plan(
     batch_size: int,
     most: int,
 ) -> Plan | None:
-    """Return the longest fit that `seconds` hold; None where that is not even a batch.
+    """Return the longest fit that takes at most `seconds`; None if there is no time for a single batch.
 
-    Few epochs are made shorter, not fewer: each then has the first batches of an order of its own, so that no picture
-    is left out for long.
+    If there is time for few epochs only, epochs are shortened. Each then has the first batches of its own random order,
+    so that no image is skipped for long.
 
     Args:
-        seconds: For training and validation.
-        batch: Seconds of a whole batch; the last of an epoch takes as much of them as it is of one.
-        between: Seconds between epochs: validation, and a checkpoint.
-        num_images: In the training split.
-        batch_size: Of a batch over all devices.
-        most: Epochs at most.
+        seconds: Time for training and validation.
+        batch: Seconds of a full batch. A smaller batch takes proportionally less.
+        between: Seconds between epochs, for validation and a checkpoint.
+        num_images: Images in the training split.
+        batch_size: The global batch size.
+        most: The largest number of epochs.
     """
     whole, filled = math.ceil(num_images / batch_size), max(1.0, num_images / batch_size)
     fitting = seconds / (filled * batch + between)
-    epochs = min(most, math.floor(fitting) if fitting >= _LEAST else math.ceil(fitting))
+    num_epochs = math.floor(fitting) if fitting >= _MIN_COMPLETE_EPOCHS else math.ceil(fitting)
+    epochs = min(most, num_epochs)
     batches = _fitting(seconds / epochs - between, batch, whole, filled) if epochs > 0 else 0
-    while epochs > 1 and batches < 1:  # what is between epochs takes more than they do
+    while epochs > 1 and batches < 1:  # validation and checkpoints take too long for so many epochs
         epochs -= 1
         batches = _fitting(seconds / epochs - between, batch, whole, filled)
     if batches < 1:
@@ -59,5 +61,5 @@ def plan(
 
 
 def _fitting(seconds: float, batch: float, whole: int, filled: float) -> int:
-    """Return how many batches of an epoch there is time for."""
+    """Return the number of batches of an epoch that there is time for."""
     return whole if seconds >= filled * batch else min(whole - 1, math.floor(seconds / batch))

@@ -138,7 +138,7 @@ FIELDS: dict[str, dict[str, str]] = {
             ("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN
         ),
         **dict.fromkeys(
-            ("_is_told", "_is_validated", "_note", "_noted", "_pictures", "_progress"), SHOWN
+            ("_is_estimated", "_is_validated", "_note", "_noted", "_num_images", "_progress"), SHOWN
         ),
         **dict.fromkeys(
             ("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN

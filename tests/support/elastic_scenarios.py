@@ -201,7 +201,7 @@ def main() -> None:
             trained(out, "mixed", data, before / "mixed.ckpt", partners_of_the_batch),
         )
     controls = {
-        "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.draw")),
+        "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.set_keys")),
         "order_of_ranks": ("small", order_of_each_rank),
         "restored_in_float32": ("small", restored_in_float32),
         "sizes_begun_anew": ("sizes", sizes_begun_anew),

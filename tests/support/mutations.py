@@ -117,14 +117,14 @@ MUTATIONS = [
     Mutation(
         "a checkpoint's temperature is of its own weights",
         "training/classifier.py",
-        "        self.calibration = Calibration()  # both were of the weights before this step\n",
+        "        self.calibration = Calibration()  # this step changes the weights\n",
         "",
         "tests/training/test_calibration.py -k moved",
     ),
     Mutation(
         "dropout does not depend on the device",
         "training/dropout.py",
-        'draw(self._layers, run_seed(), step, batch["index"])',
+        'set_keys(self._layers, run_seed(), step, batch["index"])',
         "pass",
         "tests/training/test_dropout.py tests/integration/test_elastic.py",
     ),

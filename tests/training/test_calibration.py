@@ -167,7 +167,11 @@ def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
     out = capsys.readouterr().out
     kept = read_calibration(read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"))
     assert kept.aim == Aim("f1", None, 1)
-    assert kept.told(NAMES)[0] in out and kept.told(NAMES)[1] in out and "green is said from" in out
+    assert (
+        kept.describe(NAMES)[0] in out
+        and kept.describe(NAMES)[1] in out
+        and "green is said from" in out
+    )
     assert "threshold: f1:green" in (tmp_path / "runs/fit/version_0/config.yaml").read_text()
     assert "val/temperature" in (tmp_path / "runs/fit/version_0/metrics.csv").read_text()
 
@@ -291,7 +295,9 @@ def test_one_validation_picture_and_pictures_of_one_class():
         fits.update(torch.tensor([[2.0, -1.0]]).repeat(len(labels), 1), torch.tensor(labels))
         found = fits.take()
         assert 0.1 < found.temperature < 10 and found.num_pictures == len(labels)
-        assert found.choice == Choice(None, None) and "of one class" in found.missed(NAMES)
+        assert found.choice == Choice(
+            None, None
+        ) and "of one class" in found.describe_unreached_aim(NAMES)
         assert read_calibration(stranger(found.as_plain())) == found
         assert found.decide(torch.tensor([[0.7, 0.3], [0.2, 0.8]])).tolist() == [0, 1]
 

@@ -14,7 +14,7 @@ from finetune.training.compile import seconds_compiling
 @pytest.fixture(autouse=True)
 def eager_backend(monkeypatch):
     """Trace and run the graph, all but the compiler: it needs a minute. How quick that is must not matter."""
-    monkeypatch.setattr("finetune.training.compile._WORTH_TELLING", 0.0)
+    monkeypatch.setattr("finetune.training.compile._MIN_LOGGED_SECONDS", 0.0)
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f: real(f, backend="aot_eager"))
     monkeypatch.setattr(

@@ -17,12 +17,12 @@ from finetune.models.backbones import build
 from finetune.models.fx import fuse_batch_norm
 from finetune.training.dropout import (
     Noise,
-    PictureDropout,
-    PictureStochasticDepth,
+    PerImageDropout,
+    PerImageStochasticDepth,
     _nth,
     _seed,
-    by_picture,
-    draw,
+    make_per_image,
+    set_keys,
 )
 
 NOISE = {
@@ -41,7 +41,7 @@ def noisy(
 ) -> torch.Tensor:
     """What a network of one layer gives in a training step."""
     network = nn.Sequential(copy.deepcopy(layer)).train()
-    draw(by_picture(network), seed, step, pictures)
+    set_keys(make_per_image(network), seed, step, pictures)
     return network(x.clone())
 
 
@@ -89,8 +89,8 @@ def test_the_numbers_are_even_and_know_nothing_of_each_other():
     """Over pictures, layers, values and steps that follow each other: means of ±1 within five deviations of chance."""
 
     def keys(step: int, pictures: torch.Tensor, num_layers: int) -> torch.Tensor:
-        layers = by_picture(nn.Sequential(*[nn.Dropout() for _ in range(num_layers)]))
-        draw(layers, 0, step, pictures)
+        layers = make_per_image(nn.Sequential(*[nn.Dropout() for _ in range(num_layers)]))
+        set_keys(layers, 0, step, pictures)
         return torch.stack([layer.keys for layer in layers])
 
     numbers = torch.stack(
@@ -122,11 +122,11 @@ def test_the_numbers_are_splitmix64s():
 def test_a_layer_that_stands_in_several_places_draws_anew_in_each():
     twice = nn.Dropout(0.5)
     network = nn.Sequential(twice, nn.Flatten(), twice)
-    layers = by_picture(network)
+    layers = make_per_image(network)
     assert len(layers) == 1 and network[0] is network[2]
     x, seen = torch.ones(4, 200), []
     for _ in range(2):
-        draw(layers, 0, 0, torch.arange(4))
+        set_keys(layers, 0, 0, torch.arange(4))
         seen.append((twice(x), twice(x)))
     assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
     is_same = (seen[0][0] == 0) == (seen[0][1] == 0)
@@ -151,9 +151,9 @@ def test_only_training_steps_know_of_it():
 
     network.append(Own(0.5))
     expected = copy.deepcopy(network)
-    layers = by_picture(network)
-    assert [type(layer) for layer in layers] == [PictureDropout, PictureStochasticDepth]
-    assert by_picture(network) == layers  # a second fit
+    layers = make_per_image(network)
+    assert [type(layer) for layer in layers] == [PerImageDropout, PerImageStochasticDepth]
+    assert make_per_image(network) == layers  # a second fit
     assert network.state_dict().keys() == expected.state_dict().keys()
     assert type(network[3]) is nn.AlphaDropout and type(network[4]) is Own
     x = torch.rand(5, 4)
@@ -161,7 +161,7 @@ def test_only_training_steps_know_of_it():
     drawn = expected.train()(x)
     torch.manual_seed(0)
     assert torch.equal(network.train()(x), drawn)
-    draw(layers, 0, 0, torch.arange(5))
+    set_keys(layers, 0, 0, torch.arange(5))
     assert torch.equal(network.eval()(x), expected.eval()(x))
     # rows that are no pictures, as inside attention: torch draws, and the generator says so
     torch.manual_seed(0)
@@ -173,7 +173,7 @@ def test_only_training_steps_know_of_it():
 @pytest.mark.slow
 def test_an_evaluated_network_is_followed_by_torch_fx_as_before():
     network = build("efficientnet_b0", 4)
-    draw(by_picture(network), 0, 0, torch.arange(2))
+    set_keys(make_per_image(network), 0, 0, torch.arange(2))
     network.eval()
     whole, x = fuse_batch_norm(network), torch.rand(2, 3, 32, 32)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in whole.modules())
@@ -205,7 +205,7 @@ def test_torchvisions_networks_draw_by_picture_alone(backbone):
         with Random() as random:
             network(x)
         assert random.seen
-    draw(by_picture(network), 0, 0, torch.empty(2, dtype=torch.int64, device="meta"))
+    set_keys(make_per_image(network), 0, 0, torch.empty(2, dtype=torch.int64, device="meta"))
     with Random() as random:
         network(x)
     assert not random.seen
@@ -220,13 +220,13 @@ def test_torchvisions_networks_draw_by_picture_alone(backbone):
 def test_a_network_makes_the_same_of_shares_of_a_batch(backbone):
     torch.manual_seed(0)
     network = build(backbone, 4).double().train()
-    layers = by_picture(network)
+    layers = make_per_image(network)
     x = torch.randn(3, 3, 64, 64).double()
     pictures = torch.tensor([5, 0, 9])
 
     @torch.no_grad()
     def made(x: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
-        draw(layers, 0, 0, pictures)
+        set_keys(layers, 0, 0, pictures)
         return network(x)
 
     whole = made(x, pictures)
@@ -270,7 +270,7 @@ def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told,
 def test_compiled_once_it_draws_as_before():
     twice = nn.Dropout(0.5)
     network = nn.Sequential(twice, nn.Linear(20, 20), StochasticDepth(0.5, "row"), twice).train()
-    layers = by_picture(network)
+    layers = make_per_image(network)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(network, backend=counter)
@@ -278,7 +278,7 @@ def test_compiled_once_it_draws_as_before():
         x = torch.rand(6, 20, requires_grad=True)
         results = []
         for run in (network, compiled):
-            draw(layers, 0, step, torch.arange(6) + step)
+            set_keys(layers, 0, step, torch.arange(6) + step)
             results.append(run(x))
         torch.testing.assert_close(results[1], results[0])
         results[1].sum().backward()

@@ -27,7 +27,7 @@ def told(caplog, pictures, model=None, **options) -> list[str]:
     )
     caplog.clear()
     with caplog.at_level(logging.INFO, "finetune"):
-        overview.tell(
+        overview.log_overview(
             trainer, model or Classifier(pictures.class_names, "small_cnn", weights=None), pictures
         )
     return [record.getMessage() for record in caplog.records]
@@ -130,7 +130,7 @@ def test_doubts(tmp_path):
     for name, left in (("blue", 2), ("green", 1)):
         for path in sorted((root / "train" / name).iterdir())[left:]:
             path.unlink()
-    assert list(overview.doubts(data(root))) == [
+    assert list(overview.data_warnings(data(root))) == [
         "too few training pictures to learn from: blue 1, green 1",
         "val has no pictures of green: its results say nothing about them",
         "test has 27 pictures only: the standard error of an accuracy is up to 10 points",
@@ -139,10 +139,10 @@ def test_doubts(tmp_path):
 
 def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
     root = draw_colours(tmp_path / "few", train=3, test=10)
-    assert list(overview.doubts(data(root, val_fraction=0))) == []
+    assert list(overview.data_warnings(data(root, val_fraction=0))) == []
     (root / "train/blue/00.png").unlink()
     (root / "test/red/00.png").unlink()
-    assert list(overview.doubts(data(root, val_fraction=0))) == [
+    assert list(overview.data_warnings(data(root, val_fraction=0))) == [
         "too few training pictures to learn from: blue 2",
         "test has 29 pictures only: the standard error of an accuracy is up to 9 points",
     ]
@@ -167,7 +167,7 @@ def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit
     )
-    assert list(overview.few_to_choose(trainer, pictures)) == expected
+    assert list(overview.few_validation_images(trainer, pictures)) == expected
 
 
 def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
