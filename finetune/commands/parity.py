@@ -81,9 +81,9 @@ def compare(
     devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
     batch_size = k * _PICTURES_PER_DEVICE
     job = one_process.Job(folder, k, steps, dtype, is_cuda, batch_size)
-    one_process.multiply_in_full()
+    one_process.disable_tf32()
     batches = one_process.draw_batches(job)
-    starts = {name: one_process.start_of(name, job) for name in ("lenet", "small_cnn")}
+    starts = {name: one_process.initial_network(name, job) for name in ("lenet", "small_cnn")}
     alone = {
         name: one_process.on_one_device(network, batches, devices[0])
         for name, network in starts.items()

@@ -1,4 +1,4 @@
-"""`finetune demo`: the whole main job on drawn pictures, without a network."""
+"""`finetune demo`: pretraining, fine-tuning and training from scratch on drawn images, offline."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ from finetune.distributed.signals import Interrupted
 from finetune.runs.folder import Run
 from finetune.system.messages import check_seed
 
-# Random weights have no running statistics worth freezing.
+# The running statistics of random weights are not worth freezing.
 _SCRATCH = ("--model.weights", "null", "--model.freeze_batch_norm", "false")
 
 
@@ -57,7 +57,7 @@ def _demo(root: str, seed: int) -> None:
 
 
 def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[Run, str, str, str]:
-    """Run `finetune fit` and return its run, test accuracy, seconds, and training pictures per second of these."""
+    """Run `finetune fit` and return its run, test accuracy, duration in seconds, and training images per second."""
     print(f"\n{name}: finetune fit --config {config} {' '.join(options)}", flush=True)
     run_root = str(Path(root, name))
     before = time.perf_counter()
@@ -68,7 +68,7 @@ def _fit(root: str, name: str, seed: int, config: str, *options: str) -> tuple[R
             find(config),
             *options,
             "--trainer.devices",
-            "1",  # several fits in one process: those of the first would be gone in the second
+            "1",  # the ranks of a first fit would have ended before the next fit in this process
             "--trainer.default_root_dir",
             run_root,
             "--seed_everything",

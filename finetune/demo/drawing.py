@@ -1,7 +1,7 @@
-"""The demo data set, drawn by code: pictures of food for an offline run, with no download and no binary file.
+"""The demo data set: images of food drawn by code, so that the demo needs no download and no binary files.
 
-Two tasks share one way of drawing. `source` has eight dishes and many pictures, to pretrain on. `target` asks "hot dog
-or not" with few, to fine-tune on; its negatives are made of the same parts: buns, sausages, wavy sauce.
+It has two tasks. `source` has eight dishes and many images, for pretraining. `target` is "hot dog or not" with few
+images, for fine-tuning. Its negatives have the same parts as hot dogs: buns, sausages, wavy sauce.
 """
 
 import math
@@ -31,7 +31,7 @@ SOURCE_CLASSES = (
     "sandwich",
 )
 TARGET_CLASSES = ("hotdog", "not-hotdog")
-NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # pictures per class
+NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # images per class
 NUM_TARGET = {"train": 40, "val": 200, "test": 200}
 OTHERS = (
     "bun",
@@ -46,7 +46,7 @@ OTHERS = (
     "pizza",
 )
 CLUTTER = ("knife", "cup", "napkin", "crumbs")
-SUPERSAMPLING = 2  # drawn this much larger, then averaged down
+SUPERSAMPLING = 2  # images are drawn larger by this factor, then averaged down
 
 Points = np.ndarray  # (N, 2) float curve; a dish spans about -1 to 1, y down
 Colour = tuple[int, int, int]
@@ -79,7 +79,7 @@ SMOKED = (198, 100, 66)
 
 
 def noise(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
-    """Smooth random field (size, size) of about unit deviation, with `cells` bumps across."""
+    """Return a smooth random field (size, size) with a standard deviation of about 1 and `cells` bumps per side."""
     return cv2.resize(
         rng.standard_normal((cells, cells), np.float32), (size, size), interpolation=cv2.INTER_CUBIC
     )
@@ -88,7 +88,16 @@ def noise(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
 def log(
     length: float, width: float, bend: float = 0, y: float = 0, ripple: float = 0, turns: float = 0
 ) -> Points:
-    """Outline of a long blunt body, as a bun or a line of sauce; `bend` lowers the ends, `ripple` winds it."""
+    """Return the outline of a long blunt shape, such as a bun or a line of sauce.
+
+    Args:
+        length: Half of the length.
+        width: Half of the width.
+        bend: How far the ends are lowered.
+        y: Vertical position.
+        ripple: Amplitude of a wave along the shape.
+        turns: Frequency of that wave.
+    """
     t = np.sin(np.linspace(-np.pi / 2, np.pi / 2, 48))  # dense at the ends
     path = t * length + 1j * (y + bend * (t * length) ** 2 + ripple * np.sin(t * turns))
     along = np.gradient(path)
@@ -99,16 +108,16 @@ def log(
 
 @dataclass
 class Canvas:
-    """A picture in the making, its light, and the pose in which the next shapes are drawn."""
+    """An image that is being drawn, its light, and the pose of the next shapes."""
 
     rng: np.random.Generator
     image: np.ndarray  # (size, size, 3) float32, 0 to 255
-    grain: np.ndarray  # (size, size) mottling of all surfaces
+    grain: np.ndarray  # (size, size) noise of all surfaces
     sun: float  # direction of the light, radians
     matrix: np.ndarray  # (2, 3) from dish coordinates to pixels
 
     def place(self, x: float, y: float, radius: float, angle: float, tilt: float = 1) -> None:
-        """Draw from now on around (x, y), given like `radius` as a fraction of the picture."""
+        """Set the pose: draw around (x, y), with a radius; all three are fractions of the image size."""
         cos = math.cos(angle)
         sin = math.sin(angle)
         scale = radius * len(self.image)
@@ -146,7 +155,10 @@ class Canvas:
         shadow: float = 0,
         width: float = 0.1,
     ) -> None:
-        """Fill outlines (a second one cuts a hole), shaded at the edge by `bulge`, over a shadow, both `width` wide."""
+        """Fill the first outline, with the second one as a hole. Edges are shaded by `bulge`, over a shadow.
+
+        Shading and shadow have the width `width`.
+        """
         tint = (np.array(colour) * self.rng.normal(1, 0.05) + self.rng.normal(0, 6, 3)).astype(
             np.float32
         )
@@ -186,10 +198,10 @@ class Canvas:
         ry: float,
         bulge: float = 0,
     ) -> None:
-        """Scatter half of `most` blobs or more evenly over a disc of the radius `spread`."""
+        """Scatter between `most / 2` and `most` blobs evenly over a disc with the radius `spread`."""
         count = int(self.rng.integers(most // 2, most + 1))
         for i in self.rng.permutation(count):
-            # like a sunflower's seeds
+            # arranged like the seeds of a sunflower
             away, angle = spread * math.sqrt((i + 0.5) / count), i * 2.4 + 9 * self.sun
             blob = self.blob(
                 rx, ry, away * math.cos(angle), away * math.sin(angle), 0.06, self.rng.uniform(0, 3)
@@ -340,7 +352,8 @@ def draw_crumbs(c: Canvas, bread: Colour, turns: float) -> None:
     c.dots([BREAD, CRUST], 14, 1, 0.08, 0.06, 0.4)
 
 
-# Each takes the colour of bread and the turns of a ripple, which are drawn for all things.
+# Each takes the colour of bread and the frequency of a ripple, even if it uses neither: `draw_thing` always draws both
+# random numbers.
 _DRAWINGS: dict[str, Callable[[Canvas, Colour, float], None]] = {
     "burger": draw_burger,
     "donut": draw_donut,
@@ -364,7 +377,7 @@ _DRAWINGS: dict[str, Callable[[Canvas, Colour, float], None]] = {
 
 
 def draw_thing(c: Canvas, name: str) -> None:
-    """Draw a dish, a part of one, or what else stands on a table, where the canvas is placed."""
+    """Draw a dish, a part of one, or another object on the table, in the pose of the canvas."""
     bread = c.pick(BREAD, CRUST, TOAST)
     turns = c.rng.uniform(9, 20)
     if name in _DRAWINGS:
@@ -372,7 +385,7 @@ def draw_thing(c: Canvas, name: str) -> None:
 
 
 def draw_table(c: Canvas) -> None:
-    """Fill the picture with wood, checked cloth, marble or a plain colour."""
+    """Fill the image with wood, checked cloth, marble or a plain colour."""
     rng = c.rng
     size = len(c.image)
     kind = c.rng.integers(4)
@@ -401,7 +414,7 @@ def draw_table(c: Canvas) -> None:
 
 
 def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
-    """Draw one picture, (size, size, 3) uint8 RGB: a pure function of its arguments."""
+    """Draw an image, (size, size, 3) uint8 RGB. The result depends only on the arguments."""
     if class_name not in SOURCE_CLASSES + TARGET_CLASSES:
         raise ValueError(f"unknown class {class_name!r}, not in {SOURCE_CLASSES + TARGET_CLASSES}")
     rng, large = np.random.default_rng([*class_name.encode(), *seed]), size * SUPERSAMPLING
@@ -419,7 +432,7 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     clutter = rng.choice(CLUTTER, rng.integers(1, 5))
     support = rng.choice(["plate", "board", "nothing"], p=[0.55, 0.2, 0.25])
     angle = rng.normal(0, 0.3) if name in ("burger", "ice_cream") else rng.uniform(0, 6.3)
-    # the last stands in front
+    # later objects are in front
     for thing in (*clutter[1:], support, name, *clutter[: rng.integers(3) // 2]):
         c.place(x, y, radius * (1.25 if thing == support else 1), angle, tilt)
         if thing in CLUTTER:
@@ -435,25 +448,31 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     gleam = rng.uniform(0.7, 1.15) * (
         1 + rng.uniform(0, 0.5) * (u * math.cos(sun) + v * math.sin(sun))
     )
-    if rng.random() < 0.3:  # the shadow of who takes the picture
+    if rng.random() < 0.3:  # the shadow of the photographer
         gleam *= 1 - 0.4 / (1 + np.exp(40 * (u * math.sin(sun) - v * math.cos(sun) + 3 * warm)))
     c.image *= gleam[..., None] * np.array([1 + warm, 1, 1 - warm], np.float32)
-    picture = cv2.resize(c.image, (size, size), interpolation=cv2.INTER_AREA)
-    picture = cv2.GaussianBlur(picture, (0, 0), rng.uniform(0.2, 0.9))
-    return np.clip(rng.normal(picture, rng.uniform(1, 7)), 0, 255).astype(np.uint8)
+    image = cv2.resize(c.image, (size, size), interpolation=cv2.INTER_AREA)
+    image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.2, 0.9))
+    return np.clip(rng.normal(image, rng.uniform(1, 7)), 0, 255).astype(np.uint8)
 
 
 def write_sample(
     root: str | Path, task: Task, seed: int = 0, counts: Mapping[str, int] | None = None
 ) -> Path:
-    """Write `root/task/split/class/0000.png` and return `root/task`, which appears whole or not at all.
+    """Write images `root/task/split/class/0000.png` and return the folder `root/task`.
 
-    A folder that is there already is left as it is; of several processes at once one draws, and the others wait.
-    `counts` are the pictures per class for each split, if not the usual ones.
+    The folder appears only when it is complete. If it exists, it does not change. If several processes call this at the
+    same time, one draws and the others wait.
+
+    Args:
+        root: The parent folder.
+        task: `source` or `target`.
+        seed: Seed of the images.
+        counts: Images per class for each split; None for the default numbers.
     """
     if task not in get_args(Task):
         raise ValueError(f"unknown task {task!r}, not in {get_args(Task)}")
-    classes, usual = (
+    classes, default_counts = (
         (SOURCE_CLASSES, NUM_SOURCE) if task == "source" else (TARGET_CLASSES, NUM_TARGET)
     )
     folder = Path(root) / task
@@ -462,12 +481,13 @@ def write_sample(
         if folder.is_dir():
             return folder
         clean_up.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        for split, count in (counts or usual).items():
+        for split, count in (counts or default_counts).items():
             for name in classes:
                 (unfinished / split / name).mkdir(parents=True)
                 for index in range(count):
                     _, png = cv2.imencode(
-                        ".png", draw(name, (seed, list(usual).index(split), index))[..., ::-1]
+                        ".png",
+                        draw(name, (seed, list(default_counts).index(split), index))[..., ::-1],
                     )
                     (unfinished / split / name / f"{index:04d}.png").write_bytes(png.tobytes())
         os.replace(unfinished, folder)

@@ -1,8 +1,11 @@
-"""Every way of using several devices, written to be read, and held against one device; no fit uses these.
+"""Short, readable implementations of every kind of parallelism, which `finetune parity` compares with one device.
 
-docs/parallelism.md tells of them. `data_parallel` is data parallelism on tensors, without a framework; `pipeline` is
-a network in parts, one a process; `tensor_parallel` spreads layers over devices, `branches` has a device for each
-branch. One piece more is that of a real fit: `distributed/sync_batch_norm` for statistics over all devices.
-`communication_volume` counts the bytes that each sends. `one_process` and `many_processes` run the same job in every
-way, for `finetune parity` to compare.
+No fit uses them, except that `distributed/sync_batch_norm` belongs to fits too. docs/parallelism.md describes them.
+
+- `data_parallel`: data parallelism on tensors, without a framework.
+- `pipeline`: pipeline parallelism, with one part of the network per process.
+- `tensor_parallel`: linear layers that are sharded over devices.
+- `branches`: a network with one device per branch.
+- `communication_volume`: the bytes that each device sends in a step.
+- `one_process` and `many_processes`: run the same job in every way.
 """

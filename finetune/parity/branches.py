@@ -1,6 +1,6 @@
-"""A Siamese network by its branches, each on a device of its own; it computes what one device would, up to rounding.
+"""A Siamese network with one device per branch. It computes the same as one device, up to rounding.
 
-What does not depend on each other runs at the same time (on CUDA, where kernels are not awaited).
+On CUDA both branches run at the same time, since kernels are launched asynchronously.
 """
 
 import copy
@@ -15,10 +15,10 @@ from finetune.parity.data_parallel import allreduce
 
 
 class Siamese(nn.Module):
-    """One LSTM reads two sequences (2, B, 140, 256); from its last outputs, side by side, comes a logit (B,).
+    """One LSTM reads two sequences (2, B, 140, 256). Its last outputs are concatenated and give a logit (B,).
 
-    Source: Keras's FAQ on device parallelism, and the shared layers of its guide to the functional API, which ends in a
-    sigmoid: here that is part of the loss. torch's LSTM has two biases, which are added, for Keras's one.
+    Source: Keras's FAQ on device parallelism, and the shared layers in its guide to the functional API. That network
+    ends in a sigmoid, which is part of the loss here. torch's LSTM has two biases, which are added; Keras's has one.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Siamese(nn.Module):
 
 
 class Branches(nn.Module):
-    """A `Siamese` on two devices: each sequence has a copy of the LSTM there, what follows is on the CPU."""
+    """A `Siamese` on two devices. Each has a copy of the LSTM for one sequence. The last layer is on the CPU."""
 
     def __init__(self, network: Siamese, devices: Sequence[torch.device | str]) -> None:
         super().__init__()
         if len(devices) != 2:
             raise ValueError(f"two sequences need two devices, not {len(devices)}")
-        # Without a copy, two branches on one device would share their weights and prove nothing.
+        # Without a copy, two branches on one device would share their weights, and the comparison would prove nothing.
         self.copies = nn.ModuleList(copy.deepcopy(network.lstm).to(device) for device in devices)
         self.dense = copy.deepcopy(network.dense).cpu()
 
@@ -53,7 +53,7 @@ class Branches(nn.Module):
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Run a batch (2, B, 140, 256) with targets (B,) in [0, 1] forward and backward; return its mean loss.
 
-        Both copies get the sum of their gradients, so that they stay the same; before, these must be zero or None.
+        Both copies get the sum of their gradients, so that they stay the same. Gradients must be zero or None before.
         """
         loss = F.binary_cross_entropy_with_logits(self(x), y)
         loss.backward()
@@ -62,9 +62,9 @@ class Branches(nn.Module):
         return loss.detach()
 
     def full_state(self) -> dict[str, Tensor]:
-        """Copy the state of the `Siamese` that this is, on the CPU."""
-        whole = nn.ModuleDict({"lstm": self.copies[0], "dense": self.dense})
-        return {name: value.to("cpu", copy=True) for name, value in whole.state_dict().items()}
+        """Return a copy of the state dict of the equivalent `Siamese`, on the CPU."""
+        siamese = nn.ModuleDict({"lstm": self.copies[0], "dense": self.dense})
+        return {name: value.to("cpu", copy=True) for name, value in siamese.state_dict().items()}
 
 
 def _last_output(lstm: nn.LSTM, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The bytes that each device sends in one step of training, for every way of using several.
+"""The bytes that each device sends in one training step, for every kind of parallelism.
 
-Input and targets are left out: every way needs them somewhere. A list has one entry for each device.
+Inputs and targets are not counted, since they have to be sent in every case. A list has one entry for each device.
 """
 
 from collections.abc import Sequence
@@ -15,36 +15,38 @@ from finetune.parity.pipeline import part_inputs
 
 
 def data_parallel_bytes(network: nn.Module, k: int) -> list[int]:
-    """Return 2 (k - 1) / k of the bytes of all gradients, which are summed round a ring of devices."""
+    """Return 2 (k - 1) / k of the bytes of all gradients: the volume of a ring all-reduce."""
     return [_ring_bytes(sum(p.nbytes for p in network.parameters() if p.requires_grad), k)] * k
 
 
 def by_hand_bytes(network: nn.Module, k: int) -> list[int]:
-    """Return the bytes of all gradients for every device, sent to the first, and k - 1 times these for the first, which
-    sends the sum to each of the others: `data_parallel.allreduce`."""
+    """Return the bytes that `data_parallel.allreduce` sends.
+
+    Every other device sends all its gradients to the first one. The first device sends the sum to the k - 1 others.
+    """
     gradients = sum(p.nbytes for p in network.parameters() if p.requires_grad)
     return [(k - 1) * gradients, *[gradients] * (k - 1)]
 
 
 def pipeline_bytes(parts: Sequence[nn.Module], x: Tensor) -> list[int]:
-    """Return the bytes of a part's output (B, ...), sent on, and of the gradient of its input, sent back.
+    """Return the bytes of each part's output (B, ...), sent forward, plus those of its input's gradient, sent back.
 
-    The first part sends nothing back and the last nothing on. The number of micro-batches does not matter.
+    The first part sends nothing back, and the last one nothing forward. The number of micro-batches does not matter.
 
     Args:
-        parts: The whole network, a part for each device.
-        x: A batch; only its shape and dtype count.
+        parts: The complete network, one part for each device.
+        x: A batch. Only its shape and dtype are used.
     """
     inner = [0, *(activation.nbytes for activation in part_inputs(parts, x)[1:-1]), 0]
     return [inner[i] + inner[i + 1] for i in range(len(parts))]
 
 
 def linear_bytes(network: nn.Module, names: Sequence[str], batch_size: int, k: int) -> list[int]:
-    """Return what `shard_linear` makes each device send.
+    """Return the bytes that each device sends in a step with `shard_linear`.
 
-    A row-wise layer's outputs (B, out) are summed round a ring. So is the gradient of a column-wise layer's input
-    (B, in), where anything before the layer learns. If the last layer is column-wise, each device sends its part of the
-    outputs, B x ceil(out / k) values, to the k - 1 others.
+    The outputs (B, out) of a row-wise layer are all-reduced round a ring. So is the gradient of the input (B, in) of a
+    column-wise layer, if a parameter before the layer trains. If the last layer is column-wise, each device sends its
+    part of the outputs, B x ceil(out / k) values, to the k - 1 others.
     """
     num_bytes, first = 0, next(p for p in network.parameters() if p.requires_grad)
     for i, name in enumerate(names):
@@ -61,9 +63,9 @@ def linear_bytes(network: nn.Module, names: Sequence[str], batch_size: int, k: i
 
 
 def branches_bytes(network: Siamese, batch_size: int) -> list[int]:
-    """Return the bytes of the LSTM's gradients and of its outputs (B, 64), which go to the CPU.
+    """Return the bytes of the LSTM's gradients, plus those of its outputs (B, 64), which each device sends to the CPU.
 
-    The second device sends its gradients to the first, which sends back the sum.
+    The second device sends its gradients to the first one, which sends back the sum.
     """
     gradients = sum(p.nbytes for p in network.lstm.parameters())
     return [
@@ -72,7 +74,7 @@ def branches_bytes(network: Siamese, batch_size: int) -> list[int]:
 
 
 def _ring_bytes(num_bytes: int, k: int) -> int:
-    """Partial sums of a k-th each go round, then the sums: k - 1 sends, twice.
+    """Return the bytes that each device sends in a ring all-reduce: 2 (k - 1) times one k-th of the data.
 
     Source: Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations" (2009).
     """

@@ -1,10 +1,10 @@
-"""Data parallelism by hand: every device holds all weights and takes a part of each batch; gradients are added up.
+"""Data parallelism by hand: each device has all weights and takes a part of each batch. Gradients are summed.
 
-The form and the names are those of d2l.ai, "Training on Multiple GPUs". Everything is a function on tensors: autograd
-does the gradients and nothing else. The same arithmetic results for any number of devices.
+Form and names are those of d2l.ai, "Training on Multiple GPUs". Everything is a function on tensors, and autograd only
+computes the gradients. The arithmetic is the same for any number of devices.
 
-On CUDA the devices compute at the same time, since kernels are only launched here, not awaited. Replicas on a CPU
-compute one after another: they show that the arithmetic is right, and save no time.
+On CUDA the devices compute at the same time, since kernels are launched asynchronously. Replicas on a CPU compute one
+after another. They show that the arithmetic is right, but save no time.
 """
 
 import math
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from finetune.system.messages import WrongUsage
 
-# Shapes: B pictures in a batch, N in a split, 10 classes.
+# Shapes: B images in a batch, N in a split, 10 classes.
 
 
 def init_params(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Return LeNet's weights from N(0, 0.01^2) and zero biases, on the CPU; every dtype gets the same numbers, rounded.
+    """Return LeNet's weights from N(0, 0.01^2) and zero biases, on the CPU. All dtypes get the same numbers, rounded.
 
-    The loss stays near log(10) for some 300 batches from here: so small is the book's choice.
+    The standard deviation is the book's. It is so small that the loss stays near log(10) for about 300 batches.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -41,7 +41,7 @@ def init_params(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def lenet(X: Tensor, params: Sequence[Tensor]) -> Tensor:
-    """Return logits (B, 10) of pictures (B, 1, 28, 28)."""
+    """Return logits (B, 10) of images (B, 1, 28, 28)."""
     W1, b1, W2, b2, W3, b3, W4, b4 = params
     h1 = F.avg_pool2d(F.relu(F.conv2d(X, W1, b1)), 2)  # (B, 20, 13, 13)
     h2 = F.avg_pool2d(F.relu(F.conv2d(h1, W2, b2)), 2)  # (B, 50, 4, 4)
@@ -50,14 +50,14 @@ def lenet(X: Tensor, params: Sequence[Tensor]) -> Tensor:
 
 
 def get_params(params: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return a copy of `params` on `device` that learns by itself."""
-    # Without `copy` all replicas on one device would be the same tensors.
+    """Return a copy of `params` on `device` that requires gradients."""
+    # Without `copy` replicas on the same device would share their tensors.
     return [p.detach().to(device, copy=True).requires_grad_() for p in params]
 
 
 @torch.no_grad()
 def allreduce(data: Sequence[Tensor]) -> None:
-    """Give every tensor the sum of all, in place; they have one shape, and each may be on a device of its own."""
+    """Replace every tensor by the sum of all, in place. They have the same shape and may be on different devices."""
     for i in range(1, len(data)):
         data[0].add_(data[i].to(data[0].device))
     for i in range(1, len(data)):
@@ -67,10 +67,10 @@ def allreduce(data: Sequence[Tensor]) -> None:
 def split_batch(
     X: Tensor, y: Tensor, devices: Sequence[torch.device]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return a batch's pictures and labels as one equal part for each device, in order.
+    """Split the images and labels of a batch into equal parts, one for each device, in order.
 
     Raises:
-        ValueError: If the batch does not divide by the number of devices.
+        ValueError: The batch size is not divisible by the number of devices.
     """
     assert len(X) == len(y)
     if len(X) % len(devices):
@@ -91,13 +91,13 @@ def train_batch(
     devices: Sequence[torch.device],
     lr: float,
 ) -> None:
-    """Take one step of plain SGD on the mean loss of a batch; all replicas end with the same weights.
+    """Take one step of plain SGD on the mean loss of a batch. All replicas end with the same weights.
 
     Args:
-        X: Pictures (B, 1, 28, 28).
+        X: Images (B, 1, 28, 28).
         y: Class indices (B,).
         device_params: The weights of each replica, changed in place.
-        devices: Where each replica is.
+        devices: The device of each replica.
         lr: Learning rate for the mean over the batch.
     """
     X_shards, y_shards = split_batch(X, y, devices)
@@ -115,7 +115,7 @@ def train_batch(
 
 @torch.no_grad()
 def sgd(params: Sequence[Tensor], lr: float, batch_size: int) -> None:
-    """Take a step down the gradients, which are sums over `batch_size` pictures, and set them to zero."""
+    """Take one SGD step with gradients that are sums over `batch_size` images, and set them to zero."""
     for p in params:
         assert p.grad is not None
         p -= lr * p.grad / batch_size
@@ -126,9 +126,9 @@ def sgd(params: Sequence[Tensor], lr: float, batch_size: int) -> None:
 def predict(
     X: Tensor, device_params: Sequence[Sequence[Tensor]], devices: Sequence[torch.device]
 ) -> Tensor:
-    """Return logits (B, 10) on the first device: the batch is split over the replicas, their outputs are joined.
+    """Return logits (B, 10) on the first device. The batch is split over the replicas and the outputs are concatenated.
 
-    B need not divide by the number of devices. The form is that of Keras's `multi_gpu_model`.
+    B need not be divisible by the number of devices. The form is that of Keras's `multi_gpu_model`.
     """
     shards = [
         part.to(device) for part, device in zip(X.tensor_split(len(devices)), devices, strict=True)
@@ -138,7 +138,7 @@ def predict(
 
 
 class Epoch(NamedTuple):
-    """What became of one epoch: its number from 1, accuracy on the test split, seconds of training alone."""
+    """The result of an epoch: its number, from 1, the accuracy on the test split, and the seconds of training alone."""
 
     epoch: int
     accuracy: float
@@ -155,20 +155,21 @@ def train(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train LeNet on Fashion-MNIST and report each epoch when it is over; no picture is left out.
+    """Train LeNet on Fashion-MNIST and yield the result of each epoch. No image is skipped.
 
     Args:
-        devices: One replica on each; a device may come more than once.
-        batch_size: Pictures in a batch, over all devices together.
+        devices: One replica is on each. The same device may occur several times.
+        batch_size: The global batch size.
         lr: Learning rate for the mean over the batch.
         num_epochs: Passes over the training split.
-        root: Folder of the set; see `fashion_mnist_files.obtain`.
-        dtype: Of weights and arithmetic.
-        seed: Of the first weights and of the pictures' order, which is the same for any number of devices.
+        root: Folder of the data set; see `fashion_mnist_files.obtain`.
+        dtype: Precision of weights and arithmetic.
+        seed: Seed of the initial weights and of the order of images, which is the same for any number of devices.
 
     Raises:
-        ValueError: Before training, if a value makes no sense or a batch, be it the last, smaller one of an epoch,
-            does not divide by the number of devices; after an epoch, if weights are no longer finite.
+        WrongUsage: A setting is out of range.
+        ValueError: A batch, or the last, smaller batch of an epoch, is not divisible by the number of devices. Or
+            weights are no longer finite after an epoch.
     """
     from finetune.data.datasets.fashion_mnist_files import obtain, read
     from finetune.data.samplers import train_order
@@ -213,7 +214,7 @@ def scale(pixels: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
-    """Wait until every device has done what it was given, so that the clock tells the truth; a CPU always has."""
+    """Wait until every device has finished its work, so that timings are right. A CPU needs no wait."""
     for device in set(devices):
         if device.type != "cpu":
             torch.accelerator.synchronize(device)

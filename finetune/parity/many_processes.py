@@ -1,4 +1,4 @@
-"""The ways of using several devices that take processes of their own: Lightning's, and networks cut in parts."""
+"""The kinds of parallelism with several processes: Lightning's DDP, pipelines and sharded layers."""
 
 import copy
 import os
@@ -27,8 +27,8 @@ from finetune.parity.one_process import (
     Job,
     State,
     Trained,
+    disable_tf32,
     median,
-    multiply_in_full,
     on_cpu,
     sgd_step,
     timed,
@@ -38,13 +38,13 @@ from finetune.parity.tensor_parallel import full_state, linear_names, shard_line
 
 
 class RankWeights(pl.Callback):
-    """Writes the weights of every process of a `finetune fit` into a folder, and the median of its steps' seconds."""
+    """Writes the weights of each rank of a `finetune fit` into a folder, with the median of the seconds of a step."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self._seconds = Path(folder), list[float]()
 
     def on_train_start(self, *_: Any) -> None:
-        multiply_in_full()
+        disable_tf32()
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._start = time.perf_counter()
@@ -65,12 +65,12 @@ class RankWeights(pl.Callback):
 
 
 def by_lightning(network: str, job: Job) -> Trained:
-    """Run `finetune fit` as a command of its own: Lightning's `ddp` starts the current command once more."""
+    """Run `finetune fit` in a subprocess, since Lightning's `ddp` starts the current command again for each rank."""
     folder = job.folder / f"fit_{network}"
     folder.mkdir()
     (folder / "classes.txt").write_text("\n".join(CLASS_NAMES), "utf-8")
     settings = {
-        "seed_everything": run_seed(),  # pictures come in the order that `draw_batches` has seen
+        "seed_everything": run_seed(),  # images come in the same order as in `draw_batches`
         "data": {
             "class_path": "finetune.ImageFolderData",
             "init_args": {**job.data, "num_workers": 0},
@@ -78,7 +78,7 @@ def by_lightning(network: str, job: Job) -> Trained:
         "model": {
             "backbone": network,
             "weights": str(job.folder / f"{network}.pt"),
-            "head_init": "source",  # the head is a part of these weights
+            "head_init": "source",  # these weights include the head
             "source_classes": str(folder / "classes.txt"),
             "head_lr_multiplier": 1,
             "optimizer": {
@@ -120,34 +120,34 @@ def by_lightning(network: str, job: Job) -> Trained:
 def splits(
     start: nn.Module, batches: Batches, job: Job
 ) -> dict[str, tuple[Trained, list[int]] | str]:
-    """Cut a network between its layers and within them, all in one set of processes.
+    """Train a network split between its layers and within them, in one set of processes.
 
     Returns:
-        For each way what it ended with and the bytes that each device sends in a step, or why it was left out.
+        For each kind of parallelism the result and the bytes that each device sends in a step, or why it was skipped.
     """
     torch.save((start, batches), job.folder / "splits.pt")
     torch.multiprocessing.spawn(_split_processes, (job,), nprocs=job.k)
     saved = [torch.load(job.folder / f"split{rank}.pt", weights_only=True) for rank in range(job.k)]
     x = batches[0][0].to("meta", getattr(torch, job.dtype))
-    found: dict[str, tuple[Trained, list[int]] | str] = {}
+    results: dict[str, tuple[Trained, list[int]] | str] = {}
     for name in saved[0]:
         if isinstance(saved[0][name], str):
-            found[name] = saved[0][name]
+            results[name] = saved[0][name]
             continue
-        trained = Trained([ways[name][0] for ways in saved], max(ways[name][1] for ways in saved))
+        trained = Trained([of[name][0] for of in saved], max(of[name][1] for of in saved))
         if name == "layer-wise":
-            found[name] = (
+            results[name] = (
                 trained,
                 communication_volume.linear_bytes(
                     start, linear_names(start), job.batch_size, job.k
                 ),
             )
         else:
-            found[name] = (
+            results[name] = (
                 trained,
                 communication_volume.pipeline_bytes(partition(layers(start), job.k), x),
             )
-    return found
+    return results
 
 
 def _split_processes(rank: int, job: Job) -> None:
@@ -155,22 +155,22 @@ def _split_processes(rank: int, job: Job) -> None:
     device = torch.device("cuda", rank) if job.is_cuda else torch.device("cpu")
     if job.is_cuda:
         torch.cuda.set_device(device)
-    multiply_in_full()
+    disable_tf32()
     rendezvous = f"file://{job.folder / 'rendezvous'}"
     backend, timeout = "nccl" if job.is_cuda else "gloo", timedelta(minutes=1)
     dist.init_process_group(backend, rendezvous, rank=rank, world_size=job.k, timeout=timeout)
-    # written by ourselves
+    # safe to unpickle, since `splits` has written it
     start, batches = torch.load(job.folder / "splits.pt", weights_only=False)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in SCHEDULES:
         try:
-            found[f"pipeline {name}"] = _pipeline(
+            results[f"pipeline {name}"] = _pipeline(
                 copy.deepcopy(start), batches, name, job.k, device
             )
         except ValueError as error:
-            found[f"pipeline {name}"] = str(error)
-    found["layer-wise"] = _layer_wise(start.to(device), batches, job.k, device)
-    torch.save(found, job.folder / f"split{rank}.pt")
+            results[f"pipeline {name}"] = str(error)
+    results["layer-wise"] = _layer_wise(start.to(device), batches, job.k, device)
+    torch.save(results, job.folder / f"split{rank}.pt")
     dist.destroy_process_group()
 
 

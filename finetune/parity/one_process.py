@@ -1,4 +1,4 @@
-"""The ways of using several devices that need one process, from first weights to last ones; what all ways share."""
+"""The kinds of parallelism that need one process, and the functions that all kinds share."""
 
 import copy
 import statistics
@@ -23,12 +23,12 @@ LR, _NUM_CLASSES = 0.1, 10
 CLASS_NAMES = [f"class{i}" for i in range(_NUM_CLASSES)]
 
 State = dict[str, Tensor]
-Batches = list[tuple[Tensor, Tensor]]  # pictures (B, 3, 28, 28) uint8, class indices (B,)
+Batches = list[tuple[Tensor, Tensor]]  # images (B, 3, 28, 28) uint8, class indices (B,)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: `steps` batches of `batch_size` pictures over `k` devices, with all files in `folder`."""
+    """A training job: `steps` batches of `batch_size` images on `k` devices, with all files in `folder`."""
 
     folder: Path
     k: int
@@ -39,40 +39,37 @@ class Job:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Arguments of the data module: pictures as they are, all of them for training."""
-        as_they_are = {
+        """Arguments of the data module: all images are for training, and they are not resized or augmented."""
+        return {
+            "root": str(self.folder / "data"),
+            "batch_size": self.batch_size,
+            "val_fraction": 0,
             "image_size": 28,
             "resize": "whole",
             "crop_and_flip": False,
             "augmentations": None,
         }
-        return {
-            "root": str(self.folder / "data"),
-            "batch_size": self.batch_size,
-            "val_fraction": 0,
-            **as_they_are,
-        }
 
 
 @dataclass
 class Trained:
-    """What a way of training ended with: the weights on each device, and the median of its steps' seconds."""
+    """The result of training: the weights on each device, and the median of the seconds of a step."""
 
     states: list[State]
     seconds: float
 
 
-def multiply_in_full() -> None:
-    """Let GPUs keep all digits of float32, so that what is compared differs by rounding alone."""
+def disable_tf32() -> None:
+    """Let GPUs compute in full float32, so that results differ only by rounding."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
 def draw_batches(job: Job) -> Batches:
-    """Write coloured blobs as an image folder and return the batches of the first epoch as one device sees them.
+    """Write coloured blobs as an image folder, and return the batches of the first epoch on one device.
 
-    Plain noise would not do: its pictures are so alike that a unit may stop at zero for all of them at once, and then
-    rounding decides whether it learns.
+    Plain noise does not work: its images are so similar that a unit may be zero for all of them. Rounding then decides
+    whether it trains.
     """
     rng = np.random.default_rng(0)
     for i in range(job.batch_size * job.steps):
@@ -86,8 +83,11 @@ def draw_batches(job: Job) -> Batches:
     return [(batch["image"], batch["label"]) for batch in data.loader("train", train=True)]
 
 
-def start_of(name: str, job: Job) -> nn.Module:
-    """Return a network with torch's own random weights, which move more than the book's, and write them to a file."""
+def initial_network(name: str, job: Job) -> nn.Module:
+    """Return a network with torch's default random weights, and write them to a file.
+
+    They change more in training than the book's weights.
+    """
     torch.manual_seed(0)
     network = build(name, _NUM_CLASSES)
     for module in network.modules():
@@ -98,7 +98,7 @@ def start_of(name: str, job: Job) -> nn.Module:
 
 
 def on_one_device(start: nn.Module, batches: Batches, device: torch.device) -> Trained:
-    """Train in the plainest way: the whole batch, its mean loss, SGD."""
+    """Train on one device: the complete batch, its mean loss, SGD."""
     network = copy.deepcopy(start).to(device)
     dtype = next(network.parameters()).dtype
 
@@ -110,11 +110,13 @@ def on_one_device(start: nn.Module, batches: Batches, device: torch.device) -> T
 
 
 def by_hand(start: nn.Module, batches: Batches, devices: Sequence[torch.device]) -> Trained:
-    """Train the functional LeNet of `data_parallel`, whose linear weights lie the other way round."""
+    """Train the functional LeNet of `data_parallel`, whose linear weights are transposed."""
     names = list(start.state_dict())
-    # (in, out) instead of (out, in); transposing twice gives back what it was
-    turned = {name for name, value in start.state_dict().items() if value.dim() == 2}
-    params = [value.T if name in turned else value for name, value in start.state_dict().items()]
+    # (in, out) instead of (out, in)
+    transposed = {name for name, value in start.state_dict().items() if value.dim() == 2}
+    params = [
+        value.T if name in transposed else value for name, value in start.state_dict().items()
+    ]
     replicas = [data_parallel.get_params(params, device) for device in devices]
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -124,7 +126,7 @@ def by_hand(start: nn.Module, batches: Batches, devices: Sequence[torch.device])
     seconds = timed(step, batches, devices)
     states = [dict(zip(names, replica, strict=True)) for replica in replicas]
     return Trained(
-        [on_cpu({n: p.T if n in turned else p for n, p in state.items()}) for state in states],
+        [on_cpu({n: p.T if n in transposed else p for n, p in state.items()}) for state in states],
         seconds,
     )
 
@@ -133,7 +135,7 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
     """Train a shared LSTM on two devices.
 
     Returns:
-        The first network, what one device ends with, and what two end with.
+        The initial network, the result on one device, and the result on two devices.
     """
     torch.manual_seed(0)
     dtype = getattr(torch, job.dtype)
@@ -151,7 +153,7 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
 
     alone = timed(sgd_step(whole, one), batches, devices[:1])
     seconds = timed(sgd_step(split, split.step), batches, devices)
-    # Both copies of the LSTM are held against the one.
+    # Both copies of the LSTM are compared with the one on a single device.
     copies = [{f"lstm.{n}": v for n, v in lstm.state_dict().items()} for lstm in split.copies]
     states = [{**split.full_state(), **on_cpu(copied)} for copied in copies]
     return start, Trained([on_cpu(whole.state_dict())], alone), Trained(states, seconds)
@@ -171,7 +173,7 @@ def timed(
 
 
 def distance(a: State, b: State) -> float:
-    """Return the largest difference between two networks' weights; not a number counts as infinite."""
+    """Return the largest difference between the weights of two networks. NaN counts as infinite."""
     assert a.keys() == b.keys()
     return max(
         float((a[name].double() - b[name].double()).abs().nan_to_num(torch.inf).max()) for name in a
@@ -193,10 +195,10 @@ def sgd_step(
 
 
 def median(seconds: Sequence[float]) -> float:
-    """Return the median of the steps' seconds without the first, which also sets things up."""
+    """Return the median of the seconds of all steps but the first, which includes initialization."""
     return statistics.median(seconds[1:] or seconds)
 
 
 def on_cpu(state: State) -> State:
-    """Return copies."""
+    """Return a copy of a state dict on the CPU."""
     return {name: value.detach().cpu().clone() for name, value in state.items()}

@@ -1,6 +1,6 @@
-"""A pipeline: one network cut between its layers, a part for each process.
+"""Pipeline parallelism: a network is split between its layers, with one part per process.
 
-Process i works on one micro-batch while others work on the next; together they compute what one device would, up to
+The processes work on different micro-batches at the same time. Together they compute the same as one device, up to
 rounding.
 """
 
@@ -17,15 +17,15 @@ from torchvision.models import ResNet
 
 # Shapes: B samples in a batch, K classes, k devices.
 
-# GPipe (arXiv:1811.06965) takes all micro-batches forward, then all backward; 1F1B (PipeDream, arXiv:1806.03377) goes
-# backward as early as it can, so that process i of k keeps the activations of k - i micro-batches instead of all.
+# GPipe (arXiv:1811.06965) runs all micro-batches forward, then all backward. 1F1B (PipeDream, arXiv:1806.03377) runs
+# each backward as early as possible, so that process i of k stores the activations of only k - i micro-batches.
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 def layers(network: nn.Module) -> list[nn.Sequential]:
-    """List the parts between which a network can be cut, in forward order: its own weights, under their old names.
+    """Return the smallest parts into which a network can be split, in forward order. They share its weights and names.
 
-    A ResNet is cut between its stages, an `nn.Sequential` before each module with weights.
+    A ResNet is split between its stages, an `nn.Sequential` before each module with weights.
     """
     children = dict(network.named_children())
     if isinstance(network, ResNet):
@@ -48,7 +48,7 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
 
 
 def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
-    """Join neighbours until k are left, each of as many parts as the others or one fewer."""
+    """Join neighbouring parts into k parts, whose numbers of original parts differ by at most one."""
     if not 1 <= k <= len(parts):
         raise ValueError(
             f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices"
@@ -62,28 +62,28 @@ def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
 
 
 def part_inputs(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """Return what enters each part and what leaves the last, for a batch like `x`, without data (device "meta")."""
-    found = [x.to("meta")]
+    """Return the input of each part and the output of the last one for a batch like `x`, on the device "meta"."""
+    inputs = [x.to("meta")]
     for part in parts:
         state = {name: value.to("meta") for name, value in part.state_dict().items()}
-        found.append(torch.func.functional_call(part, state, found[-1]).detach())
-    return found
+        inputs.append(torch.func.functional_call(part, state, inputs[-1]).detach())
+    return inputs
 
 
 class Pipeline:
-    """This process's part of a network; `step` leaves in it the gradients of the mean loss over the whole batch.
+    """The part of a network on this process. `step` computes its gradients of the mean loss over the complete batch.
 
-    `part` is an ordinary module, to be given to an optimizer. Batch norm that trains sees one micro-batch at a time,
-    which is not what one device computes: keep it in eval mode.
+    `part` is an ordinary module for an optimizer. Keep batch norm in eval mode: in training mode it would use the
+    statistics of single micro-batches, unlike one device.
 
     Args:
-        parts: The whole network as `partition` gives it: a part for each process, the same list on all.
-        x: A batch like all to come; only its shape and dtype count, so that it may be without data.
-        schedule: One of `SCHEDULES`.
-        num_micro_batches: Equal pieces of a batch; 1f1b needs at least as many as there are processes.
+        parts: The complete network from `partition`, one part for each process. All processes need the same list.
+        x: An example batch. Only its shape and dtype are used, so it may be on the device "meta".
+        schedule: A key of `SCHEDULES`.
+        num_micro_batches: Number of equal parts of a batch. 1f1b needs at least one per process.
         loss: From outputs and targets to a mean over samples.
-        device: Where this process computes.
-        group: The processes, in the order of the parts; all there are where none is given.
+        device: The device of this process.
+        group: The processes, in the order of the parts; None for all processes.
     """
 
     def __init__(
@@ -114,12 +114,11 @@ class Pipeline:
         self.device = torch.device(device)
         self.group = group
         self.part = parts[rank].to(self.device)
-        # Told the shapes, torch need not find them out by running the network on made-up data.
-        given, made = part_inputs(parts, x[: len(x) // m])[rank : rank + 2]
-        given.requires_grad_(not self.is_first)
-        stage = PipelineStage(
-            self.part, rank, k, self.device, given, made.requires_grad_(), group=group
-        )
+        # With these shapes torch does not have to run the network to find them.
+        part_input, part_output = part_inputs(parts, x[: len(x) // m])[rank : rank + 2]
+        part_input.requires_grad_(not self.is_first)
+        part_output.requires_grad_()
+        stage = PipelineStage(self.part, rank, k, self.device, part_input, part_output, group=group)
         self._schedule = SCHEDULES[schedule](
             stage, m, lambda *pair: loss(*pair) / m, scale_grads=False
         )
@@ -128,16 +127,16 @@ class Pipeline:
         """Run a batch forward and backward, adding to the gradients of `part`.
 
         Args:
-            x: Input (B, ...), needed on the first process only.
-            y: Targets (B, ...), needed on the last process only.
+            x: Input (B, ...); needed on the first process only.
+            y: Targets (B, ...); needed on the last process only.
 
         Returns:
             The mean loss over the batch on the last process, None on the others.
         """
-        for given in (x, y):
-            if given is not None and len(given) != self.batch_size:
+        for tensor in (x, y):
+            if tensor is not None and len(tensor) != self.batch_size:
                 raise ValueError(
-                    f"this pipeline takes batches of {self.batch_size}, not of {len(given)}"
+                    f"this pipeline takes batches of {self.batch_size}, not of {len(tensor)}"
                 )
         inputs = (x.to(self.device),) if self.is_first and x is not None else ()
         target = y.to(self.device) if self.is_last and y is not None else None
@@ -146,7 +145,7 @@ class Pipeline:
         return torch.stack(losses).sum().detach() if self.is_last else None
 
     def full_state(self) -> dict[str, Tensor]:
-        """Collect the state of the uncut network on the CPU of every process; all must call it."""
+        """Return the state dict of the complete network, on the CPU. Every process must call this."""
         own = {name: value.cpu() for name, value in self.part.state_dict().items()}
         states: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(states, own, group=self.group)

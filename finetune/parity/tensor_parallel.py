@@ -1,8 +1,9 @@
-"""Linear layers spread over devices, each of which holds a part of their weights.
+"""Tensor parallelism: linear layers whose weights are sharded over devices.
 
-In y = x W^T a device holds some rows of W (out, in) and computes some of the outputs ("column-wise", after W^T), or it
-holds some columns of W, takes some of the inputs, and the devices' results are summed ("row-wise"). The second needs
-just the inputs that the first has made (Megatron-LM, arXiv:1909.08053, section 3).
+Let y = x W^T. In a column-wise layer each device has some rows of W (out, in) and computes some of the outputs. In a
+row-wise layer each device has some columns of W and takes some of the inputs. The results of all devices are summed.
+A row-wise layer needs exactly the inputs that a column-wise layer before it computes on the same device (Megatron-LM,
+arXiv:1909.08053, section 3).
 """
 
 from collections.abc import Sequence
@@ -21,22 +22,22 @@ from torch.distributed.tensor.parallel import (
 
 
 def linear_names(network: nn.Module) -> list[str]:
-    """List the dotted names of all linear layers, in order."""
+    """Return the dotted names of all linear layers, in order."""
     return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
 
 
 def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> nn.Module:
-    """Spread linear layers in place: the first is cut column-wise, the next row-wise, and so on.
+    """Shard linear layers in place: the first is column-wise, the next one row-wise, and so on.
 
-    The first takes the same input on all devices, the last gives its whole output to all. What lies between a
-    column-wise and a row-wise layer must treat each value by itself (ReLU), since a device has only some. Parameters
-    become DTensors under their old names. Their values are those of the first device; other weights are left alone and
-    must be the same on all. Sizes need not divide by k: the last devices hold less, or nothing.
+    The first layer takes the same input on all devices. The output of the last layer is complete on all devices. Layers
+    between a column-wise and a row-wise layer must be elementwise (ReLU), since a device has only some of the values.
+    Parameters become DTensors under their old names, with the values of the first device. All other weights do not
+    change and must be the same on all devices. Sizes need not be divisible by k: the last devices have less or nothing.
 
     Args:
-        network: Whole, on this process's device.
+        network: The complete network, on the device of this process.
         names: The layers, in forward order.
-        mesh: The devices that share the layers, one-dimensional.
+        mesh: A one-dimensional mesh of the devices that share the layers.
     """
     if mesh.ndim != 1:
         raise ValueError(
@@ -48,13 +49,13 @@ def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> 
             plan[name] = RowwiseParallel()
         elif name == names[-1]:
             plan[name] = ColwiseParallel(output_layouts=Replicate())
-        else:  # stays a DTensor, which knows the whole size although parts may be uneven
+        else:  # the output stays a DTensor, which knows its global size even if parts are uneven
             plan[name] = ColwiseParallel(use_local_output=False)
     return parallelize_module(network, mesh, plan)
 
 
 def full_state(network: nn.Module) -> dict[str, Tensor]:
-    """Copy the state of a network with spread layers, each whole again; all processes of the mesh must call it."""
+    """Return a copy of the state dict of a sharded network, with complete layers. Every process must call this."""
     state = network.state_dict()
     return {
         n: (value.full_tensor() if isinstance(value, DTensor) else value).clone()

@@ -56,7 +56,7 @@ def by_hand_alone(monkeypatch):
     def start(network: str, job: Job) -> Trained:
         batches = one_process.draw_batches(job)
         return one_process.on_one_device(
-            one_process.start_of(network, job), batches, torch.device("cpu")
+            one_process.initial_network(network, job), batches, torch.device("cpu")
         )
 
     monkeypatch.setattr(many_processes, "by_lightning", start)

@@ -25,7 +25,7 @@ def test_a_failing_fit_is_told_in_its_own_words(job):
 @pytest.mark.parametrize("seed", ["0", "7"])
 def test_a_fit_leaves_the_weights_of_its_process(job, seed, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", seed)  # a shell may have one, and both must mean it
-    batches, start = one_process.draw_batches(job), one_process.start_of("lenet", job)
+    batches, start = one_process.draw_batches(job), one_process.initial_network("lenet", job)
     found = many_processes.by_lightning("lenet", job)
     one = one_process.on_one_device(start, batches, torch.device("cpu"))
     assert len(found.states) == 1 and found.seconds > 0

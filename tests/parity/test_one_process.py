@@ -25,7 +25,7 @@ def test_batches_are_all_pictures_once_in_the_order_of_training(job):
 
 
 def test_one_device_is_what_is_written_out_by_hand(job):
-    start, batches = one_process.start_of("lenet", job), one_process.draw_batches(job)
+    start, batches = one_process.initial_network("lenet", job), one_process.draw_batches(job)
     found = one_process.on_one_device(start, batches, torch.device("cpu")).states[0]
     params = [p.detach().clone() for p in start.state_dict().values()]
     params = [(p.T if p.dim() == 2 else p).requires_grad_() for p in params]
@@ -42,7 +42,7 @@ def test_one_device_is_what_is_written_out_by_hand(job):
 
 
 def test_the_start_is_written_for_other_processes(job, tmp_path):
-    network = one_process.start_of("small_cnn", job)
+    network = one_process.initial_network("small_cnn", job)
     written = torch.load(tmp_path / "small_cnn.pt", weights_only=True)
     assert all(value.dtype == torch.float32 for value in written.values())
     assert distance(network.state_dict(), written) == 0
