@@ -175,7 +175,7 @@ def _set_up_process() -> None:
 
 def _print_error(message: str, code: int) -> None:
     """Print the one line of an error; of a stop by a signal, only in the first process."""
-    if code < 128 or _is_first_process():
+    if code < 128 or _is_rank_zero():
         let_go()
         print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
 
@@ -292,11 +292,11 @@ for example:
   finetune predict runs/fit/version_0 PICTURES"""
 
 
-def _is_first_process() -> bool:
+def _is_rank_zero() -> bool:
     # who was stopped by it has it already
-    from finetune.distributed.signals import is_first_process
+    from finetune.distributed.signals import is_rank_zero
 
-    return is_first_process()
+    return is_rank_zero()
 
 
 def _waits_at_leaving() -> bool:

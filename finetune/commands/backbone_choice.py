@@ -28,7 +28,7 @@ from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
 from finetune.features.picture_features import Features, features_of
 from finetune.models.backbones import check_name
@@ -98,7 +98,7 @@ def settle_backbone(config: Any, said: Said, start: Start | None = None) -> Choi
         messages.append(
             f"the network is that of {start.path}, {chosen.backbone}: nothing is ranked"
         )
-    elif not is_first_process():
+    elif not is_rank_zero():
         if _CHOICE not in os.environ:
             raise WrongUsage(
                 f"{_option()} needs to start the other devices' processes itself: name a network to these"

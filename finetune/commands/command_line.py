@@ -99,12 +99,12 @@ def _checkpoint(path: str, is_needed: bool = True) -> str:
         raise WrongUsage(
             f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures"
         )
-    if told and _is_first_process():
+    if told and _is_rank_zero():
         print(told, file=sys.stderr)
     return path
 
 
-def _is_first_process() -> bool:
+def _is_rank_zero() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 

@@ -38,7 +38,7 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
-from finetune.distributed.signals import install_stop_at_once, is_first_process, stop_signals
+from finetune.distributed.signals import install_stop_at_once, is_rank_zero, stop_signals
 from finetune.inference.onnx_network import put_exported
 from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -182,7 +182,7 @@ class FinetuneCLI(LightningCLI):
             learned_with["eval_image_size"] = preparation(data)["image_size"]
         told = _put(config.model, settings, Classifier, "model", self.said)
         told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.said)
-        if told and is_first_process():
+        if told and is_rank_zero():
             log.info("the checkpoint decides: %s", ", ".join(told))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

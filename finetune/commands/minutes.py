@@ -17,7 +17,7 @@ from finetune.commands.options import both
 from finetune.commands.said import Said
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.models.heads import resolved_head_init
 from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm
@@ -111,7 +111,7 @@ def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: flo
         return ""
     check_minutes(minutes, config, said)
     check_allowed(config.trainer)
-    if not is_first_process():
+    if not is_rank_zero():
         raise WrongUsage(
             "--minutes needs to start the other devices' processes itself: give --epochs to these"
         )
@@ -137,7 +137,7 @@ def _measured(aim: Aim, make: Make, config: Any, said: Said) -> Length:
             return fit_precision(model, data, config.trainer)
 
         config.trainer.precision = automatic_precision(
-            config.trainer.accelerator, None, goes_on=True, faster_on_cpu=faster_on_cpu
+            config.trainer.accelerator, None, is_resumed=True, faster_on_cpu=faster_on_cpu
         )
     length = aim.tried(make)
     data = config.data.init_args

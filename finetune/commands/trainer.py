@@ -30,7 +30,7 @@ from finetune.runs.worse_than_start import WorseThanStart
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
 from finetune.training.precision import check_precision, prepare_arithmetic
-from finetune.training.progress_bar import PicturesBar
+from finetune.training.progress_bar import ImageProgressBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
@@ -95,7 +95,7 @@ def complete(
         callbacks += _callbacks_of_evaluation(run, options)
     has_bar = any(isinstance(callback, ProgressBar) for callback in own)
     if config["enable_progress_bar"] is not False and not has_bar:
-        callbacks.append(PicturesBar())
+        callbacks.append(ImageProgressBar())
     config["callbacks"] = [*own, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
     return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}

@@ -47,7 +47,7 @@ from finetune.data.seen_record import SeenRecord, merge_records
 from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform, parse_sizes
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 
 # the split that each stage evaluates
 _EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predict"}
@@ -184,7 +184,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.seen_before: SeenRecord | None = None
         if predict is not None:
             self.splits["predict"] = unlabelled_samples(
-                predict, on_bad_image == "skip", is_first_process()
+                predict, on_bad_image == "skip", is_rank_zero()
             )
         else:
             self.folder = self.obtain(required_folder(self.root))

@@ -34,7 +34,7 @@ from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_mem
 from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
 from finetune.data.storage import concatenate_stats, files_digest
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import PICTURES, cache_dir, mark_used, room
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
@@ -151,7 +151,7 @@ def _build(
                 else f"half the free disk of {path.parent}"
             )
             above = f"a cache of {num_bytes / 1e9:.2g} GB would be above {limit}, {max_bytes / 1e9:.2g} GB"
-            if is_first_process():
+            if is_rank_zero():
                 log.info("%s%s", failure, above)
             return None
         with one_at_a_time(path) as has_waited:
@@ -160,7 +160,7 @@ def _build(
                 return packed
             # A process that was stopped would have left an unfinished file, so the other process failed.
             if has_waited and not unfinished(path):
-                if is_first_process():
+                if is_rank_zero():
                     log.warning("%sno cache, another process could not make it", failure)
                 return None
             if path.exists():
@@ -191,7 +191,7 @@ def _build(
         OSError,
         NotImplementedError,
     ) as error:  # no write permission, or a file system without locks
-        if is_first_process():
+        if is_rank_zero():
             log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None
 

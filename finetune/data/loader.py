@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
 from finetune.data.worker_start import SIGNALS, Forks, Workers, is_forking
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.system.machine import num_cores
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def bounded_workers(num_workers: int, devices: Devices | None) -> int:
     More workers only wait for each other, and thousands would freeze the machine. The number changes no result.
     """
     most = max(1, MOST_WORKERS_PER_CORE * num_cores() // num_sharing(devices))
-    if num_workers > most and is_first_process():
+    if num_workers > most and is_rank_zero():
         _warn_of_bound(num_workers, most)
     return min(num_workers, most)
 

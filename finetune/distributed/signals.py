@@ -93,7 +93,7 @@ class StopAtOnce(pl.Callback):
     on_validation_start = on_test_start = on_predict_start = _install  # type: ignore[assignment]
 
 
-def is_first_process() -> bool:
+def is_rank_zero() -> bool:
     """Return whether the environment says that this process has rank 0, or says nothing."""
     variables = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # torchrun's, Lightning's, srun's
     return next((os.environ[name] for name in variables if name in os.environ), "0") == "0"
@@ -146,7 +146,7 @@ class SignalFlag:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received and signum == signal.SIGINT:
             self.end(128 + signum)
-        if not self.received and is_first_process():
+        if not self.received and is_rank_zero():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
             say(f"\nstopping after this step; {what}")
         self.received = self.received or signum

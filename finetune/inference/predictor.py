@@ -77,7 +77,7 @@ class Predictor:
         self._transforms: dict[int, A.Compose] = {}
         self.device = torch.device(device)
         kind = "cuda" if self.device.type == "cuda" else "cpu"
-        self.precision = precision or automatic_precision(kind, checkpoint, goes_on=False)
+        self.precision = precision or automatic_precision(kind, checkpoint, is_resumed=False)
         # which a Trainer, too, takes for this on a CPU
         if kind == "cpu" and self.precision == "16-mixed":
             self.precision = "bf16-mixed"

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from torch import Tensor
 
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage
 
@@ -25,7 +25,7 @@ WITHOUT_FLOAT64 = {
 def automatic_precision(
     accelerator: str | Accelerator,
     checkpoint: Mapping[str, Any] | None,
-    goes_on: bool,
+    is_resumed: bool,
     faster_on_cpu: Callable[[], str] = lambda: "bf16-mixed",
 ) -> str:
     """Return the default of `trainer.precision` on the devices that Lightning would choose for `accelerator`.
@@ -37,11 +37,11 @@ def automatic_precision(
         accelerator: The accelerator of the Trainer.
         checkpoint: The checkpoint that the command loads. A resumed run keeps its precision. A network that was trained
             in another precision than bf16 is evaluated in that precision.
-        goes_on: Whether the command resumes the run of the checkpoint.
+        is_resumed: Whether the command resumes the run of the checkpoint.
         faster_on_cpu: Returns the faster precision on a CPU with instructions for bf16.
     """
     trained_in = checkpoint["finetune"].get("precision") if checkpoint else None
-    if trained_in and (goes_on or trained_in != "bf16-mixed"):
+    if trained_in and (is_resumed or trained_in != "bf16-mixed"):
         return trained_in
     wants_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
     if wants_cuda and CUDAAccelerator.is_available():
@@ -76,7 +76,7 @@ def prepare_arithmetic(trainer: pl.Trainer) -> None:
     """Allow TF32. Warn if bf16 is requested on a CPU without it, and if other programs use the CPU."""
     allow_tf32()
     is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
-    if not is_cpu or not is_first_process():
+    if not is_cpu or not is_rank_zero():
         return
     if precision.startswith("bf16") and not _cpu_has_bf16():
         log.warning(

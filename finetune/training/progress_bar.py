@@ -23,7 +23,7 @@ _EVERY = 0.2  # seconds between updates of a notebook's bar, and of the loss
 _SOON = 10.0  # seconds; a shorter remaining time is not shown
 
 
-class PicturesBar(ProgressBar):
+class ImageProgressBar(ProgressBar):
     """A rich progress bar on a terminal and in a notebook. Elsewhere it prints only a line at the end of each epoch.
 
     The line of the first complete epoch estimates the remaining time, unless something else may end the run.

@@ -19,11 +19,11 @@ from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trainer import check_strategy, make_ready
 from finetune.distributed.launch import cluster_environment, has_launcher
 from finetune.distributed.ranks import drop_stale_ranks
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
-from finetune.training.progress_bar import PicturesBar
+from finetune.training.progress_bar import ImageProgressBar
 
 
 def test_under_slurm_the_script_requeues_not_lightning(colours, cli, monkeypatch):
@@ -107,7 +107,7 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
     }.items():
         monkeypatch.setenv(name, value)
     drop_stale_ranks()
-    assert is_first_process() == (port is None)
+    assert is_rank_zero() == (port is None)
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):
@@ -155,7 +155,9 @@ def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
         type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks
     ]
     # which is last
-    assert kinds.count(ModelSummary) == kinds.count(PicturesBar) == 1 and kinds[-1] is Checkpoints
+    assert (
+        kinds.count(ModelSummary) == kinds.count(ImageProgressBar) == 1 and kinds[-1] is Checkpoints
+    )
     for logger in ("true", "false"):
         assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [
             MetricsCSV
@@ -194,7 +196,7 @@ def test_patience_beside_one_of_ones_own_is_told(colours, cli):
     [
         (["--trainer.callbacks+=pytorch_lightning.callbacks.TQDMProgressBar"], [TQDMProgressBar]),
         (["--trainer.enable_progress_bar", "false"], []),
-        ([], [PicturesBar]),
+        ([], [ImageProgressBar]),
     ],
 )
 def test_one_progress_bar_at_most(colours, cli, options, bars):

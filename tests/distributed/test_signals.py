@@ -12,7 +12,7 @@ from finetune.distributed.signals import (
     Interrupted,
     SignalFlag,
     install_stop_at_once,
-    is_first_process,
+    is_rank_zero,
 )
 
 ALONE = SimpleNamespace(world_size=1)
@@ -170,7 +170,7 @@ def test_one_process_speaks_for_all(monkeypatch, variables, is_first):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert is_first_process() == is_first
+    assert is_rank_zero() == is_first
 
 
 def test_beside_the_main_thread_no_handler_is_touched(flag):

@@ -133,7 +133,7 @@ FIELDS: dict[str, dict[str, str]] = {
             ("split", "columns", "counts", "_last", "_part", "_token", "_has_begun"), EVALUATION
         ),
     },
-    "PicturesBar": {
+    "ImageProgressBar": {
         **dict.fromkeys(
             ("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN
         ),
@@ -232,7 +232,7 @@ def test_every_callback_of_ours_is_in_the_table():
     assert (
         ours == {name for name in FIELDS if not hasattr(pl.callbacks, name)} | ELSEWHERE | COMPILED
     )
-    assert {"Checkpoints", "Rates", "PicturesBar"} < ours  # of three kinds of base
+    assert {"Checkpoints", "Rates", "ImageProgressBar"} < ours  # of three kinds of base
 
 
 # of 4 steps an epoch: none is logged, or an earlier one

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from finetune.profiling import recorder
 from finetune.profiling.recorder import Measured, Recorder, Waiting
-from finetune.training.progress_bar import PicturesBar
+from finetune.training.progress_bar import ImageProgressBar
 
 STEP = 0.02  # seconds
 
@@ -123,7 +123,9 @@ def test_only_waiting_for_training_pictures_counts(clock):
 
 def test_it_takes_the_place_of_what_writes_checkpoints_and_lines():
     other = Callback()
-    trainer = SimpleNamespace(callbacks=[ModelCheckpoint(), other, PicturesBar()], profiler=None)
+    trainer = SimpleNamespace(
+        callbacks=[ModelCheckpoint(), other, ImageProgressBar()], profiler=None
+    )
     made = Recorder(1)
     made.attach(trainer)
     assert trainer.callbacks == [other, made]

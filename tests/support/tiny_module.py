@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from finetune.training.calibration import Calibration
-from finetune.training.progress_bar import PicturesBar
+from finetune.training.progress_bar import ImageProgressBar
 from finetune.training.task import SingleLabel
 
 # Lightning's advice about what is meant here.
@@ -79,5 +79,5 @@ def trainer(tmp_path, *callbacks: pl.Callback, max_epochs: int = 2, **options: A
         default_root_dir=tmp_path,
         num_sanity_val_steps=0,
         callbacks=list(callbacks),
-        enable_progress_bar=any(isinstance(callback, PicturesBar) for callback in callbacks),
+        enable_progress_bar=any(isinstance(callback, ImageProgressBar) for callback in callbacks),
     )

@@ -13,14 +13,14 @@ from rich.console import Console
 from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.training import progress_bar
-from finetune.training.progress_bar import PicturesBar
+from finetune.training.progress_bar import ImageProgressBar
 
 # Lightning speaks to torch of yesterday, advises more workers for twelve numbers, and doubts what is meant here.
 pytestmark = QUIET
 
 
-def bar(is_terminal: bool) -> tuple[PicturesBar, io.StringIO]:
-    shown = PicturesBar()
+def bar(is_terminal: bool) -> tuple[ImageProgressBar, io.StringIO]:
+    shown = ImageProgressBar()
     text = io.StringIO()
     shown.console = Console(file=text, force_terminal=is_terminal, width=120)
     return shown, text
@@ -215,7 +215,7 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     # the lines of epochs
     monkeypatch.setattr("rich.jupyter.display", lambda segments, text: drawn.append(text))
     monkeypatch.setattr(progress_bar, "_EVERY", 0.0)
-    shown = PicturesBar()
+    shown = ImageProgressBar()
     shown.console = Console(force_jupyter=True)
     assert not shown.console.is_terminal
     trainer(tmp_path, shown).fit(Tiny(), loader(), loader())

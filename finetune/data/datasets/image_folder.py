@@ -10,7 +10,7 @@ from finetune.data.samples import Samples
 from finetune.data.seen_record import add_digests, build_record
 from finetune.data.splits import SET_APART, stratified
 from finetune.data.storage import file_stats
-from finetune.distributed.signals import is_first_process
+from finetune.distributed.signals import is_rank_zero
 
 
 class ImageFolderData(ImageDataModule):
@@ -22,7 +22,7 @@ class ImageFolderData(ImageDataModule):
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
         self.class_names, found = scan(
-            root, self.class_names or None, is_skipped, is_first_process(), self.exclude
+            root, self.class_names or None, is_skipped, is_rank_zero(), self.exclude
         )
         of_training = found.get("all", found.get("train"))
         if of_training is not None:
@@ -58,7 +58,7 @@ class ImageFolderData(ImageDataModule):
         if stage == "fit":
             self.check_train_classes()
             # only on rank 0, which writes checkpoints
-            if self.seen and self.seen.digests is None and is_first_process():
+            if self.seen and self.seen.digests is None and is_rank_zero():
                 self.seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
         super().setup(stage)
 
