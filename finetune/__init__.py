@@ -4,7 +4,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from finetune.system.quick_process import importing
+from finetune.system.quick_process import without_gc
 
 __version__ = "0.1.0"
 
@@ -72,7 +72,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
-    with importing():
+    with without_gc():
         return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

@@ -22,13 +22,13 @@ from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import (
     end_with,
+    freeze_imported,
     import_torchmetrics,
-    importing,
-    leave_imported,
-    own_process,
+    mark_own_process,
+    without_gc,
 )
-from finetune.system.terminal import let_go, outlive_terminal
-from finetune.system.unraised import take_unraisable
+from finetune.system.terminal import outlive_terminal, redirect_closed_outputs
+from finetune.system.unraisable_hook import install_unraisable_hook
 from finetune.system.utf8_mode import enter_utf8_mode
 
 # command: (module and function that does it, what `--help` says)
@@ -121,20 +121,20 @@ def main(args: Sequence[str] | None = None) -> None:
         code = exit_code(error)
         has_failed = True
         # the reader of our output, such as `head`, went away
-        if isinstance(error, BrokenPipeError) and let_go():
+        if isinstance(error, BrokenPipeError) and redirect_closed_outputs():
             end_with(code := 141)
             sys.exit(code)
         message = one_line(error)
         if message is not None and not os.environ.get("FINETUNE_DEBUG"):
             _print_error(message, code)
-        elif is_own and _waits_at_leaving():
+        elif is_own and _has_nccl_group():
             sys.excepthook(type(error), error, error.__traceback__)
         else:
             raise
     finally:
-        if has_failed and is_own and _waits_at_leaving():
-            _end_at_once(code)
-        _leave_process_group()
+        if has_failed and is_own and _has_nccl_group():
+            _exit_without_peers(code)
+        _destroy_process_group()
     end_with(code)
     sys.exit(code)
 
@@ -167,16 +167,16 @@ def _run_then_restore(
 
 def _set_up_process() -> None:
     drop_stale_ranks()
-    own_process()
+    mark_own_process()
     outlive_terminal()
-    take_unraisable()
+    install_unraisable_hook()
     end_with_rank_zero()
 
 
 def _print_error(message: str, code: int) -> None:
     """Print the one line of an error; of a stop by a signal, only in the first process."""
     if code < 128 or _is_rank_zero():
-        let_go()
+        redirect_closed_outputs()
         print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
 
 
@@ -190,19 +190,19 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
     elif page := help_page(arguments):
         print(page)
     elif command in LIGHTNING:
-        if strange := [
+        if undecodable := [
             argument
             for argument in arguments
             if argument.encode(errors="ignore").decode() != argument
         ]:
             raise ValueError(
-                f"{os.fsencode(strange[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
+                f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
             )
         if command != "fit" and "torch" not in sys.modules:
             # Threads that wait leave the cores to what reads pictures: an eighth faster. Training gains nothing.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         in_full = in_full_spelling(arguments)
-        with _imports():
+        with _exit_at_signals_without_raising():
             import_torchmetrics()
             from finetune.commands.lightning_cli import run_lightning
 
@@ -232,7 +232,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
         # as for predict: the cores are for decoding, too
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     module, _, name = OWN[command][0].partition(":")
-    with _imports():
+    with _exit_at_signals_without_raising():
         function = getattr(importlib.import_module(module), name)
     # the flags of fit, and some more; several folders without a flag
     if command == "compare":
@@ -253,7 +253,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _imports() -> Iterator[None]:
+def _exit_at_signals_without_raising() -> Iterator[None]:
     """End at a signal without raising it: libraries would swallow that while they are imported, or break half-way."""
     signums = [
         s
@@ -265,9 +265,9 @@ def _imports() -> Iterator[None]:
         for signum in signums
     }
     try:
-        with importing():
+        with without_gc():
             yield
-        leave_imported()
+        freeze_imported()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -299,7 +299,7 @@ def _is_rank_zero() -> bool:
     return is_rank_zero()
 
 
-def _waits_at_leaving() -> bool:
+def _has_nccl_group() -> bool:
     """Return whether this process speaks through NCCL: who leaves that waits for those that wait for him."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -307,7 +307,7 @@ def _waits_at_leaving() -> bool:
     return distributed.get_backend() == "nccl"
 
 
-def _end_at_once(code: int) -> None:
+def _exit_without_peers(code: int) -> None:
     """End without a word to the other processes: nothing is left that is to be done at Python's end."""
     if loader := sys.modules.get("finetune.data.loader"):
         loader.end_workers()
@@ -317,7 +317,7 @@ def _end_at_once(code: int) -> None:
     os._exit(code)
 
 
-def _leave_process_group() -> None:
+def _destroy_process_group() -> None:
     # What an error has interrupted: other processes wait for this one until it has left them.
     if loader := sys.modules.get("finetune.data.loader"):
         loader.end_workers()

@@ -28,7 +28,7 @@ _LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fab
 
 
 @contextmanager
-def borrowed() -> Iterator[None]:
+def preserved_process() -> Iterator[None]:
     """Begin as a fresh process does, and leave this one as it was found.
 
     Random numbers, environment variables, warnings, logging, signal handlers, torch's settings, the process group,
@@ -39,7 +39,13 @@ def borrowed() -> Iterator[None]:
     """
     _check_contexts()
     had_group = dist.is_available() and dist.is_initialized()
-    put_back = [_random_numbers(), _environment(), _logging(), _signals(), _settings_of_torch()]
+    restorers = [
+        _save_random_state(),
+        _save_environment(),
+        _save_logging(),
+        _save_signals(),
+        _save_torch_settings(),
+    ]
     with warnings.catch_warnings():
         try:
             yield
@@ -47,8 +53,8 @@ def borrowed() -> Iterator[None]:
             if dist.is_available() and dist.is_initialized() and not had_group:
                 dist.destroy_process_group()
             run_lock.release()
-            for put in reversed(put_back):
-                put()
+            for restore in reversed(restorers):
+                restore()
             gc.collect()  # of the trainer, which refers to itself
             give_freed_memory_back()
 
@@ -75,66 +81,66 @@ def _check_contexts() -> None:
         "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         "inference_mode": torch.is_inference_mode_enabled(),
     }
-    if within := [name for name, is_on in names.items() if is_on]:
-        raise WrongUsage(f"a fit can't run within torch.{within[0]}: call it outside")
+    if active := [name for name, is_on in names.items() if is_on]:
+        raise WrongUsage(f"a fit can't run within torch.{active[0]}: call it outside")
 
 
-def _random_numbers() -> Callable[[], None]:
+def _save_random_state() -> Callable[[], None]:
     python = random.getstate()
     legacy = np.random.get_state()
-    own = torch.get_rng_state()
+    cpu = torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
-    def put() -> None:
+    def restore() -> None:
         random.setstate(python)
         np.random.set_state(legacy)
-        torch.set_rng_state(own)
+        torch.set_rng_state(cpu)
         # as the seed of before would begin: an own generator is not made before it is needed
         if gpus is None:
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
             torch.cuda.set_rng_state_all(gpus)
 
-    return put
+    return restore
 
 
-def _environment() -> Callable[[], None]:
+def _save_environment() -> Callable[[], None]:
     before = dict(os.environ)
     arguments = sys.argv
     hook = sys.excepthook
 
-    def put() -> None:
+    def restore() -> None:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
         # torch's process groups have a hook of their own
         sys.argv, sys.excepthook = arguments, hook
 
-    return put
+    return restore
 
 
-def _logging() -> Callable[[], None]:
+def _save_logging() -> Callable[[], None]:
     for name in _LOGGERS:
         logging.getLogger(name)
-    known: dict[str, Any] = {"": logging.getLogger(), **logging.root.manager.loggerDict}
-    loggers = [logger for logger in known.values() if isinstance(logger, logging.Logger)]
+    loggers_by_name: dict[str, Any] = {"": logging.getLogger(), **logging.root.manager.loggerDict}
+    loggers = [logger for logger in loggers_by_name.values() if isinstance(logger, logging.Logger)]
     before = [(logger, logger.level, copy.copy(logger.handlers)) for logger in loggers]
 
-    def put() -> None:
+    def restore() -> None:
         for logger, level, handlers in before:
             logger.setLevel(level)
             for handler in set(logger.handlers) - set(handlers):
                 logger.removeHandler(handler)
 
-    return put
+    return restore
 
 
-def _signals() -> Callable[[], None]:
+def _save_signals() -> Callable[[], None]:
     if threading.current_thread() is not threading.main_thread():
         return lambda: None  # Python sets them nowhere else
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
 
-    def put() -> None:
+    def restore() -> None:
         for signum, handler in before.items():
             if handler is not None and signal.getsignal(signum) != handler:
                 signal.signal(signum, handler)
@@ -142,23 +148,23 @@ def _signals() -> Callable[[], None]:
                     # so that torch's next workers get theirs
                     signal_handling._SIGCHLD_handler_set = False
 
-    return put
+    return restore
 
 
-def _settings_of_torch() -> Callable[[], None]:
+def _save_torch_settings() -> Callable[[], None]:
     """Set what decides about results to torch's own defaults."""
     cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
     flags = {
         name: getattr(cudnn, name)
         for name in ("benchmark", "deterministic", "allow_tf32", "enabled")
     }
-    is_strict = (
+    deterministic = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     dtype = torch.get_default_dtype()
     has_grad = torch.is_grad_enabled()
-    multiplied = torch.get_float32_matmul_precision()
+    matmul_precision = torch.get_float32_matmul_precision()
     finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     device = torch.get_default_device()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
@@ -167,20 +173,20 @@ def _settings_of_torch() -> Callable[[], None]:
     torch.set_float32_matmul_precision("highest")
     torch.set_default_device(None)
 
-    def put() -> None:
+    def restore() -> None:
         if torch.cuda.is_initialized():  # a fit on another GPU makes that the current one
             torch.cuda.set_device(gpu)
         torch.set_default_device(device if device.type != "cpu" else None)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_grad)
-        torch.use_deterministic_algorithms(is_strict[0], warn_only=is_strict[1])
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         torch.set_anomaly_enabled(*finds_anomalies)
         for name, value in flags.items():
             if getattr(cudnn, name) != value:
                 setattr(cudnn, name, value)
-        if torch.get_float32_matmul_precision() != multiplied:
-            torch.set_float32_matmul_precision(multiplied)
+        if torch.get_float32_matmul_precision() != matmul_precision:
+            torch.set_float32_matmul_precision(matmul_precision)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
-    return put
+    return restore

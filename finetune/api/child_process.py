@@ -65,17 +65,17 @@ def run_command(arguments: Sequence[str]) -> Path:
         | {PARENT: str(os.getpid())},
     )
     assert process.stdout is not None and process.stderr is not None
-    told: list[str] = []
+    lines: list[str] = []
     readers = [
-        threading.Thread(target=_tell, args=(source, target, told), daemon=True)
+        threading.Thread(target=_forward, args=(source, target, lines), daemon=True)
         for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     ]
     for reader in readers:
         reader.start()
     # What would end this process, and the fit with it, is handed on as Ctrl-C is.
-    unheard = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
+    unhandled = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
-        for signum in unheard:
+        for signum in unhandled:
             signal.signal(signum, stop_at_once)
         process.wait()
     except BaseException as stop:
@@ -88,34 +88,34 @@ def run_command(arguments: Sequence[str]) -> Path:
                 signum = signal.SIGINT
         raise
     finally:
-        for signum in unheard:
+        for signum in unhandled:
             signal.signal(signum, signal.SIG_DFL)
         for reader in readers:
             reader.join()
         process.stdout.close()
         process.stderr.close()
-    return _run_of(process.returncode, told)
+    return _run_of(process.returncode, lines)
 
 
-def _run_of(code: int, told: list[str]) -> Path:
+def _run_of(code: int, lines: list[str]) -> Path:
     """Return the run's folder from the output of the command, or raise the error that ended it."""
     if code:
         reason = next(
-            (line.removeprefix(_ERROR) for line in reversed(told) if line.startswith(_ERROR)), None
+            (line.removeprefix(_ERROR) for line in reversed(lines) if line.startswith(_ERROR)), None
         )
         if reason is None:
             raise RuntimeError(f"finetune fit ended with code {code}")
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
-    runs = (Path(found[1]) for line in reversed(told) if (found := _RUN.fullmatch(line)))
+    runs = (Path(match[1]) for line in reversed(lines) if (match := _RUN.fullmatch(line)))
     if (run := next(runs, None)) is None:
         raise RuntimeError("finetune fit has not said where its run is")
     return run
 
 
-def _tell(source: IO[str], target: IO[str] | None, told: list[str]) -> None:
-    """Forward lines as they come, and append them to `told`."""
+def _forward(source: IO[str], target: IO[str] | None, lines: list[str]) -> None:
+    """Forward lines as they come, and append them to `lines`."""
     for line in source:
-        told.append(line.rstrip("\n"))
+        lines.append(line.rstrip("\n"))
         if target is None:
             continue
         encoding = getattr(target, "encoding", None) or "utf-8"

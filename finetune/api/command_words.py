@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import ALONE, LOGGERS, Given, is_flag, put_together
-from finetune.commands.options import OPTIONS, WORDS, both, in_full
+from finetune.commands.options import OPTIONS, WORDS, flag_names, in_full
+from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine, format_line, is_flag
 from finetune.commands.suggestions import nearest_flag
 from finetune.system.messages import WrongUsage
 
@@ -21,18 +21,18 @@ _R = TypeVar("_R")
 
 def with_hints(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let Python's error of an unknown argument name the argument that was probably meant."""
-    known = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
 
     @wraps(function)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for name in kwargs:
-            if name not in known:
+            if name not in parameters:
                 # Python's own words
-                told = f"{function.__name__}() got an unexpected keyword argument {name!r}"
-                raise TypeError(f"{told}{_hint(name, known)}")
+                message = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(f"{message}{_hint(name, parameters)}")
         return function(*args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 def passed_arguments(
@@ -45,7 +45,7 @@ def passed_arguments(
     }
 
 
-def _hint(name: str, known: Container[str]) -> str:
+def _hint(name: str, parameters: Container[str]) -> str:
     """Return the end of a message about an argument that is not among the known ones."""
     if name in ("data", "root", "path"):
         return "; did you mean 'folder'?"
@@ -54,7 +54,9 @@ def _hint(name: str, known: Container[str]) -> str:
         return "; help(finetune.fit) lists the arguments"
     word = next((word for word, meant in WORDS["fit"].items() if meant == full), full)
     return (
-        f"; did you mean {word!r}?" if word in known else f"; did you mean options={{{full!r}: …}}?"
+        f"; did you mean {word!r}?"
+        if word in parameters
+        else f"; did you mean options={{{full!r}: …}}?"
     )
 
 
@@ -71,25 +73,25 @@ def command_line(
         raise TypeError(
             f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}"
         )
-    given, switches = Given(), ("resume", *LOGGERS)
-    for place, named in (("", words), ("options", options)):
-        for name, value in named.items():
+    line, switches = ParsedLine(), ("resume", *LOGGERS)
+    for place, values in (("", words), ("options", options)):
+        for name, value in values.items():
             if not isinstance(name, str):
                 raise TypeError(
                     f"options has the name {name!r}: names are text, such as 'data.val_fraction'"
                 )
             full = in_full(command, name)
-            if any(in_full(command, other) == full for other, _ in given.flags):
+            if any(in_full(command, other) == full for other, _ in line.flags):
                 raise WrongUsage(
-                    f"{both(command, full)} is given twice: as {name!r} in options, too"
+                    f"{flag_names(command, full)} is given twice: as {name!r} in options, too"
                 )
             if (name in ALONE and name not in switches) or name.endswith(".help"):
                 raise WrongUsage(f"--{name} only prints: it is for the command line")
             if name not in switches:
-                given.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
+                line.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
             elif value:
-                given.flags.append((name, None if value is True else _text(value, name)))
-    arguments = put_together(command, given)
+                line.flags.append((name, None if value is True else _text(value, name)))
+    arguments = format_line(command, line)
     if folder is None:
         return arguments
     if not isinstance(folder, (str, os.PathLike)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
+from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.lens import lens
 from finetune.inference.predictor import Predictor
@@ -90,19 +90,19 @@ class FittedRun:
         answers = self.record.answers
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""
-        look = lens(Predictor(self.best))
+        viewer = lens(Predictor(self.best))
         chosen = np.sort(draw_indices(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
             (i, picture)
             for i in chosen
-            if (picture := look.see(answers.paths[i], SIDE)) is not None
+            if (picture := viewer.see(answers.paths[i], SIDE)) is not None
         ]
         if not seen:
             return "", ""
         names = answers.class_names
         captions = [
             (
-                words(names[answers.predicted[i]], answers.confidence[i]),
+                caption_text(names[answers.predicted[i]], answers.confidence[i]),
                 RIGHT if answers.is_right[i] else WRONG,
             )
             for i, _ in seen

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import torch
 from pytorch_lightning import Trainer
 
-from finetune.api.borrowed_process import borrowed, check_not_forked
+from finetune.api.borrowed_process import check_not_forked, preserved_process
 from finetune.api.child_process import needs_processes, run_command
 from finetune.api.command_words import command_line, passed_arguments, with_hints
 from finetune.api.fitted_run import FittedRun
 from finetune.commands.command_line import in_full_spelling
-from finetune.commands.error_lines import one_line, raised
+from finetune.commands.error_lines import one_line, unwrap
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
 from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
@@ -133,7 +133,7 @@ def run_test(
 
 def _run_here(arguments: list[str], after_stop: str = "") -> Path:
     """Run a command in this process, restore the process, and return the folder of its run."""
-    with _ONE_AT_A_TIME, borrowed():
+    with _ONE_AT_A_TIME, preserved_process():
         try:
             return Path(_run(arguments))
         except BaseException as error:
@@ -170,7 +170,7 @@ class _InProcessCLI(FinetuneCLI):
     kind_of_parser = _Parser
 
     def before_instantiate_classes(self) -> None:
-        asked = self.config[self.subcommand_asked].trainer
+        asked = self.config[self.requested_subcommand].trainer
         if needs_processes(asked.devices, asked.num_nodes, asked.accelerator, asked.strategy):
             raise _NeedsProcesses
 
@@ -200,7 +200,7 @@ def _run(arguments: list[str]) -> str | os.PathLike[str]:
 def _raise_in_one_line(error: Exception) -> NoReturn:
     """Raise an error with the message of one line that the command would print."""
     chain: list[BaseException] = [error]
-    line, error = one_line(error), raised(error)  # type: ignore[assignment]
+    line, error = one_line(error), unwrap(error)  # type: ignore[assignment]
     kinds: tuple[type[Exception], ...] = (
         FileNotFoundError,
         PermissionError,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from finetune.api.borrowed_process import check_not_forked
-from finetune.api.pictures import Picture, each_of, pixels
+from finetune.api.pictures import Picture, iterate_images, pixels
 from finetune.api.prediction import Prediction
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
@@ -43,8 +43,11 @@ class LoadedModel:
     """
 
     def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
-        found, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
-        self.path, self.predictor = Path(found), Predictor(found, device_named(device), None)
+        checkpoint_path, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
+        self.path, self.predictor = (
+            Path(checkpoint_path),
+            Predictor(checkpoint_path, device_named(device), None),
+        )
         self._pid = os.getpid()
         self.class_names, self.image_size = (
             list(self.predictor.class_names),
@@ -85,10 +88,10 @@ class LoadedModel:
             raise ValueError(
                 f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
             )
-        said: list[Prediction] = []
+        predictions: list[Prediction] = []
         for batch in self._batches(pictures, on_bad_image):
-            said += self._said(batch, abstain_below)
-        return said
+            predictions += self._predictions(batch, abstain_below)
+        return predictions
 
     def embed(
         self,
@@ -211,11 +214,11 @@ class LoadedModel:
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
             raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
-        given, at_once = list(each_of(pictures)), self.predictor.batch_size
+        inputs, batch_size = list(iterate_images(pictures)), self.predictor.batch_size
         with ThreadPoolExecutor(num_cores()) as threads:
-            for start in range(0, len(given), at_once):
-                some = given[start : start + at_once]
-                images = threads.map(lambda one: self._prepared(one[0], one[1], on_bad_image), some)
+            for start in range(0, len(inputs), batch_size):
+                some = inputs[start : start + batch_size]
+                images = threads.map(lambda one: self._prepare(one[0], one[1], on_bad_image), some)
                 places = range(start, start + len(some))
                 good = [
                     (i, name, picture, image)
@@ -225,7 +228,7 @@ class LoadedModel:
                 if good:
                     yield good
 
-    def _prepared(self, name: str, picture: Picture, on_bad_image: str) -> np.ndarray | None:
+    def _prepare(self, name: str, picture: Picture, on_bad_image: str) -> np.ndarray | None:
         try:
             return self.predictor.prepare(pixels(picture, name))
         except DecodeError:
@@ -233,7 +236,7 @@ class LoadedModel:
                 raise
             return None
 
-    def _said(
+    def _predictions(
         self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float
     ) -> Iterator[Prediction]:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
@@ -251,8 +254,8 @@ class LoadedModel:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]
         names += ["…"] if len(self.class_names) > _NUM_SHOWN else []
         network = f"{self.predictor.network_name} at {self.image_size} pixels"
-        told = "; ".join(self.predictor.calibration.describe(self.class_names))
-        return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {told}>"
+        calibration = "; ".join(self.predictor.calibration.describe(self.class_names))
+        return f"<{self.path}: {network}, {len(self.class_names)} classes ({', '.join(names)}); {calibration}>"
 
 
 def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:

@@ -14,15 +14,15 @@ from finetune.data.prediction_paths import files_to_predict
 Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 
-def each_of(pictures: object) -> Iterator[tuple[str, Picture]]:
+def iterate_images(pictures: object) -> Iterator[tuple[str, Picture]]:
     """Yield the name of each image for error messages, and the image; a path as text."""
     is_one = isinstance(
         pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     )
-    several: Iterable[object] = (
+    items: Iterable[object] = (
         [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
     )
-    for i, picture in enumerate(several):
+    for i, picture in enumerate(items):
         name = "the picture" if is_one else f"pictures[{i}]"
         if isinstance(picture, (str, os.PathLike)):
             for path in files_to_predict(os.fsdecode(picture)):
@@ -34,11 +34,11 @@ def each_of(pictures: object) -> Iterator[tuple[str, Picture]]:
         elif isinstance(picture, np.ndarray):
             yield name, _checked(picture, name)
         else:
-            raise TypeError(_no_picture(name, picture))
+            raise TypeError(_unsupported_type_message(name, picture))
 
 
-def _no_picture(name: str, given: object) -> str:
-    kind = f"{type(given).__module__}.{type(given).__qualname__}".removeprefix("builtins.")
+def _unsupported_type_message(name: str, value: object) -> str:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return f"{name} is of type {kind}: give a path, a file's bytes, a PIL image, or an array (H, W, 3) uint8 RGB"
 
 

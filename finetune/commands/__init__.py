@@ -1,22 +1,26 @@
-"""What a user can say: a module for each command of our own, and what all commands share.
+"""The commands: a module for each of our own, and the modules that all commands share.
 
-Before torch is imported, `command_line` turns what is typed into full flags: `given_arguments` takes it apart,
-`flag_checks` replaces shorthands such as `--wandb` and refuses wrong flags in the words of `suggestions`, `flow_yaml`
-writes values as the parser reads them, and `said` reads which settings configs and flags give, in one spelling.
-`options` has the table of options that all these and `help_pages` use.
+Before torch is imported, the command line is read and checked. `command_line` replaces short words by full flags.
+`parsed_line` parses it into flags and positional arguments. `flag_checks` expands shorthands such as `--wandb` and
+refuses wrong flags, with the messages of `suggestions`. `flow_yaml` writes values as YAML. `explicit_settings` reads
+which settings configs and flags give. `options` has the table of options that all these and `help_pages` use.
 
-`lightning_cli` is fit, validate, test and predict, `lightning_flags` what these take besides Lightning's own; `plan`
-is what a fit goes on from, and `settle` decides it and the settings that depend on it, in one order: `resumption`
-finds the run of `--resume`, `run_name` checks `--name`, then come the modules below. `trainer` has what a Trainer is
-made of; `fit` prepares, trains, tests and reports, after `early_values` and `fit_checks`, and `kept_weights` chooses
-the weights of best.ckpt. `parser` tells of wrong keys and values, `error_lines` of all else, `config_files` finds
-configs by name, `default_rates` gives another optimizer its usual learning rate, `preparation` prepares pictures as
-weights of timm's say, `backbone_choice` chooses among several networks by the images, `minutes` chooses a length that
-ends in time, `trust` says what a checkpoint may import. `logger_names` finds loggers by name, `logged_sheet` draws
-test pictures for them. Our own: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache`
-lists what is kept, `check` says what is wrong with a data set, `export` writes files for other programs, `parity`
-compares ways of using devices, `report` writes the page of a run or compares several, `runs` lists and deletes them,
-`serve` answers requests, `sheet` draws predicted pictures on one page.
+`lightning_cli` is fit, validate, test and predict. `lightning_flags` has the flags that these take in addition to
+Lightning's. `plan` is the state that a fit starts from. `settle` makes the plan and the settings that depend on it, in
+one order: `resumption` finds the run of `--resume`, `default_rates` gives an optimizer its usual learning rate,
+`early_values` checks values, `preparation` prepares images as timm's weights require, `backbone_choice` chooses among
+several networks by the images, and `minutes` chooses a length that ends in time. `run_name` checks `--name`. `trainer`
+makes the arguments of the Trainer. `fit` prepares, trains, tests and reports, after the checks of `fit_checks`.
+`best_weights` chooses the weights of best.ckpt.
 
-A new command is a module here and a row in `cli`. It reads flags, calls and prints; what it calls lies below.
+`parser` reports wrong keys and values, `error_lines` all other errors. `config_files` finds configs by name,
+`logger_names` finds loggers by name. `logged_sheet` draws test images for loggers. `trust` decides which modules a
+checkpoint may import.
+
+Our own commands: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists and
+removes caches, `check` finds faults of a data set, `export` writes files for other programs, `parity` compares ways of
+using several devices, `report` writes the report of a run or compares several, `runs` lists and deletes runs, `serve`
+answers requests, `sheet` draws a contact sheet of predicted images.
+
+A new command is a module here and a row in `cli`. It reads flags, calls lower packages and prints.
 """

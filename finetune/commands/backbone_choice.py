@@ -17,12 +17,12 @@ import yaml
 from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.flag_checks import network_name
 from finetune.commands.minutes import check_minutes
-from finetune.commands.options import both
+from finetune.commands.options import flag_names
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import data_module
-from finetune.commands.said import Said
 from finetune.data.data_settings import missing_split_message
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
@@ -49,7 +49,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.resume import Start
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.messages import NotFound, WrongUsage, reason
-from finetune.system.progress import duration, watched
+from finetune.system.progress import duration, track
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +72,14 @@ class Choice(NamedTuple):
     record: dict[str, Any] | None = None
 
 
-def settle_backbone(config: Any, said: Said, start: Start | None = None) -> Choice:
+def settle_backbone(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> Choice:
     """Choose the network of a fit if its config leaves that to the data.
 
     The choice is written to the config as if it were given, so that a repeated or resumed run does not rank again.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
-        said: The settings that configs and flags give.
+        explicit: The settings that configs and flags give.
         start: The checkpoint from which training starts, whose network is taken; None for none.
 
     Raises:
@@ -89,7 +89,7 @@ def settle_backbone(config: Any, said: Said, start: Start | None = None) -> Choi
     options = config["fit"]
     if not is_choice(options.model.backbone):
         return Choice([])
-    _check_configs(said)
+    _check_configs(explicit)
     record = None
     messages = []
     if start is not None:
@@ -105,14 +105,16 @@ def settle_backbone(config: Any, said: Said, start: Start | None = None) -> Choi
             )
         chosen = Candidate(*json.loads(os.environ[_CHOICE]))
     else:
-        _check_options(options, said)
-        chosen, record, messages = _chosen(config, said)
+        _check_options(options, explicit)
+        chosen, record, messages = _rank_candidates(config, explicit)
         os.environ[_CHOICE] = json.dumps(chosen)
-    _put(config, chosen)
-    return Choice([*messages, settle_preparation(config, said, start)], record)
+    _write_candidate(config, chosen)
+    return Choice([*messages, settle_preparation(config, explicit, start)], record)
 
 
-def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[str]]:
+def _rank_candidates(
+    config: Any, explicit: ExplicitSettings
+) -> tuple[Candidate, dict[str, Any], list[str]]:
     """Rank the candidates; return the best one, the ranking for about.json, and what to log."""
     options = config["fit"]
     candidates = sorted(
@@ -132,7 +134,7 @@ def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[st
     reachable: dict[str, bool] = {}
     by_name = dict(zip(names(candidates), candidates, strict=True))
     networks = {
-        name: partial(_load, name, candidate, config, said, split, reachable)
+        name: partial(_load, name, candidate, config, explicit, split, reachable)
         for name, candidate in by_name.items()
     }
     seed = options.get("seed_everything")
@@ -152,10 +154,10 @@ def _chosen(config: Any, said: Said) -> tuple[Candidate, dict[str, Any], list[st
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
     record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
-    return chosen, record, list(told(record))
+    return chosen, record, list(describe_ranking(record))
 
 
-def told(record: dict[str, Any]) -> list[str]:
+def describe_ranking(record: dict[str, Any]) -> list[str]:
     """Return a ranking in a line, and in further lines what it lacks."""
     best = record["rows"][0]
     rows = []
@@ -206,7 +208,7 @@ def _load(
     name: str,
     candidate: Candidate,
     config: Any,
-    said: Said,
+    explicit: ExplicitSettings,
     split: Samples,
     reachable: dict[str, bool],
 ) -> FeaturesOf:
@@ -216,7 +218,7 @@ def _load(
         name: What the candidate is called in messages.
         candidate: The network.
         config: As parsed; not changed.
-        said: The settings that configs and flags give.
+        explicit: The settings that configs and flags give.
         split: The training images.
         reachable: Which servers have answered; completed in place.
 
@@ -225,9 +227,9 @@ def _load(
     """
     weights = _weights_here(candidate, reachable)
     own = config.clone()
-    _put(own, candidate)
+    _write_candidate(own, candidate)
     try:
-        settle_preparation(own, said)
+        settle_preparation(own, explicit)
         settings = own["fit"].data.init_args.as_dict()
         prepare = preparation(settings)
         network = Features(candidate.backbone, weights, settings["image_size"])
@@ -250,7 +252,7 @@ def _load(
 
     def features(chosen: NDArray[np.integer], deadline: float | None) -> NDArray[np.floating]:
         rows: list[NDArray[np.floating]] = []
-        for row in watched(
+        for row in track(
             features_of(network, chosen.tolist(), prepared, size),
             len(chosen),
             f"features of {name}",
@@ -304,14 +306,18 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
     """
     if weights is None:
         raise WrongUsage(
-            f"{_option()} ranks networks by what they learned before: leave out {both('fit', _WEIGHTS)} null"
+            f"{_option()} ranks networks by what they learned before: leave out {flag_names('fit', _WEIGHTS)} null"
         )
     if backbone == AUTO:
-        return built_in() if weights == DEFAULT else [_of_weights(part) for part in _parts(weights)]
+        return (
+            built_in()
+            if weights == DEFAULT
+            else [_candidate_of_weights(part) for part in _parts(weights)]
+        )
     if "," in weights or "=" in weights or os.path.exists(os.path.expanduser(weights)):
         raise WrongUsage(
-            f"{both('fit', _WEIGHTS)} {weights} is not for several networks: give each its own with --backbone auto "
-            "--weights NAME=FILE,NAME=FILE"
+            f"{flag_names('fit', _WEIGHTS)} {weights} is not for several networks: give each its own with "
+            "--backbone auto --weights NAME=FILE,NAME=FILE"
         )
     listed = list(dict.fromkeys(part.strip() for part in backbone.split(",") if part.strip()))
     for name in listed:
@@ -319,9 +325,9 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
     return [Candidate(name, weights) for name in listed]
 
 
-def _of_weights(part: str) -> Candidate:
+def _candidate_of_weights(part: str) -> Candidate:
     """Return the candidate that a part of `--weights` names: a folder of timm's, a checkpoint, or NAME=WEIGHTS."""
-    option = both("fit", _WEIGHTS)
+    option = flag_names("fit", _WEIGHTS)
     path = os.path.expanduser(part)
     if os.path.isfile(os.path.join(path, "config.json")):
         return Candidate(backbone_of(path), path)
@@ -358,7 +364,7 @@ def _parts(weights: str) -> list[str]:
             parts = yaml.safe_load(weights)
         except yaml.YAMLError as error:
             raise WrongUsage(
-                f"{both('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}"
+                f"{flag_names('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}"
             ) from error
     else:
         parts = weights.split(",")
@@ -370,9 +376,9 @@ def _needs_download(candidate: Candidate) -> bool:
     return is_published(candidate) and cached_file(candidate) is None
 
 
-def _check_configs(said: Said) -> None:
+def _check_configs(explicit: ExplicitSettings) -> None:
     """Refuse a config that names one network."""
-    for source, settings in said.configs:
+    for source, settings in explicit.configs:
         named = settings.get("model.backbone")
         if named is not None and not is_choice(named):
             where = source if Path(source).is_file() else "the config"
@@ -381,22 +387,22 @@ def _check_configs(said: Said) -> None:
             )
 
 
-def _check_options(options: Any, said: Said) -> None:
+def _check_options(options: Any, explicit: ExplicitSettings) -> None:
     """Refuse options that do not go with a choice among networks, before anything is computed."""
     if options.model.freeze not in (None, "backbone"):
         raise WrongUsage(
-            f"{both('fit', 'model.freeze')} {options.model.freeze}: stages have other names in each network; with "
-            f"{_option()} only backbone can be frozen"
+            f"{flag_names('fit', 'model.freeze')} {options.model.freeze}: stages have other names in each network; "
+            f"with {_option()} only backbone can be frozen"
         )
     if options.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(
             f"{_option()} ranks networks on one machine, in one process: name a network to several"
         )
     if options.minutes is not None:
-        check_minutes(options.minutes, options, said)
+        check_minutes(options.minutes, options, explicit)
 
 
-def _put(config: Any, candidate: Candidate) -> None:
+def _write_candidate(config: Any, candidate: Candidate) -> None:
     model = config["fit"].model
     model.backbone = candidate.backbone
     model.weights = candidate.weights
@@ -407,7 +413,7 @@ def _reasons(unusable: dict[str, str]) -> str:
     by_reason: dict[str, list[str]] = {}
     for name, why in unusable.items():
         by_reason.setdefault(why, []).append(name)
-    return "; ".join(f"{', '.join(found)} ({why})" for why, found in by_reason.items())
+    return "; ".join(f"{', '.join(networks)} ({why})" for why, networks in by_reason.items())
 
 
 def _option() -> str:

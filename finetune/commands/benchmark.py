@@ -11,8 +11,8 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser
 
-from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
+from finetune.commands.parsed_line import format_line, parse_line
 from finetune.models.candidates import is_choice
 from finetune.profiling.recorder import Measured, Recorder
 from finetune.profiling.summary import advice, scaling, text
@@ -104,30 +104,30 @@ class BenchmarkCLI(FinetuneCLI):
         if self.trainer.is_global_zero:
             result = self.recorder.result(self.trainer, self.datamodule)
             result["advice"] = advice(result)
-            _tell(result, self.config["fit"].output)
+            _print_result(result, self.config["fit"].output)
 
 
 def benchmark(arguments: Sequence[str]) -> None:
     """Measure the fit that `arguments` describe."""
-    given = taken_apart(arguments)
-    devices = given.last("devices")
-    output = given.last("output")
+    line = parse_line(arguments)
+    devices = line.last("devices")
+    output = line.last("output")
     if output is not None:
         check_target(output, "--output")
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-    if devices is None or given.asks_for_help():
+    if devices is None or line.asks_for_help():
         run_lightning(["benchmark", *arguments], BenchmarkCLI)
         return
     numbers = [int(number) if number.strip().isdigit() else 0 for number in devices.split(",")]
     if not all(numbers):
         raise WrongUsage(f"--devices takes numbers such as 1,2, not {devices!r}")
-    given.flags = [(name, value) for name, value in given.flags if name not in _OF_COMPARISON]
-    rest = put_together("benchmark", given)[1:]
-    results = [_in_process(number, rest) for number in numbers]
-    _tell({**results[0], "scaling": scaling(results)}, output)
+    line.flags = [(name, value) for name, value in line.flags if name not in _OF_COMPARISON]
+    rest = format_line("benchmark", line)[1:]
+    results = [_result_of_subprocess(number, rest) for number in numbers]
+    _print_result({**results[0], "scaling": scaling(results)}, output)
 
 
-def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
+def _result_of_subprocess(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the result for a number of devices, from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
@@ -145,7 +145,7 @@ def _in_process(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
         return json.loads(output.read_text("utf-8"))
 
 
-def _tell(result: dict[str, Any], output: str | None) -> None:
+def _print_result(result: dict[str, Any], output: str | None) -> None:
     print(text(result), flush=True)
     if output is not None:
         replace_text(Path(output), json.dumps(result, indent=1) + "\n")

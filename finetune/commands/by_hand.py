@@ -72,19 +72,19 @@ def parse_devices(names: str) -> list[torch.device]:
     Raises:
         ValueError: If one of them is not on this machine.
     """
-    there = {"cpu": torch.device("cpu")}
+    available = {"cpu": torch.device("cpu")}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        there[accelerator.type] = torch.device(accelerator.type, 0)
+        available[accelerator.type] = torch.device(accelerator.type, 0)
         for i in range(torch.accelerator.device_count()):
-            there[f"{accelerator.type}:{i}"] = torch.device(accelerator.type, i)
+            available[f"{accelerator.type}:{i}"] = torch.device(accelerator.type, i)
     devices = [name.strip() for name in names.split(",")]
     for name in devices:
-        if name not in there:
+        if name not in available:
             raise WrongUsage(
-                f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(there)}"
+                f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(available)}"
             )
-    return [there[name] for name in devices]
+    return [available[name] for name in devices]
 
 
 def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output: str) -> None:

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from finetune.data.memmap import open_or_none
 from finetune.system.cache_dir import FORMER, PICTURES, PRECISIONS, cache_dir, has_mark
-from finetune.system.files import unfinished_of
+from finetune.system.files import unfinished_matching
 from finetune.system.messages import WrongUsage, shown
 
-_MOST_NAMED = 5  # files, in a message
+_MAX_LISTED = 5  # files, in a message
 
 
 def cache(remove: str | None = None) -> None:
@@ -24,11 +24,11 @@ def cache(remove: str | None = None) -> None:
         remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
     """
     folder = cache_dir()
-    found = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
+    caches = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
     for kind in FORMER:
         # one of now may have the same stem
-        found |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
-    found |= {path.name: path for path in folder.glob(PRECISIONS)}
+        caches |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
+    caches |= {path.name: path for path in folder.glob(PRECISIONS)}
     if remove is None:
         columns = (
             Column("name", no_wrap=True),
@@ -37,7 +37,7 @@ def cache(remove: str | None = None) -> None:
             "last used",
         )
         table = Table(*columns, title=Text(f"caches in {folder}"))
-        for name, path in found.items():
+        for name, path in caches.items():
             status, about = path.stat(), "features, of an earlier version: no run uses them"
             if not has_mark(path):
                 about = "not written by this version of finetune: --remove all leaves it"
@@ -52,27 +52,27 @@ def cache(remove: str | None = None) -> None:
                 )
             last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
             table.add_row(Text(name), Text(about), f"{status.st_size / 1e9:.2f} GB", last_used)
-        Console().print(table if found else Text(f"no caches in {folder}"))
+        Console().print(table if caches else Text(f"no caches in {folder}"))
         return
-    if remove != "all" and remove not in found:
+    if remove != "all" and remove not in caches:
         raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
-    chosen = [found[remove]] if remove != "all" else list(found.values())
-    left = []
+    chosen = [caches[remove]] if remove != "all" else list(caches.values())
+    unmarked = []
     if remove == "all":
-        left = [path.name for path in chosen if not has_mark(path)]
+        unmarked = [path.name for path in chosen if not has_mark(path)]
         chosen = [path for path in chosen if has_mark(path)]
         unfinished = [
-            path for kind in (PICTURES, *FORMER) for path in unfinished_of(folder, f"*{kind}")
+            path for kind in (PICTURES, *FORMER) for path in unfinished_matching(folder, f"*{kind}")
         ]
         chosen += [path for path in unfinished if has_mark(path) or path.stat().st_size == 0]
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()
     print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
-    if left:
-        names = ", ".join(map(shown, left[:_MOST_NAMED])) + (
-            ", ..." if len(left) > _MOST_NAMED else ""
+    if unmarked:
+        names = ", ".join(map(shown, unmarked[:_MAX_LISTED])) + (
+            ", ..." if len(unmarked) > _MAX_LISTED else ""
         )
         print(
-            f"left {len(left)} that this version of finetune did not write: {names}; to remove one, give its name"
+            f"left {len(unmarked)} that this version of finetune did not write: {names}; to remove one, give its name"
         )

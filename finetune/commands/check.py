@@ -27,7 +27,7 @@ from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.datasets.listing import Listing, list_pictures
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 if TYPE_CHECKING:
     from finetune.features.picture_features import Features
@@ -80,19 +80,17 @@ def check(
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
-        facts = collect_facts(
-            watched(inspect_images(listing.paths), num, "looking at pictures"), num
-        )
+        facts = collect_facts(track(inspect_images(listing.paths), num, "looking at pictures"), num)
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
         name = network.name if network else ""
         write_page(Path(output, "check.html"), listing, findings, seconds, name)
         write_json(Path(output, "check.json"), listing, findings, name)
-        num_left_out = 0 if lists is None else write_lists(Path(lists), listing, findings)
+        num_unlisted = 0 if lists is None else write_lists(Path(lists), listing, findings)
     except OSError as error:
         raise WrongUsage(reason(error)) from error
-    _tell(listing, findings)
+    _print_findings(listing, findings)
     print(f"page in {Path(output, 'check.html')}, all of it in {Path(output, 'check.json')}")
     if lists is not None:
         print(f"lists in {lists}")
@@ -107,9 +105,9 @@ def check(
                     placeholder=" …",
                 )
             )
-    if num_left_out:
+    if num_unlisted:
         print(
-            f"{counted(num_left_out, 'file')} with a line break in the name can't be listed: see check.json"
+            f"{counted(num_unlisted, 'file')} with a line break in the name can't be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
 
@@ -180,7 +178,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
 
         paths = [listing.paths[int(i)] for i in chosen]
         parts = picture_features(network.features, paths, **network.preparation)
-        features = np.stack(list(watched(parts, len(paths), "what the network makes of them")))
+        features = np.stack(list(track(parts, len(paths), "what the network makes of them")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)
         yield from label_findings(listing, chosen, features.astype(np.float64), near)
@@ -196,7 +194,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     )
 
 
-def _tell(listing: Listing, findings: list[Finding]) -> None:
+def _print_findings(listing: Listing, findings: list[Finding]) -> None:
     counts = zip(listing.splits, listing.counts().sum(axis=1).tolist(), strict=True)
     by_split = ", ".join(f"{split} {num:,}" for split, num in counts if split != "all")
     classes = counted(len(listing.class_names), "class", "classes")

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.commands.config_files import find, shipped
+from finetune.commands.explicit_settings import flag_settings
 from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import Given, put_together, taken_apart
-from finetune.commands.options import PATHS, POSITIONS, both, in_full
-from finetune.commands.said import flag_settings
+from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
+from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
 _WEIGHTS = {"weights", "model.weights"}
-_OF_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-_PICTURES = ("data.predict", "pictures")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_IMAGE_OPTIONS = ("data.predict", "pictures")
 
 
 def in_full_spelling(arguments: Sequence[str]) -> list[str]:
@@ -32,23 +32,23 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
         WrongUsage: An option, or something that is named by position, is wrong.
     """
     command = arguments[0]
-    given = taken_apart(arguments[1:])
-    replace_shorthands(command, given)
-    check_flags(command, given)
-    is_needed = not given.has("resume")  # which may go on with another
-    given.flags = [_flag_in_full(command, name, value, is_needed) for name, value in given.flags]
-    if given.asks_for_help():
-        given.positionals = []  # `--help all`
+    line = parse_line(arguments[1:])
+    replace_shorthands(command, line)
+    check_flags(command, line)
+    must_exist = not line.has("resume")  # which may go on with another
+    line.flags = [_flag_in_full(command, name, value, must_exist) for name, value in line.flags]
+    if line.asks_for_help():
+        line.positionals = []  # `--help all`
     else:
-        given.positionals = [os.path.expanduser(text) for text in given.positionals]
-        _take_positionals(command, given)
+        line.positionals = [os.path.expanduser(text) for text in line.positionals]
+        _take_positionals(command, line)
         for value in (
             value
-            for name, value in given.flags
+            for name, value in line.flags
             if name == "config" and command not in ("sheet", "check", "export", "serve")
         ):
             find(value or "")
-    return put_together(command, given)
+    return format_line(command, line)
 
 
 def with_pictures(arguments: Sequence[str]) -> list[str]:
@@ -56,51 +56,53 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
 
     They are no flag before: of what a process is started with, the system takes no argument of more than 128 KiB.
     """
-    command, given = arguments[0], taken_apart(arguments[1:])
+    command, line = arguments[0], parse_line(arguments[1:])
     pictures = _pictures_option(command)
-    if pictures and given.positionals:
-        paths, given.positionals = given.positionals, []
+    if pictures and line.positionals:
+        paths, line.positionals = line.positionals, []
         is_one = len(paths) == 1 and paths[0][0] not in "[-"  # which would begin a list
-        given.flags.append((pictures, paths[0] if is_one else flow_yaml(paths)))
-    return put_together(command, given)
+        line.flags.append((pictures, paths[0] if is_one else flow_yaml(paths)))
+    return format_line(command, line)
 
 
 def _pictures_option(command: str) -> str | None:
     """Return the full name of the option for which pictures are named by position."""
-    return next((full for full in POSITIONS.get(command, ()) if full in _PICTURES), None)
+    return next((full for full in POSITIONS.get(command, ()) if full in _IMAGE_OPTIONS), None)
 
 
 def _flag_in_full(
-    command: str, name: str, value: str | None, is_needed: bool
+    command: str, name: str, value: str | None, must_exist: bool
 ) -> tuple[str, str | None]:
     """Return a flag as the parser has it; a checkpoint must be there if it is needed."""
     full = in_full(command, name)
     if value and full in PATHS:
         value = os.path.expanduser(value)
     if value and full == "trainer.default_root_dir":
-        found = next(
+        existing = next(
             path
             for path in (Path(value).absolute(), *Path(value).absolute().parents)
             if path.exists()
         )
-        if not found.is_dir():
-            raise WrongUsage(f"{both(command, full)} {value}: {found} is a file, not a folder")
+        if not existing.is_dir():
+            raise WrongUsage(
+                f"{flag_names(command, full)} {value}: {existing} is a file, not a folder"
+            )
     is_run = value and full in _WEIGHTS and _is_folder_of_weights(value)
     if value and (is_run or (full == "ckpt_path" and value != "null")):
-        value = _checkpoint(value, is_needed)
+        value = _checkpoint(value, must_exist)
     return full, value
 
 
-def _checkpoint(path: str, is_needed: bool = True) -> str:
-    path, told = checkpoint_of(path)
-    if is_needed and not os.path.exists(path):
+def _checkpoint(path: str, must_exist: bool = True) -> str:
+    path, message = checkpoint_of(path)
+    if must_exist and not os.path.exists(path):
         raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
-    if path.lower().endswith(_OF_PICTURES):
+    if path.lower().endswith(_IMAGE_SUFFIXES):
         raise WrongUsage(
             f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures"
         )
-    if told and _is_rank_zero():
-        print(told, file=sys.stderr)
+    if message and _is_rank_zero():
+        print(message, file=sys.stderr)
     return path
 
 
@@ -108,7 +110,7 @@ def _is_rank_zero() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def _take_positionals(command: str, given: Given) -> None:
+def _take_positionals(command: str, line: ParsedLine) -> None:
     """Make flags of what is named by position, each in its place in `POSITIONS`.
 
     Pictures stay behind `--`: the system takes no argument of more than 128 KiB. The folder of `check`, whose function
@@ -116,42 +118,40 @@ def _take_positionals(command: str, given: Given) -> None:
     """
     for full in POSITIONS[command]:
         if full == "ckpt_path":
-            _take_checkpoint(command, given)
-        elif full in _PICTURES:
-            _check_pictures(command, full, given)
+            _take_checkpoint(command, line)
+        elif full in _IMAGE_OPTIONS:
+            _check_pictures(command, full, line)
         else:
-            _take_folder(command, full, given)
-    if list(POSITIONS[command]) == ["ckpt_path"] and given.positionals:
-        raise WrongUsage(
-            f"finetune {command} takes one checkpoint, and no {given.positionals[0]!r}"
-        )
+            _take_folder(command, full, line)
+    if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
+        raise WrongUsage(f"finetune {command} takes one checkpoint, and no {line.positionals[0]!r}")
 
 
-def _take_folder(command: str, full: str, given: Given) -> None:
+def _take_folder(command: str, full: str, line: ParsedLine) -> None:
     """Take a folder of pictures; next to a config, it is the root of its data."""
     is_training = command in ("fit", "benchmark")
-    if is_training and given.has("resume"):
-        _take_run(given)
-    has_data = is_training and given.has("config", "data", "data.class_path")
-    if not given.positionals:
+    if is_training and line.has("resume"):
+        _take_run(line)
+    has_data = is_training and line.has("config", "data", "data.class_path")
+    if not line.positionals:
         if is_training and not has_data:
-            _check_has_data(command, given)
+            _check_has_data(command, line)
         return
     place = POSITIONS[command][full]
-    folder = _only_one(f"finetune {command} {place}", given.positionals)
+    folder = _only_one(f"finetune {command} {place}", line.positionals)
     if full == "folder":
         return
     if is_training:
         _check_no_config(command, folder)
     if not has_data:
         _check_folder(folder)
-    _put(command, given, full, folder)
-    given.positionals = []
+    _add_flag(command, line, full, folder)
+    line.positionals = []
 
 
-def _check_has_data(command: str, given: Given) -> None:
-    has_root = "data.root" in flag_settings(given)
-    if not has_root and not given.has("print_config", "resume"):
+def _check_has_data(command: str, line: ParsedLine) -> None:
+    has_root = "data.root" in flag_settings(line)
+    if not has_root and not line.has("print_config", "resume"):
         hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
         raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
 
@@ -165,53 +165,53 @@ def _check_no_config(command: str, folder: str) -> None:
         )
 
 
-def _take_run(given: Given) -> None:
+def _take_run(line: ParsedLine) -> None:
     """`fit --resume RUN`: a positional argument that is a run's folder, or lies in one, is the run to resume."""
-    runs = [path for path in given.positionals if run_of(path)]
+    runs = [path for path in line.positionals if run_of(path)]
     if runs:
         run = _only_one("finetune fit --resume RUN", runs)
-        given.positionals.remove(run)
-        given.flags = [(name, value) for name, value in given.flags if name != "resume"]
-        given.flags.append(("resume", run))
-    named = given.last("resume")
+        line.positionals.remove(run)
+        line.flags = [(name, value) for name, value in line.flags if name != "resume"]
+        line.flags.append(("resume", run))
+    named = line.last("resume")
     if named and named.lower() not in ("true", "false"):
         run = run_of(named)
         if not run:
             raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
-        given.flags = [(name, run if name == "resume" else value) for name, value in given.flags]
+        line.flags = [(name, run if name == "resume" else value) for name, value in line.flags]
 
 
-def _take_checkpoint(command: str, given: Given) -> None:
+def _take_checkpoint(command: str, line: ParsedLine) -> None:
     pictures = _pictures_option(command)
     if (
         pictures
-        and len(given.positionals) == 1
-        and not given.has("ckpt_path", pictures)
-        and not _is_checkpoint(given.positionals[0])
+        and len(line.positionals) == 1
+        and not line.has("ckpt_path", pictures)
+        and not _is_checkpoint(line.positionals[0])
     ):
         raise WrongUsage(
             f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES"
         )
-    if given.has("ckpt_path"):
+    if line.has("ckpt_path"):
         return
-    if given.positionals:
-        given.flags.insert(0, ("ckpt_path", _checkpoint(given.positionals.pop(0))))
+    if line.positionals:
+        line.flags.insert(0, ("ckpt_path", _checkpoint(line.positionals.pop(0))))
     # The config of a command of our own may name it.
-    elif not given.has("config") or command in ("validate", "test", "predict"):
+    elif not line.has("config") or command in ("validate", "test", "predict"):
         raise WrongUsage(
-            f"finetune {command} needs a checkpoint, or a run's folder: {both(command, 'ckpt_path')}"
+            f"finetune {command} needs a checkpoint, or a run's folder: {flag_names(command, 'ckpt_path')}"
         )
 
 
-def _check_pictures(command: str, full: str, given: Given) -> None:
-    if given.positionals and given.has(full):
-        raise WrongUsage(f"pictures are given twice: by --{full}, and {given.positionals[0]!r}")
-    if not given.positionals and not given.has(full, "config", "data"):
+def _check_pictures(command: str, full: str, line: ParsedLine) -> None:
+    if line.positionals and line.has(full):
+        raise WrongUsage(f"pictures are given twice: by --{full}, and {line.positionals[0]!r}")
+    if not line.positionals and not line.has(full, "config", "data"):
         kinds = "pictures, folders, globs or a LIST.txt"
         raise WrongUsage(
             f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{full})"
         )
-    for path in given.positionals:
+    for path in line.positionals:
         if not os.path.exists(path) and not (
             glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
         ):
@@ -262,9 +262,9 @@ def _nearest(path: str) -> str:
     return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else ""
 
 
-def _put(command: str, given: Given, name: str, value: str) -> None:
-    said = flag_settings(given).get(name)
-    if said is not None and said != value:
-        raise WrongUsage(f"{both(command, name)} is given twice: {value!r} and {said!r}")
-    if said is None:
-        given.flags.append((name, value))
+def _add_flag(command: str, line: ParsedLine, name: str, value: str) -> None:
+    existing = flag_settings(line).get(name)
+    if existing is not None and existing != value:
+        raise WrongUsage(f"{flag_names(command, name)} is given twice: {value!r} and {existing!r}")
+    if existing is None:
+        line.flags.append((name, value))

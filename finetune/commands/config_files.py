@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finetune.commands.given_arguments import Given
+from finetune.commands.parsed_line import ParsedLine
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
@@ -47,16 +47,16 @@ def _check_text(path: Path) -> None:
         raise WrongUsage(f"the config {path} is empty")
 
 
-def put_configs_first(given: Given) -> None:
+def put_configs_first(line: ParsedLine) -> None:
     """Move the configs of a command line before all other flags, each by its path.
 
     Later options win, so flags win over configs wherever they are typed.
     """
     configs: list[tuple[str, str | None]] = []
     others: list[tuple[str, str | None]] = []
-    for name, value in given.flags:
+    for name, value in line.flags:
         if name == "config" and value is not None:
             configs.append((name, find(value)))
         else:
             others.append((name, value))  # the parser reports a --config without a value
-    given.flags = configs + others
+    line.flags = configs + others

@@ -4,7 +4,7 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.models.heads import resolved_head_init
 from finetune.system.messages import WrongUsage
 
@@ -32,14 +32,14 @@ CLIP_NORM = 1.0  # of the gradient of all parameters together
 _DEFAULT = "AdamW"  # of `Classifier`
 
 
-def settle_rate(config: Any, said: Said) -> str:
+def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
     """Give a fit's optimizer its usual rate if its rate is meant for another case; return the message.
 
     Its other arguments get their usual values if nobody gave them: the parser leaves those of the default optimizer.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
-        said: The settings that configs and flags give.
+        explicit: The settings that configs and flags give.
 
     Raises:
         WrongUsage: No rate is usual for it, and none is given.
@@ -50,8 +50,8 @@ def settle_rate(config: Any, said: Said) -> str:
     optimizer = model.optimizer
     name = optimizer.class_path.rpartition(".")[2]
     if name != _DEFAULT:
-        _settle_other_arguments(optimizer, name, said)
-    rate_is_for = _rate_is_for(said)
+        _settle_other_arguments(optimizer, name, explicit)
+    rate_is_for = _rate_is_for(explicit)
     if rate_is_for in (name, _COMMAND_LINE) or "lr" not in optimizer.init_args:
         return ""
     flag = "--model.optimizer.lr"
@@ -67,23 +67,25 @@ def settle_rate(config: Any, said: Said) -> str:
     return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
 
 
-def _settle_other_arguments(optimizer: Any, name: str, said: Said) -> None:
+def _settle_other_arguments(optimizer: Any, name: str, explicit: ExplicitSettings) -> None:
     """Give all arguments of an optimizer but its rate their usual values, except those that configs and flags give."""
     module, _, class_name = optimizer.class_path.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
-    given = _arguments_said(said)
-    for argument in optimizer.init_args.as_dict().keys() & parameters.keys() - given - {"lr"}:
+    explicit_names = _explicit_arguments(explicit)
+    for argument in optimizer.init_args.as_dict().keys() & parameters.keys() - explicit_names - {
+        "lr"
+    }:
         value = _SGD.get(argument) if name == "SGD" else None
         optimizer.init_args[argument] = parameters[argument].default if value is None else value
-    if name == "SGD" and not optimizer.init_args.momentum and "nesterov" not in given:
+    if name == "SGD" and not optimizer.init_args.momentum and "nesterov" not in explicit_names:
         optimizer.init_args.nesterov = False  # which needs momentum
 
 
-def _arguments_said(said: Said) -> set[str]:
+def _explicit_arguments(explicit: ExplicitSettings) -> set[str]:
     """Return the names of the optimizer's arguments that configs and flags give."""
     prefix = f"{_OPTIMIZER}."
-    given = [said.flags, *(config.settings for config in said.configs)]
-    names = (name for settings in given for name in settings)
+    sources = [explicit.flags, *(config.settings for config in explicit.configs)]
+    names = (name for settings in sources for name in settings)
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
@@ -109,13 +111,13 @@ def settle_clipping(options: Any) -> None:
         options.trainer.gradient_clip_val = CLIP_NORM
 
 
-def _rate_is_for(said: Said) -> str | None:
+def _rate_is_for(explicit: ExplicitSettings) -> str | None:
     """Return the name of the optimizer that the last rate was given with, `_COMMAND_LINE`, or None for no rate."""
-    if f"{_OPTIMIZER}.lr" in said.flags:
+    if f"{_OPTIMIZER}.lr" in explicit.flags:
         return _COMMAND_LINE
     name = _DEFAULT
     rate_is_for = None
-    for config in said.configs:
+    for config in explicit.configs:
         name = str(config.settings.get(f"{_OPTIMIZER}.class_path", name)).rpartition(".")[2]
         if f"{_OPTIMIZER}.lr" in config.settings:
             rate_is_for = name

@@ -9,7 +9,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LRSchedulerCallable, instantiate_class
 from torch.optim import Optimizer
 
-from finetune.commands.options import both
+from finetune.commands.options import flag_names
 from finetune.commands.trainer import check_allowed, patience
 from finetune.models.ensemble import check_members
 from finetune.models.stages import check_solved
@@ -45,7 +45,7 @@ def check_values(config: Any) -> None:
     model, trainer = config.model, config.trainer
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if trainer[name] == 0:
-            raise WrongUsage(f"nothing to train: {both('fit', f'trainer.{name}')} is 0")
+            raise WrongUsage(f"nothing to train: {flag_names('fit', f'trainer.{name}')} is 0")
     if config.patience is not None:
         patience(config.patience)
     check_interval(config.checkpoint_every_n_steps)
@@ -58,26 +58,26 @@ def check_values(config: Any) -> None:
         raise WrongUsage(
             "--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights"
         )
-    optimizer = _made_optimizer(model.optimizer)
+    optimizer = _make_optimizer(model.optimizer)
     _check_scheduler(model.scheduler, optimizer)
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
         trainer.accelerator == "auto" and torch.accelerator.is_available()
     )
     if not has_gpu and not _is_number(trainer.devices):
-        option = f"{both('fit', 'trainer.devices')} {trainer.devices}"
+        option = f"{flag_names('fit', 'trainer.devices')} {trainer.devices}"
         raise WrongUsage(
             f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2"
         )
 
 
-def _made_optimizer(optimizer: Any) -> Optimizer:
+def _make_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer of a fit on a single number."""
     values = {"class_path": optimizer.class_path, "init_args": dict(optimizer.init_args)}
     try:
         made: Optimizer = instantiate_class([torch.zeros(1, 1, requires_grad=True)], values)
     except ValueError as error:
         is_rate = "learning rate" in str(error)
-        option = both("fit", "model.optimizer.lr" if is_rate else "model.optimizer")
+        option = flag_names("fit", "model.optimizer.lr" if is_rate else "model.optimizer")
         raise WrongUsage(f"{option}: {error}") from error
     return made
 
@@ -92,7 +92,7 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
     try:
         at_each_rate(with_total_steps(make, _SOME_STEPS), [1.0])(optimizer)
     except (ValueError, TypeError) as error:
-        raise WrongUsage(f"{both('fit', 'model.scheduler')}: {reason(error)}") from error
+        raise WrongUsage(f"{flag_names('fit', 'model.scheduler')}: {reason(error)}") from error
 
 
 def _check_trainer(trainer: Any) -> None:

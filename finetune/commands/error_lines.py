@@ -7,13 +7,13 @@ import os
 import re
 import sys
 
-from finetune.system.killed_worker import is_of_killed_worker
+from finetune.system.killed_worker import is_killed_worker_error
 
 # such an error carries its traceback as text
-_OF_A_WORKER = "Caught .* in (DataLoader worker|pin memory thread)"
+_WORKER_ERROR = "Caught .* in (DataLoader worker|pin memory thread)"
 _LONGEST_REASON = 200  # of torch's, which may name thousands of keys
 # what NCCL says where another process has ended
-_LEFT = "remote|clos|abort|timeout|timed out|premature"
+_PEER_ENDED = "remote|clos|abort|timeout|timed out|premature"
 # how messages of Lightning begin that a user can cause
 _OF_LIGHTNING = (
     "Early stopping conditioned on metric",
@@ -22,7 +22,7 @@ _OF_LIGHTNING = (
 )
 
 
-def raised(error: BaseException) -> BaseException:
+def unwrap(error: BaseException) -> BaseException:
     """Return what a constructor raised, which jsonargparse wraps."""
     while (
         str(error).startswith("Does not validate against any of the Union")
@@ -41,7 +41,7 @@ def find_interruption(error: BaseException) -> BaseException:
 
 def exit_code(error: BaseException) -> int:
     wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
-    return getattr(raised(error), "exit_code", 2 if wrong_usage else 1)
+    return getattr(unwrap(error), "exit_code", 2 if wrong_usage else 1)
 
 
 def one_line(error: BaseException) -> str | None:
@@ -50,24 +50,24 @@ def one_line(error: BaseException) -> str | None:
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
-    error = raised(error)
+    error = unwrap(error)
     text = str(error)
     line = _out_of_memory(error, text) or _unusable_gpu(text) or _unfit_weights(text)
     if line:
         return line
-    if re.search(_OF_A_WORKER, text):
+    if re.search(_WORKER_ERROR, text):
         return _joined(text.strip().splitlines()[-1].partition(": ")[2], error)
     return _nondeterministic(text) or _lost_process(error, text) or _message(error, text)
 
 
 def _out_of_memory(error: BaseException, text: str) -> str | None:
     """Return a line if a process or a GPU had too little memory."""
-    if is_of_killed_worker(error):
+    if is_killed_worker_error(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
-    of_numpy_or_torch = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
-    if isinstance(error, MemoryError) or of_numpy_or_torch:
+    is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
+    if isinstance(error, MemoryError) or is_allocation_error:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
-    if type(error).__name__ == "OutOfMemoryError" or _is_of_gpu_memory(text):
+    if type(error).__name__ == "OutOfMemoryError" or _is_gpu_memory_error(text):
         return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
     return None
 
@@ -108,10 +108,10 @@ def _lost_process(error: BaseException, text: str) -> str | None:
         address = text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
         return f"process {rank} can't reach another one at {address}: {reached}"
-    if kind == "DistBackendError" and not re.search(_LEFT, text, re.IGNORECASE):
+    if kind == "DistBackendError" and not re.search(_PEER_ENDED, text, re.IGNORECASE):
         cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
         return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
-    if kind == "DistBackendError" or _is_left_alone(error):
+    if kind == "DistBackendError" or _is_lost_peer(error):
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0")
         return f"process {rank} ended, since another one did"
     if kind == "DistNetworkError":  # the port is in use, or rank 0 does not answer
@@ -133,7 +133,7 @@ def _joined(text: str, error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def _is_of_gpu_memory(text: str) -> bool:
+def _is_gpu_memory_error(text: str) -> bool:
     words = (
         "CUDA error: out of memory",
         "CUDA out of memory",
@@ -144,7 +144,7 @@ def _is_of_gpu_memory(text: str) -> bool:
     return any(word in text for word in words)
 
 
-def _is_left_alone(error: BaseException) -> bool:
+def _is_lost_peer(error: BaseException) -> bool:
     words = {
         "DistNetworkError": "Broken pipe|Failed to recv|reset by peer",
         "RuntimeError": r"\bgloo\b",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 import finetune
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.trust import data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
@@ -39,8 +39,8 @@ from finetune.runs.exported_files import ExportedCheckpoint, InputSize, packed
 from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
-_MOST = 64  # pictures that are held against the network
-_NUM_CALIBRATED, _MOST_TESTED = 200, 2000  # pictures, for int8
+_MAX_VERIFIED = 64  # pictures that are held against the network
+_NUM_CALIBRATED, _MAX_TESTED = 200, 2000  # pictures, for int8
 
 
 def export(
@@ -94,8 +94,8 @@ def export(
     target = Path(output) if output else Path(ckpt_path).with_suffix(f"{kind}{suffix}")
     if target.suffix != suffix:
         raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
-    beside = target.with_name(f"{target.name}.json")
-    for path in (target, beside):
+    description_path = target.with_name(f"{target.name}.json")
+    for path in (target, description_path):
         check_target(path, "--output")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
@@ -110,24 +110,24 @@ def export(
         file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)
         run = opened(file)
-        agrees = hold_against(
+        agreement = hold_against(
             predictor, run, np.stack([predictor.prepare(read()) for read in pictures])
         )
-        _check(agrees, suffix, what)
-        found = {"verified" if data is None else "verified_before_int8": agrees}
-        said, quantized = "", dict[str, Any]()
+        _check(agreement, suffix, what)
+        agreements = {"verified" if data is None else "verified_before_int8": agreement}
+        message, quantized = "", dict[str, Any]()
         if data is not None:
-            file, quantized, said = _quantized(predictor, file, data)
+            file, quantized, message = _quantize(predictor, file, data)
         if input == "any_size":
-            own = predictor.classify if data is None else opened(file)
-            file, agrees = _of_any_size(predictor, file, own, pictures)
+            reference = predictor.classify if data is None else opened(file)
+            file, agreement = _prepend_preparation(predictor, file, reference, pictures)
             what = f"{what} and pieces of them, of many sizes"
-            _check(agrees, suffix, what)
-            found["verified" if data is None else "verified_preparation"] = agrees
-        facts = about(predictor, checkpoint, format, input, found) | quantized
-        _keep(file, facts, target, beside)
-    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {beside.name} about it")
-    print(said or _words(agrees, what))
+            _check(agreement, suffix, what)
+            agreements["verified" if data is None else "verified_preparation"] = agreement
+        facts = about(predictor, checkpoint, format, input, agreements) | quantized
+        _write_export(file, facts, target, description_path)
+    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {description_path.name} about it")
+    print(message or _describe(agreement, what))
     return target
 
 
@@ -148,38 +148,38 @@ def _workplace() -> Iterator[Path]:
             raise
 
 
-def _check(found: Agreement, suffix: str, what: str) -> None:
-    if not found.is_good:
-        differs = (
-            f"a probability differs by {found.largest:.1e}, {found.num_other} have another class"
-        )
-        where = f"on {found.num_pictures} {what}"
+def _check(agreement: Agreement, suffix: str, what: str) -> None:
+    if not agreement.is_good:
+        differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have another class"
+        where = f"on {agreement.num_pictures} {what}"
         raise ValueError(
             f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}"
         )
 
 
-def _words(found: Agreement, what: str) -> str:
+def _describe(agreement: Agreement, what: str) -> str:
     return (
-        f"held against the network on {found.num_pictures} {what}: the same classes, largest difference of a "
-        f"probability {found.largest:.1e}; one picture at a time the network takes {found.milliseconds[0]:.1f} ms, "
-        f"the file {found.milliseconds[1]:.1f} ms"
+        f"held against the network on {agreement.num_pictures} {what}: the same classes, largest difference of a "
+        f"probability {agreement.largest:.1e}; one picture at a time the network takes "
+        f"{agreement.milliseconds[0]:.1f} ms, the file {agreement.milliseconds[1]:.1f} ms"
     )
 
 
-def _keep(file: Path, facts: Mapping[str, Any], target: Path, beside: Path) -> None:
+def _write_export(
+    file: Path, facts: Mapping[str, Any], target: Path, description_path: Path
+) -> None:
     """Put a file and what is to be known of it in place, both whole and of one export, whatever others do."""
     with one_at_a_time(target):
-        for leftover in (*unfinished(target), *unfinished(beside)):
+        for leftover in (*unfinished(target), *unfinished(description_path)):
             leftover.unlink(missing_ok=True)
-        with replacing(beside) as description, replacing(target) as content:
+        with replacing(description_path) as description, replacing(target) as content:
             try:
                 shutil.copyfile(file, content)
             except OSError as error:  # it names the source
                 raise OSError(error.errno, error.strerror, str(target)) from error
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             # rather none, between here and the end, than that of another file
-            beside.resolve().unlink(missing_ok=True)
+            description_path.resolve().unlink(missing_ok=True)
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
@@ -188,25 +188,27 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     if class_path.rpartition(".")[0] != "finetune":
         raise WrongUsage(f"--quantize int8 knows finetune's own data sets, not {class_path}")
     # Training's transforms, perhaps of a module that only the user could trust, have no part in it.
-    known = checkpoint["datamodule_hyper_parameters"]
-    given = {name: value for name, value in known.items() if name != "augmentations"}
-    settings = data_settings({**checkpoint, "datamodule_hyper_parameters": given}, Said())
+    saved = checkpoint["datamodule_hyper_parameters"]
+    arguments = {name: value for name, value in saved.items() if name != "augmentations"}
+    settings = data_settings(
+        {**checkpoint, "datamodule_hyper_parameters": arguments}, ExplicitSettings()
+    )
     kind = getattr(finetune, class_path.rpartition(".")[2])
     place = root or settings["init_args"].get("root") or kind.default_root
     if not place or not Path(place).exists():
-        gone = (
+        start = (
             "the pictures of the checkpoint's run are not in"
             if root is None
             else "there is no folder"
         )
-        raise WrongUsage(f"{gone} {place}: --quantize int8 needs them, with --root FOLDER")
+        raise WrongUsage(f"{start} {place}: --quantize int8 needs them, with --root FOLDER")
     if not kind.is_in(Path(place)):
         raise WrongUsage(
             f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it"
         )
-    ours = {"class_names": class_names, "root": place, "num_workers": 0}
+    overrides = {"class_names": class_names, "root": place, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
-        data: ImageDataModule = kind(**{**settings["init_args"], **ours})
+        data: ImageDataModule = kind(**{**settings["init_args"], **overrides})
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():
@@ -216,7 +218,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     return data
 
 
-def _quantized(
+def _quantize(
     predictor: Predictor, source: Path, data: ImageDataModule
 ) -> tuple[Path, dict[str, Any], str]:
     """Return the file in int8, what is to be known of it, and the same in words."""
@@ -224,36 +226,42 @@ def _quantized(
 
     train, test = data.splits["train"], data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
-    some = draw_indices(len(train), _NUM_CALIBRATED, ESTIMATE)
-    tested = np.sort(draw_indices(len(test), _MOST_TESTED, ESTIMATE))
+    calibrated = draw_indices(len(train), _NUM_CALIBRATED, ESTIMATE)
+    tested = np.sort(draw_indices(len(test), _MAX_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
-        some, tested = readable(train, some), readable(test, tested)
-    quantize(source, target, in_batches(predictor, train, some, "adjusting int8"))
+        calibrated, tested = readable(train, calibrated), readable(test, tested)
+    quantize(source, target, in_batches(predictor, train, calibrated, "adjusting int8"))
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
         raise ValueError(
             f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures"
         )
-    said = (
+    message = (
         f"int8 on {loss.num_pictures} test pictures: accuracy {loss.accuracy[1]:.4f}, where float has "
         f"{loss.accuracy[0]:.4f}, and {loss.num_other} have another class; one picture at a time takes "
         f"{loss.milliseconds[1]:.1f} ms, in float {loss.milliseconds[0]:.1f} ms"
     )
-    return target, {"quantized": loss._asdict()}, said
+    return target, {"quantized": loss._asdict()}, message
 
 
-def _of_any_size(
-    predictor: Predictor, source: Path, own: Run, pictures: Sequence[Callable[[], np.ndarray]]
+def _prepend_preparation(
+    predictor: Predictor, source: Path, reference: Run, pictures: Sequence[Callable[[], np.ndarray]]
 ) -> tuple[Path, Agreement]:
-    """Return the file that takes pictures of any size, and how well it says what `own` says of prepared ones."""
+    """Return the file that takes pictures of any size, and how well it says what `reference` says of prepared ones."""
     from finetune.inference.any_size import prepend
 
     def prepared_before(batch: np.ndarray) -> np.ndarray:
-        return own(np.stack([predictor.prepare(picture) for picture in batch]))
+        return reference(np.stack([predictor.prepare(picture) for picture in batch]))
 
     target = source.with_name(f"any.{source.name}")
-    how = predictor.preparation
-    prepend(source, target, predictor.image_size, how["resize"], how.get("crop_share", CROP_SHARE))
+    preparation = predictor.preparation
+    prepend(
+        source,
+        target,
+        predictor.image_size,
+        preparation["resize"],
+        preparation.get("crop_share", CROP_SHARE),
+    )
     return target, hold_any_size_against(
         predictor, prepared_before, opened(target), (read() for read in pictures)
     )
@@ -262,8 +270,8 @@ def _of_any_size(
 def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
     """Return what reads each picture (H, W, 3), and what they are."""
     if verify_on is None:
-        return [partial(drawn_image, i) for i in range(_MOST)], "drawn pictures"
+        return [partial(drawn_image, i) for i in range(_MAX_VERIFIED)], "drawn pictures"
     paths = files_to_predict(verify_on)
-    chosen = np.sort(draw_indices(len(paths), _MOST, SHEET))
+    chosen = np.sort(draw_indices(len(paths), _MAX_VERIFIED, SHEET))
     what = "picture" if len(paths) == 1 else "pictures"
     return [partial(decode, paths[int(i)]) for i in chosen], f"{what} of {verify_on}"

@@ -12,8 +12,8 @@ from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
+from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
-from finetune.commands.kept_weights import is_settled, keep_best_weights
 from finetune.commands.logged_sheet import log_sheet
 from finetune.commands.plan import Plan
 from finetune.data.datamodule import ImageDataModule

@@ -68,8 +68,10 @@ def check_begun_from(start: Start, model: Classifier) -> None:
     )
     weighed = checkpoint["hyper_parameters"].get("class_weights")
     if weighed != model.class_weights:
-        told = f"model.class_weights {json.dumps(weighed)}, not {json.dumps(model.class_weights)}"
-        raise ValueError(f"{path} was trained, and goes on, with {told}: {hint}")
+        difference = (
+            f"model.class_weights {json.dumps(weighed)}, not {json.dumps(model.class_weights)}"
+        )
+        raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
     # Its numbers, by which kinds differ; flags come and go with versions of torch.
@@ -80,5 +82,5 @@ def check_begun_from(start: Start, model: Classifier) -> None:
         group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
     ]
     if known and (lacking := sorted(wanted - known[0].keys())):
-        told = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
-        raise ValueError(f"{path} was trained, and goes on, with {told}: {hint}")
+        difference = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
+        raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")

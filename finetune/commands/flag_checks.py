@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from finetune.commands.config_files import find
-from finetune.commands.given_arguments import ALONE, LOGGERS, Given
 from finetune.commands.options import (
     AUTO_BACKBONE,
     BACKBONES,
@@ -25,32 +24,33 @@ from finetune.commands.options import (
     OPTIONS,
     TORCHVISION,
     WORDS,
-    both,
+    flag_names,
     in_full,
 )
-from finetune.commands.suggestions import needs_value, no_option, wrong_value
+from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine
+from finetune.commands.suggestions import missing_value_message, unknown_option_message, wrong_value
 from finetune.system.messages import WrongUsage, did_you_mean
 
-_OF_CLASSES = ("class_path", "init_args", "dict_kwargs")
+_CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 # networks that are refused, or looked for, where there is more to say of them
 _LATER = ("squeezenet", "timm/")
 _SIMPLE_NAME = re.compile(r"[\w./~-]+")
 _BACKBONE_OPTIONS = ("model.backbone", "backbone")
 
 
-def check_flags(command: str, given: Given) -> None:
+def check_flags(command: str, line: ParsedLine) -> None:
     """Check that a command has these flags and that their values can be right.
 
     Args:
         command: One of `OPTIONS`.
-        given: What follows it, flags as typed.
+        line: What follows it, flags as typed.
 
     Raises:
         WrongUsage: It has no such option, or the value is missing or wrong; the message suggests the right one.
     """
-    for (name, value), typed in zip(given.flags, given.as_typed, strict=True):
+    for (name, value), typed in zip(line.flags, line.as_typed, strict=True):
         full = in_full(command, name)
-        message = _mistake(command, given, full, value, typed)
+        message = _mistake(command, line, full, value, typed)
         if message and (not full.startswith("trainer.") or _is_lightning_known()):
             raise WrongUsage(message)
 
@@ -63,20 +63,20 @@ def _is_torchvision_known() -> bool:
     return version("torchvision").startswith(f"{TORCHVISION}.")
 
 
-def _mistake(command: str, given: Given, full: str, value: str | None, typed: str) -> str:
+def _mistake(command: str, line: ParsedLine, full: str, value: str | None, typed: str) -> str:
     """Return what is wrong with a flag; "" where nothing is, or where the parser decides."""
     is_known = (full in OPTIONS[command] and typed.startswith("--")) or typed in ("-h", "-c")
     if not is_known:
-        is_left = _is_left_to_the_parser(command, typed, full, given)
-        return "" if is_left else no_option(command, typed)
+        is_left = _is_left_to_the_parser(command, typed, full, line)
+        return "" if is_left else unknown_option_message(command, typed)
     if value is None:
-        return "" if full in ALONE else needs_value(command, full)
+        return "" if full in ALONE else missing_value_message(command, full)
     wrong = wrong_value(value, OPTIONS[command][full])
     if full in _BACKBONE_OPTIONS:
         wrong = _wrong_backbone(value, may_be_chosen=full == "model.backbone")
-    if not wrong or (full.startswith("data.") and _may_have_own_data(command, given)):
+    if not wrong or (full.startswith("data.") and _may_have_own_data(command, line)):
         return ""
-    return f"{both(command, full)} {wrong}"
+    return f"{flag_names(command, full)} {wrong}"
 
 
 def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
@@ -90,7 +90,7 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
     return f"can't be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES)}"
 
 
-def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) -> bool:
+def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine) -> bool:
     """Return whether something that is not known here may be an option all the same."""
     if not typed.startswith("--"):
         return False
@@ -107,15 +107,15 @@ def _is_left_to_the_parser(command: str, typed: str, full: str, given: Given) ->
     return (
         parts[0] == "data"
         and len(parts) > 1
-        and (parts[1] in _OF_CLASSES or _may_have_own_data(command, given))
+        and (parts[1] in _CLASS_KEYS or _may_have_own_data(command, line))
     )
 
 
-def _may_have_own_data(command: str, given: Given) -> bool:
+def _may_have_own_data(command: str, line: ParsedLine) -> bool:
     """Return whether the data module may be a class of the user's, with arguments of its own."""
-    if command not in WORDS or given.has("data", "data.class_path", "trust_modules"):
+    if command not in WORDS or line.has("data", "data.class_path", "trust_modules"):
         return True
-    return any(_has_own_data(value or "") for name, value in given.flags if name == "config")
+    return any(_has_own_data(value or "") for name, value in line.flags if name == "config")
 
 
 def _has_own_data(config: str) -> bool:
@@ -132,45 +132,45 @@ def _has_own_data(config: str) -> bool:
     )
 
 
-def replace_shorthands(command: str, given: Given) -> None:
+def replace_shorthands(command: str, line: ParsedLine) -> None:
     """Replace shorthands: names in another case, timm's networks without `timm/`, and flags such as `--wandb`.
 
     Args:
         command: The command.
-        given: The arguments that follow it; changed in place.
+        line: The arguments that follow it; changed in place.
 
     Raises:
         WrongUsage: A name stands where a group of settings is expected; the message suggests the right option.
     """
     optimizers = {name.lower(): name for name in OPTIMIZERS}
-    for i, (name, value) in enumerate(given.flags):
+    for i, (name, value) in enumerate(line.flags):
         full = in_full(command, name)
         if value is None:
             continue
         _check_group(command, full, value)
         if full == "model.optimizer":
-            given.flags[i] = name, optimizers.get(value.lower(), value)
+            line.flags[i] = name, optimizers.get(value.lower(), value)
         elif full in _BACKBONE_OPTIONS and _is_torchvision_known():
-            given.flags[i] = name, ",".join(network_name(part.strip()) for part in value.split(","))
+            line.flags[i] = name, ",".join(network_name(part.strip()) for part in value.split(","))
     if command in ("fit", "benchmark"):
-        _replace_logger_flags(given)
+        _replace_logger_flags(line)
 
 
-def _replace_logger_flags(given: Given) -> None:
+def _replace_logger_flags(line: ParsedLine) -> None:
     """Replace flags such as `--wandb` by `--trainer.logger`; their loggers follow those that it already names."""
-    asked = [LOGGERS[name] for name, value in given.flags if name in LOGGERS and value != "false"]
-    kept = [i for i, (name, _) in enumerate(given.flags) if name not in LOGGERS]
-    given.as_typed = [given.as_typed[i] for i in kept]
-    given.flags = [given.flags[i] for i in kept]
-    has_others = given.has("trainer.logger", "trainer.logger+")
-    if asked and not has_others:
-        given.flags.append(
-            ("trainer.logger", asked[0] if len(asked) == 1 else f"[{', '.join(asked)}]")
+    loggers = [LOGGERS[name] for name, value in line.flags if name in LOGGERS and value != "false"]
+    remaining = [i for i, (name, _) in enumerate(line.flags) if name not in LOGGERS]
+    line.as_typed = [line.as_typed[i] for i in remaining]
+    line.flags = [line.flags[i] for i in remaining]
+    has_others = line.has("trainer.logger", "trainer.logger+")
+    if loggers and not has_others:
+        line.flags.append(
+            ("trainer.logger", loggers[0] if len(loggers) == 1 else f"[{', '.join(loggers)}]")
         )
-    elif asked:
-        given.flags += [("trainer.logger+", name) for name in asked]
-    num_added = len(given.flags) - len(given.as_typed)
-    given.as_typed += ["--trainer.logger"] * num_added
+    elif loggers:
+        line.flags += [("trainer.logger+", name) for name in loggers]
+    num_added = len(line.flags) - len(line.as_typed)
+    line.as_typed += ["--trainer.logger"] * num_added
 
 
 def network_name(name: str) -> str:
@@ -208,10 +208,14 @@ def _check_group(command: str, full: str, value: str) -> None:
         if os.path.isdir(value) or "/" in value or (value[0].islower() and "." not in value):
             option = "data.predict" if command == "predict" else "data.root"
             raise WrongUsage(
-                f"--data takes a data class, not {value!r}; did you mean {both(command, option)}?"
+                f"--data takes a data class, not {value!r}; did you mean {flag_names(command, option)}?"
             )
         return
-    hint = f"; did you mean {both(command, 'model.backbone')} {value}?" if full == "model" else ""
+    hint = (
+        f"; did you mean {flag_names(command, 'model.backbone')} {value}?"
+        if full == "model"
+        else ""
+    )
     raise WrongUsage(
         f"--{full} takes a table of settings, or a YAML file of them, not {value!r}{hint}"
     )

@@ -34,7 +34,7 @@ _AFTER = (
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 
 
-def _measuring(command: str, split: str, name: str) -> Page:
+def _evaluation_page(command: str, split: str, name: str) -> Page:
     return Page(
         "CKPT [FOLDER] [options]",
         f"""\
@@ -121,8 +121,8 @@ on, and an API for programs, described at /openapi.json.
         ("the address", "machine", "limits"),
         has_all=True,
     ),
-    "validate": _measuring("validate", "val", "validation"),
-    "test": _measuring("test", "test", "test"),
+    "validate": _evaluation_page("validate", "val", "validation"),
+    "test": _evaluation_page("test", "test", "test"),
     "check": Page(
         "FOLDER [options]",
         """\
@@ -180,17 +180,17 @@ def page(command: str) -> str:
         *(f"  {line}" for line in shown.examples),
     ]
     for title in shown.headings:
-        lines += ["", f"{title}:", *(_line(command, option) for option in _shown(command, title))]
+        lines += ["", f"{title}:", *(_line(command, option) for option in _section(command, title))]
     after = _AFTER[1:] if shown.has_all else _AFTER
     return "\n".join([*lines, "", *after]).format(command=command)
 
 
 def options(command: str) -> list[Option]:
     """Return the options on a command's page."""
-    return [option for title in PAGES[command].headings for option in _shown(command, title)]
+    return [option for title in PAGES[command].headings for option in _section(command, title)]
 
 
-def _shown(command: str, title: str) -> list[Option]:
+def _section(command: str, title: str) -> list[Option]:
     return [option for option in TABLE if option.title == title and command in option.commands]
 
 

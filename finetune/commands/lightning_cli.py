@@ -20,17 +20,17 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.command_line import with_pictures
 from finetune.commands.config_files import put_configs_first
-from finetune.commands.error_lines import raised
+from finetune.commands.error_lines import unwrap
+from finetune.commands.explicit_settings import ExplicitSettings, read_explicit_settings
 from finetune.commands.fit import Parts, fit
-from finetune.commands.given_arguments import put_together, taken_apart
 from finetune.commands.lightning_flags import add_flags
-from finetune.commands.logger_names import name_ours
-from finetune.commands.options import both, with_options
+from finetune.commands.logger_names import replace_logger_names
+from finetune.commands.options import flag_names, with_options
+from finetune.commands.parsed_line import format_line, parse_line
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.plan import Plan
 from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.run_name import check_run_name
-from finetune.commands.said import Said, read_said
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
@@ -80,7 +80,7 @@ class FinetuneCLI(LightningCLI):
         self, arguments: Sequence[str], typed: Sequence[str] = (), began: float | None = None
     ) -> None:
         self.run: Run
-        self.subcommand_asked = arguments[0]
+        self.requested_subcommand = arguments[0]
         self.typed = typed or arguments
         self.began = time.monotonic() if began is None else began
         self.checkpoint: Mapping[str, Any] | None = None
@@ -106,11 +106,11 @@ class FinetuneCLI(LightningCLI):
             "predict": {"dataloaders", "return_predictions"},
         }
         return {
-            self.subcommand_asked: {
+            self.requested_subcommand: {
                 "model",
                 "datamodule",
                 "weights_only",
-                *skipped[self.subcommand_asked],
+                *skipped[self.requested_subcommand],
             }
         }
 
@@ -120,42 +120,42 @@ class FinetuneCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.set_defaults({"data": {"class_path": "finetune.ImageFolderData"}})
         if subcommand == "fit":
-            for name, given in (("class_names", "class_names"), ("network_size", "image_size")):
-                parser.link_arguments(f"data.{given}", f"model.{name}", apply_on="instantiate")
+            for name, source in (("class_names", "class_names"), ("network_size", "image_size")):
+                parser.link_arguments(f"data.{source}", f"model.{name}", apply_on="instantiate")
         add_flags(parser, subcommand)
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         subcommand = args[0]
-        said = read_said(args)
-        ckpt_path = said.flags.get("ckpt_path")
-        asks_for_help = taken_apart(args[1:]).asks_for_help()
+        explicit = read_explicit_settings(args)
+        ckpt_path = explicit.flags.get("ckpt_path")
+        asks_for_help = parse_line(args[1:]).asks_for_help()
         if subcommand != "fit" and not asks_for_help:
             if ckpt_path is None:
                 parser.error(
-                    f"finetune {subcommand} needs a checkpoint: {both(subcommand, 'ckpt_path')}"
+                    f"finetune {subcommand} needs a checkpoint: {flag_names(subcommand, 'ckpt_path')}"
                 )
             self.checkpoint = read_checkpoint(ckpt_path)
             self._subcommand_parsers[subcommand].set_defaults(
-                {"data": data_settings(self.checkpoint, said)}
+                {"data": data_settings(self.checkpoint, explicit)}
             )
         self.plan = Plan(args)
         if subcommand == "fit" and self.may_resume and not asks_for_help:
             self.plan = find_run_to_resume(parser, args)
             args = list(self.plan.arguments)
-            said = read_said(args)
-        self.said = said
+            explicit = read_explicit_settings(args)
+        self.explicit = explicit
         super().parse_arguments(parser, args)
         config = self.config[subcommand]
         if subcommand != "predict" and config.data.init_args.get("predict") is not None:
             raise WrongUsage(
                 f"--data.predict: pictures to classify are for finetune predict, not {subcommand}"
             )
-        known = self.checkpoint
+        checkpoint = self.checkpoint
         # the checkpoint names the data set
         if self.plan.start is not None and not self.plan.has_config:
-            known = self.plan.start.content
-        check_root(subcommand, config, known, said)
+            checkpoint = self.plan.start.content
+        check_root(subcommand, config, checkpoint, explicit)
         if type(seed := config.get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
         if subcommand == "fit":
@@ -163,7 +163,13 @@ class FinetuneCLI(LightningCLI):
             check_run_name(config)
 
     def _command(self) -> Command:
-        return Command(self.config, self.said, self._parser("fit"), self.began, self._made)
+        return Command(
+            self.config,
+            self.explicit,
+            self._parser("fit"),
+            self.began,
+            self._instantiate_data_and_model,
+        )
 
     def _parse_ckpt_path(self) -> None:
         # On fit the command line wins over the checkpoint; elsewhere the checkpoint says what the model is.
@@ -171,19 +177,23 @@ class FinetuneCLI(LightningCLI):
             return
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
-            self.parser.error(f"finetune predict needs pictures: {both('predict', 'data.predict')}")
+            self.parser.error(
+                f"finetune predict needs pictures: {flag_names('predict', 'data.predict')}"
+            )
         settings, data = (
             model_settings(self.checkpoint),
             self.checkpoint["datamodule_hyper_parameters"],
         )
-        learned_with = {"class_names": settings["class_names"]}
-        learned_with |= {name: data[name] for name in PREPARATION if name in data}
+        evaluated_with = {"class_names": settings["class_names"]}
+        evaluated_with |= {name: data[name] for name in PREPARATION if name in data}
         if "eval_image_size" in config.data.init_args:  # not every class has it
-            learned_with["eval_image_size"] = preparation(data)["image_size"]
-        told = _put(config.model, settings, Classifier, "model", self.said)
-        told += _put(config.data.init_args, learned_with, ImageDataModule, "data", self.said)
-        if told and is_rank_zero():
-            log.info("the checkpoint decides: %s", ", ".join(told))
+            evaluated_with["eval_image_size"] = preparation(data)["image_size"]
+        overruled = _apply_settings(config.model, settings, Classifier, "model", self.explicit)
+        overruled += _apply_settings(
+            config.data.init_args, evaluated_with, ImageDataModule, "data", self.explicit
+        )
+        if overruled and is_rank_zero():
+            log.info("the checkpoint decides: %s", ", ".join(overruled))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
@@ -225,7 +235,7 @@ class FinetuneCLI(LightningCLI):
         if self.checkpoint is not None:
             put_exported(self.model.image_classifier, self.checkpoint)
 
-    def _made(self) -> tuple[ImageDataModule, Classifier]:
+    def _instantiate_data_and_model(self) -> tuple[ImageDataModule, Classifier]:
         """Return pictures and a network of the settings as they are now; the fit's own random numbers stay."""
         with (
             isolate_rng()
@@ -287,29 +297,31 @@ class FinetuneCLI(LightningCLI):
 
 def _for_parser(arguments: Sequence[str]) -> list[str]:
     """Return a command line as the parser takes it: configs first, by path, and our loggers by class path."""
-    given = taken_apart(with_pictures(arguments)[1:])
+    given = parse_line(with_pictures(arguments)[1:])
     put_configs_first(given)
-    name_ours(given)
-    return put_together(arguments[0], given)
+    replace_logger_names(given)
+    return format_line(arguments[0], given)
 
 
-def _put(place: Any, settings: dict[str, Any], kind: type, group: str, said: Said) -> list[str]:
+def _apply_settings(
+    place: Any, settings: dict[str, Any], kind: type, group: str, explicit: ExplicitSettings
+) -> list[str]:
     """Put settings of a checkpoint in the place of those that were given, and return in words which differ.
 
     Raises:
         WrongUsage: The command line itself, not a config, gives another.
     """
-    told, parameters = [], inspect.signature(kind).parameters
+    overruled, parameters = [], inspect.signature(kind).parameters
     for name, value in settings.items():
-        given = place.get(name)
-        if given != value and said.has_flag(f"{group}.{name}"):
+        current = place.get(name)
+        if current != value and explicit.has_flag(f"{group}.{name}"):
             raise WrongUsage(
-                f"--{group}.{name} {given}: the checkpoint decides that it is {value}; leave it out"
+                f"--{group}.{name} {current}: the checkpoint decides that it is {value}; leave it out"
             )
-        if given != value and given not in (None, [], parameters[name].default):
-            told.append(f"{group}.{name} {value}, not {given}")
+        if current != value and current not in (None, [], parameters[name].default):
+            overruled.append(f"{group}.{name} {value}, not {current}")
         place[name] = value
-    return told
+    return overruled
 
 
 def run_lightning(
@@ -333,7 +345,7 @@ def run_lightning(
     try:
         return kind(arguments, typed, began)
     except Exception as error:
-        cause = raised(error)
+        cause = unwrap(error)
         if isinstance(cause, WrongUsage):
             cause.args = (with_options(arguments[0], str(cause)),)
         raise

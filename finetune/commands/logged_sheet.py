@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from pytorch_lightning import Trainer
 
-from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet, words
+from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import SHEET, draw_indices, run_seed
 from finetune.runs.answers import Answers, read_answers
@@ -34,7 +34,7 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
     if not loggers or not trainer.is_global_zero:
         return
     try:
-        sheet = answered_sheet(data, read_answers(table, class_names))
+        sheet = prediction_sheet(data, read_answers(table, class_names))
         if sheet is not None:
             for logger in loggers:
                 logger.log_picture(NAME, sheet, trainer.global_step)
@@ -42,7 +42,7 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
         log.warning("no picture of test predictions could be logged: %s", error)
 
 
-def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | None:
+def prediction_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | None:
     """Return the most confident mistakes, then others at random; None where there are no pictures.
 
     A caption has the class that was said and its probability: green where that is right, else red with the class that
@@ -63,7 +63,7 @@ def answered_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | Non
         image = pictures[index[answers.paths[i]]]["image"]
         if image is None:  # it is gone since
             continue
-        text = words(names[answers.predicted[i]], answers.confidence[i])
+        text = caption_text(names[answers.predicted[i]], answers.confidence[i])
         is_right = answers.is_right[i]
         captions.append(
             (

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from finetune.commands.explicit_settings import flag_settings
 from finetune.commands.flow_yaml import flow_yaml
-from finetune.commands.given_arguments import LOGGERS, Given
-from finetune.commands.said import flag_settings
+from finetune.commands.parsed_line import LOGGERS, ParsedLine
 from finetune.system.messages import WrongUsage, did_you_mean
 
 _OURS = tuple(LOGGERS.values())
@@ -19,39 +19,43 @@ _CSV = re.compile(r"(?:pytorch_lightning\.loggers\.(?:csv_logs\.)?)?CSVLogger")
 _OPTION = re.compile(r"trainer\.logger(?:\.class_path|\.help)?\+?")
 
 
-def name_ours(given: Given) -> None:
+def replace_logger_names(line: ParsedLine) -> None:
     """Replace the names of our loggers on a command line by their class paths.
 
     Raises:
         WrongUsage: A name is that of no logger, or of Lightning's CSVLogger without a folder.
     """
-    for i, (name, value) in enumerate(given.flags):
+    for i, (name, value) in enumerate(line.flags):
         if value is None or not _OPTION.fullmatch(name):
             continue
         flag = f"--{name}"
         _check(flag, value)
-        given.flags[i] = name, _in_text(value)
+        line.flags[i] = name, _in_text(value)
         is_csv = _CSV.fullmatch(value) and not name.endswith(".help")
-        if is_csv and "trainer.logger.save_dir" not in flag_settings(given):
-            told = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
-            raise WrongUsage(f"{flag} {value}: {told} --trainer.logger.save_dir FOLDER")
+        if is_csv and "trainer.logger.save_dir" not in flag_settings(line):
+            hint = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
+            raise WrongUsage(f"{flag} {value}: {hint} --trainer.logger.save_dir FOLDER")
 
 
-def in_config(content: Any) -> Any:
+def replace_in_config(content: Any) -> Any:
     """Return what a config, or what --trainer is given, holds with our loggers' class paths where it names one."""
     if not isinstance(content, dict):
         return content
     if "logger" in content:
-        return content | {"logger": ours(content["logger"])}
-    return content | {"trainer": in_config(content["trainer"])} if "trainer" in content else content
+        return content | {"logger": with_class_paths(content["logger"])}
+    return (
+        content | {"trainer": replace_in_config(content["trainer"])}
+        if "trainer" in content
+        else content
+    )
 
 
-def ours(value: Any) -> Any:
+def with_class_paths(value: Any) -> Any:
     """Return what is said of loggers with our class paths."""
     if isinstance(value, list):
-        return [ours(one) for one in value]
+        return [with_class_paths(one) for one in value]
     if isinstance(value, dict) and "class_path" in value:
-        return value | {"class_path": ours(value["class_path"])}
+        return value | {"class_path": with_class_paths(value["class_path"])}
     value = _in_full(value) if isinstance(value, str) else value
     match = _NAME.fullmatch(value) if isinstance(value, str) else None
     return f"finetune.{match[1]}" if match else value
@@ -82,5 +86,11 @@ def _in_text(text: str) -> str:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    named = ours(value)
-    return text if named == value else named if isinstance(named, str) else flow_yaml(named)
+    replaced = with_class_paths(value)
+    return (
+        text
+        if replaced == value
+        else replaced
+        if isinstance(replaced, str)
+        else flow_yaml(replaced)
+    )

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import yaml
 
-from finetune.commands.options import both
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
+from finetune.commands.options import flag_names
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_rank_zero
@@ -88,17 +88,19 @@ class Choice:
         return [*flags, f"--resume={resume}"]
 
 
-def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: float = 0.0) -> str:
+def settle_minutes(
+    config: Any, explicit: ExplicitSettings, began: float, make: Make, rank_0_seconds: float = 0.0
+) -> str:
     """Choose the length of a fit that is given minutes, and return in words what was chosen.
 
     What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
 
     Args:
         config: Of `fit`, as parsed; changed in place.
-        said: The settings that flags give: a limit among them is not overruled, but refused.
+        explicit: The settings that flags give: a limit among them is not overruled, but refused.
         began: `time.monotonic` when the command began.
         make: Gives the pictures and a network as the config has them.
-        alone: Seconds since `began` that the processes of other devices do not spend, too.
+        rank_0_seconds: Seconds since `began` that the processes of other devices do not spend, too.
 
     Raises:
         WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled), or more steps
@@ -109,17 +111,17 @@ def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: flo
     minutes, config.minutes = config.minutes, None
     if minutes is None:
         return ""
-    check_minutes(minutes, config, said)
+    check_minutes(minutes, config, explicit)
     check_allowed(config.trainer)
     if not is_rank_zero():
         raise WrongUsage(
             "--minutes needs to start the other devices' processes itself: give --epochs to these"
         )
-    choice = _choice_of_resumed_run(config, said)
+    choice = _choice_of_resumed_run(config, explicit)
     message = ""
     if choice is None:
-        aim = Aim(60 * minutes, began, config, alone)
-        length = _measured(aim, make, config, said)
+        aim = Aim(60 * minutes, began, config, rank_0_seconds)
+        length = _measure(aim, make, config, explicit)
         choice = _choice(minutes, length, config)
         message = _message(length, choice, config, began)
     choice.put(config)
@@ -128,7 +130,7 @@ def settle_minutes(config: Any, said: Said, began: float, make: Make, alone: flo
     return message
 
 
-def _measured(aim: Aim, make: Make, config: Any, said: Said) -> Length:
+def _measure(aim: Aim, make: Make, config: Any, explicit: ExplicitSettings) -> Length:
     """Return how long a fit can be; set the size and the number of networks that suit it in the config."""
     if config.trainer.precision is None:
 
@@ -141,12 +143,12 @@ def _measured(aim: Aim, make: Make, config: Any, said: Said) -> Length:
         )
     length = aim.tried(make)
     data = config.data.init_args
-    if not length.is_enough() and _may_shrink(config, said) and (sizes := _smaller(make)):
+    if not length.is_enough() and _may_shrink(config, explicit) and (sizes := _smaller(make)):
         enough = (size for size in sizes if length.at(size / data.image_size).is_enough())
         data.image_size = next(enough, sizes[-1])
         length = aim.tried(make)
-    if _may_be_several(config, said):
-        config.model.members, length = _members(aim, make, length, config)
+    if _may_use_several_members(config, explicit):
+        config.model.members, length = _choose_members(aim, make, length, config)
     return length
 
 
@@ -159,7 +161,7 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
     """
     if length.plan is None:
         smaller_ones = " or ".join(
-            both("fit", f"data.{name}") for name in ("image_size", "batch_size")
+            flag_names("fit", f"data.{name}") for name in ("image_size", "batch_size")
         )
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: all else takes {length.others:.0f} s here, and a "
@@ -205,24 +207,24 @@ def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
     return text
 
 
-def _members(aim: Aim, make: Make, alone: Length, config: Any) -> tuple[int, Length]:
-    """Return how many networks there are to be, and how long they can learn, where one can as long as `alone`."""
-    num, _ = alone.of_members()
+def _choose_members(aim: Aim, make: Make, single: Length, config: Any) -> tuple[int, Length]:
+    """Return how many networks there are to be, and how long they can learn, where one can as long as `single`."""
+    num, _ = single.of_members()
     if num == 1:
-        return 1, alone
+        return 1, single
     config.model.members = num
     try:
-        together = aim.tried(make)
+        several = aim.tried(make)
     except (RuntimeError, MemoryError) as error:
         if not _is_of_memory(error):
             raise
     else:
         # they take longer than so many times one
-        fewer, found = together.of_members(num, tried=num, patience=_NEARLY)
-        return (fewer, found) if fewer > 1 else (1, alone.now())
+        fewer, length = several.of_members(num, tried=num, patience=_NEARLY)
+        return (fewer, length) if fewer > 1 else (1, single.now())
     # of what the error held until here: processes of their own may train on this GPU
     torch.cuda.empty_cache()
-    return 1, alone.now()
+    return 1, single.now()
 
 
 def _is_of_memory(error: Exception) -> bool:
@@ -233,7 +235,7 @@ def _is_of_memory(error: Exception) -> bool:
     )
 
 
-def check_minutes(minutes: float, config: Any, said: Said) -> None:
+def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> None:
     """Make sure that a fit can be given minutes.
 
     Raises:
@@ -242,12 +244,12 @@ def check_minutes(minutes: float, config: Any, said: Said) -> None:
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
     if config.resume:  # the limits of the run that goes on are no others
-        given = [name for name in _LIMITS if said.has_flag(f"trainer.{name}")]
+        limits = [name for name in _LIMITS if explicit.has_flag(f"trainer.{name}")]
     else:
-        given = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
-    given += [name for name in _CHOSEN if said.has_flag(f"trainer.{name}")]
-    if given:
-        flag = both("fit", f"trainer.{given[0]}")
+        limits = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
+    limits += [name for name in _CHOSEN if explicit.has_flag(f"trainer.{name}")]
+    if limits:
+        flag = flag_names("fit", f"trainer.{limits[0]}")
         raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
     if getattr(config.data.init_args, "image_size_schedule", None) is not None:
         raise WrongUsage(
@@ -283,7 +285,7 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
             )
 
 
-def _choice_of_resumed_run(config: Any, said: Said) -> Choice | None:
+def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | None:
     """Return what the run that continues was begun with; None for a new run."""
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
@@ -303,11 +305,11 @@ def _choice_of_resumed_run(config: Any, said: Said) -> Choice | None:
         raise ValueError(
             f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on"
         ) from error
-    if given := [
+    if limits := [
         f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset
     ]:
         raise WrongUsage(
-            f"{config.resume} ends by trainer.{given[0]}: give that instead of --minutes to go on"
+            f"{config.resume} ends by trainer.{limits[0]}: give that instead of --minutes to go on"
         )
     log.info(
         "--minutes is for new runs: %s goes on to its %s epochs",
@@ -315,28 +317,28 @@ def _choice_of_resumed_run(config: Any, said: Said) -> Choice | None:
         choice.max_epochs,
     )
     # What the command line gives all the same is for resuming to refuse or allow, as without --minutes.
-    if said.has_flag("data.image_size"):
+    if explicit.has_flag("data.image_size"):
         choice = replace(choice, image_size=config.data.init_args.image_size)
-    if said.has_flag("model.members"):
+    if explicit.has_flag("model.members"):
         choice = replace(choice, members=config.model.members)
     return choice
 
 
-def _may_be_several(config: Any, said: Said) -> bool:
+def _may_use_several_members(config: Any, explicit: ExplicitSettings) -> bool:
     """Return whether several networks are worth a try: nobody chose their number, and they would differ by their heads.
 
     From pretrained weights one network starts from a fitted head, which several could not: theirs are random.
     """
     model = config.model
-    if said.has_flag("model.members") or model.members != 1 or model.freeze is not None:
+    if explicit.has_flag("model.members") or model.members != 1 or model.freeze is not None:
         return False
     return resolved_head_init(model.head_init, model.weights, model.members) == "xavier"
 
 
-def _may_shrink(config: Any, said: Said) -> bool:
+def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:
     """Return whether nobody has said a size; networks of timm's have their own."""
     return (
-        not said.has_flag("data.image_size")
+        not explicit.has_flag("data.image_size")
         and config.data.init_args.image_size == _SIZES[0]
         and not is_timm(config.model.backbone)
     )

@@ -286,7 +286,7 @@ def in_full(command: str, name: str) -> str:
     return WORDS.get(command, {}).get(name, name)
 
 
-def both(command: str, full: str) -> str:
+def flag_names(command: str, full: str) -> str:
     """Return an option as messages have it: its position or short word, and the full flag."""
     if place := POSITIONS.get(command, {}).get(full):
         return f"finetune {command} {place} (--{full})"
@@ -308,13 +308,13 @@ _ARGUMENT = re.compile(
 
 
 def with_options(command: str, message: str) -> str:
-    """Return a message in which arguments of Python, such as batch_size, are options, as `both` writes them."""
+    """Return a message in which arguments of Python, such as batch_size, are options, as `flag_names` writes them."""
 
     def as_option(match: re.Match[str]) -> str:
         name = match[1]
         # not those of a class
         options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]
         matches = [full for full in options if full == name or full.endswith(f".{name}")]
-        return both(command, matches[0]) if len(matches) == 1 else name
+        return flag_names(command, matches[0]) if len(matches) == 1 else name
 
     return _ARGUMENT.sub(as_option, message)

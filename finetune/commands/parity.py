@@ -73,10 +73,22 @@ def parity(
 
 
 def compare(
-    folder: Path, k: int, steps: int, dtype: str, tell: Callable[[str], None] = lambda way: None
+    folder: Path,
+    k: int,
+    steps: int,
+    dtype: str,
+    report_status: Callable[[str], None] = lambda way: None,
 ) -> list[Row]:
-    """Train in every way, with all files in `folder`, and return a row for each; `tell` hears what is being done."""
-    tell("one device")
+    """Train in every way and return a row for each.
+
+    Args:
+        folder: All files are written here.
+        k: Number of devices.
+        steps: Number of training steps.
+        dtype: Of weights and arithmetic.
+        report_status: Called with the name of each way before it starts.
+    """
+    report_status("one device")
     is_cuda = torch.cuda.device_count() >= k
     devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
     batch_size = k * _PICTURES_PER_DEVICE
@@ -84,13 +96,13 @@ def compare(
     one_process.disable_tf32()
     batches = one_process.draw_batches(job)
     starts = {name: one_process.initial_network(name, job) for name in ("lenet", "small_cnn")}
-    alone = {
+    single = {
         name: one_process.on_one_device(network, batches, devices[0])
         for name, network in starts.items()
     }
 
     def row(name: str, network: str, trained: Trained, num_bytes: Sequence[int]) -> Row:
-        reference = alone[network].states[0]
+        reference = single[network].states[0]
         return Row(
             name,
             network,
@@ -102,8 +114,8 @@ def compare(
         )
 
     lenet = starts["lenet"]
-    tell("by hand")
-    rows = [row("one device", "lenet", alone["lenet"], [0])]
+    report_status("by hand")
+    rows = [row("one device", "lenet", single["lenet"], [0])]
     rows.append(
         row(
             "by hand",
@@ -113,21 +125,21 @@ def compare(
         )
     )
     for name, network in (("ddp", "lenet"), ("ddp batch norm", "small_cnn")):
-        tell(f"finetune fit with {name}")
+        report_status(f"finetune fit with {name}")
         trained = many_processes.by_lightning(network, job)
         rows.append(
             row(
                 name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)
             )
         )
-    tell("pipelines and layers on several devices")
+    report_status("pipelines and layers on several devices")
     for name, split in many_processes.splits(lenet, batches, job).items():
         if isinstance(split, str):
             rows.append(Row(name, "lenet", k, skipped=split))
         else:
             rows.append(row(name, "lenet", *split))
-    tell("branches")
-    siamese, alone["lstm"], trained = one_process.branches(job)
+    report_status("branches")
+    siamese, single["lstm"], trained = one_process.branches(job)
     starts["lstm"] = siamese
     rows.append(
         row("branches", "lstm", trained, communication_volume.branches_bytes(siamese, batch_size))

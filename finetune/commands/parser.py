@@ -16,12 +16,12 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
 from finetune.commands import logger_names
-from finetune.commands.options import OPTIONS, Kind, both, word_for
+from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,
+    missing_value_message,
     nearest_key,
-    needs_value,
-    no_option,
+    unknown_option_message,
     wrong_value,
 )
 from finetune.system.messages import did_you_mean, shown
@@ -54,7 +54,7 @@ def _load(text: str) -> Any:
     if (": " in text or text.startswith(("[", "{"))) and os.path.lexists(text):
         return text
     # Configs of earlier versions name our classes by their modules.
-    return logger_names.in_config(public_paths(_load_yaml(text)))
+    return logger_names.replace_in_config(public_paths(_load_yaml(text)))
 
 
 set_loader("yaml", _load, (yaml.YAMLError,))
@@ -99,9 +99,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
                 break
             if nearest_key(key.lstrip("-"), valid) == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
-            return no_option(command, key, valid)
+            return unknown_option_message(command, key, valid)
     if match := _NO_VALUE.match(message):
-        return needs_value(command, match[1])
+        return missing_value_message(command, match[1])
     if key := _KEY.match(message):
         return _explain_value(command, key[1], message)
     return _in_one_line(message)
@@ -122,13 +122,13 @@ def _explain_value(command: str, key: str, message: str) -> str:
     text = " ".join(value[1].split())
     expected = _EXPECTED.findall(message)
     kind = OPTIONS.get(command, {}).get(key) or _kind(expected)
-    name = both(command, key) if command else key
+    name = flag_names(command, key) if command else key
     if wrong := wrong_value(text, kind):
         return f"{name} {wrong}"
     plain = (_CLASS.sub(_plain_type, one) for one in expected)
     types = dict.fromkeys(one for one in plain if not one.startswith(_OF_CLASSES))
-    told = f"{option}: {text} is not valid"
-    return f"{told}; expected {' or '.join(types)}" if types else told
+    invalid = f"{option}: {text} is not valid"
+    return f"{invalid}; expected {' or '.join(types)}" if types else invalid
 
 
 def _command(parser: ArgumentParser) -> str:

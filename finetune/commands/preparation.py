@@ -3,14 +3,14 @@
 import os
 from typing import Any
 
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.data.transforms import PREPARATION
 from finetune.models.candidates import is_choice
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.runs.resume import Start
 
 
-def settle_preparation(config: Any, said: Said, start: Start | None = None) -> str:
+def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> str:
     """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
 
     What the command line says holds, and what a config says that names this network (the config of an earlier run) or
@@ -19,7 +19,7 @@ def settle_preparation(config: Any, said: Said, start: Start | None = None) -> s
 
     Args:
         config: As parsed, with the subcommand; changed in place.
-        said: The settings that configs and flags give.
+        explicit: The settings that configs and flags give.
         start: The checkpoint from which training starts; None for none.
 
     Raises:
@@ -28,23 +28,23 @@ def settle_preparation(config: Any, said: Said, start: Start | None = None) -> s
     if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
         return ""
     data = config["fit"].data.init_args
-    name_of, values = _meant(config["fit"].model, start)
-    given = _given_for(backbone, said)
-    told = []
+    name_of, values = _recommended(config["fit"].model, start)
+    explicit_names = _explicit_names(backbone, explicit)
+    settings = []
     for name, value in values.items():
         if name not in data:
-            told.append(f"not {name}, which its class does not take")
+            settings.append(f"not {name}, which its class does not take")
             continue
-        if name in given:
+        if name in explicit_names:
             if data[name] != value:
-                told.append(f"{name} {data[name]}, not {value}")
+                settings.append(f"{name} {data[name]}, not {value}")
             continue
         data[name] = value
-        told.append(f"{name} {value}")
-    return f"pictures are prepared as {name_of} says: {', '.join(told)}" if told else ""
+        settings.append(f"{name} {value}")
+    return f"pictures are prepared as {name_of} says: {', '.join(settings)}" if settings else ""
 
 
-def _meant(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
+def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
     """Return who says how pictures are prepared, and the values of `PREPARATION`."""
     if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
         before = start.content["datamodule_hyper_parameters"]
@@ -55,11 +55,11 @@ def _meant(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
     return about.name, {name: getattr(about, name) for name in PREPARATION}
 
 
-def _given_for(backbone: str, said: Said) -> set[str]:
+def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
     """Return which of `PREPARATION` are given for this network."""
-    given = {name for name in PREPARATION if said.has_flag(f"data.{name}")}
-    for config in said.configs:
+    explicit_names = {name for name in PREPARATION if explicit.has_flag(f"data.{name}")}
+    for config in explicit.configs:
         named = config.settings.get("model.backbone")
         if named == backbone or is_choice(named):
-            given |= {name for name in PREPARATION if f"data.{name}" in config.settings}
-    return given
+            explicit_names |= {name for name in PREPARATION if f"data.{name}" in config.settings}
+    return explicit_names

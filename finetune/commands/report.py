@@ -37,12 +37,18 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         metavar="RUN",
         help="Folder of a run of `finetune fit` or `finetune test`.",
     )
-    told = "The page to write (default: report.html in the run's folder; of several runs comparison.html)."
-    parser.add_argument("--output", metavar="FILE.html", help=told)
-    told = "What `finetune check` wrote of the run's data (default: check.json where the run was begun, if of them)."
-    parser.add_argument("--check", metavar="check.json", help=told)
-    given = parser.parse_args(list(arguments))
-    runs, output = list(map(Path, given.runs)), given.output
+    parser.add_argument(
+        "--output",
+        metavar="FILE.html",
+        help="The page to write (default: report.html in the run's folder; of several runs comparison.html).",
+    )
+    parser.add_argument(
+        "--check",
+        metavar="check.json",
+        help="What `finetune check` wrote of the run's data (default: check.json where the run was begun, if of them).",
+    )
+    parsed = parser.parse_args(list(arguments))
+    runs, output = list(map(Path, parsed.runs)), parsed.output
     if command == "compare" and len(runs) < 2:
         raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
     records = [read_run(run) for run in runs]
@@ -50,9 +56,9 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         raise WrongUsage(
             "give one run's folder, or several different ones: finetune report RUN_A RUN_B"
         )
-    if given.check is not None and len(records) > 1:
+    if parsed.check is not None and len(records) > 1:
         raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
-    check = data_check(records[0], given.check) if len(records) == 1 else None
+    check = data_check(records[0], parsed.check) if len(records) == 1 else None
     target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
     check_target(target, "--output" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +67,8 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         print(headline(records[0]))
     else:
         checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-        look = lens(Predictor(checkpoint)) if checkpoint else None
-        print(write_comparison(records, look, target))
+        viewer = lens(Predictor(checkpoint)) if checkpoint else None
+        print(write_comparison(records, viewer, target))
     print(f"report in {target}")
 
 
@@ -82,8 +88,8 @@ def page_of(
     if checkpoint is None:
         return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
-    look = lens(predictor) if record.answers else None
-    return write_report(record, look, predictor.versions, target=target, check=check)
+    viewer = lens(predictor) if record.answers else None
+    return write_report(record, viewer, predictor.versions, target=target, check=check)
 
 
 def _checkpoint(run: RunRecord) -> Path | None:

@@ -75,10 +75,10 @@ def serve(
         limits = Limits(
             int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout
         )
-        service, told = _loaded(ckpt_path, device, precision, limits, max_batch)
+        service, description = _loaded(ckpt_path, device, precision, limits, max_batch)
 
         def announce() -> None:
-            print(told)
+            print(description)
             print(
                 f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops", flush=True
             )
@@ -108,5 +108,5 @@ def _loaded(
     allow_tf32()
     predictor = Predictor(ckpt_path, device_named(device), precision)
     where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
-    known = f"{predictor.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
-    return Service(predictor, limits, max_batch), f"{ckpt_path}: {known}"
+    summary = f"{predictor.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
+    return Service(predictor, limits, max_batch), f"{ckpt_path}: {summary}"

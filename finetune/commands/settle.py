@@ -9,11 +9,11 @@ from jsonargparse import ArgumentParser, Namespace
 from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.default_rates import settle_clipping, settle_rate
 from finetune.commands.early_values import check_values
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.minutes import settle_minutes
 from finetune.commands.plan import Plan
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import put_settings_of_run
-from finetune.commands.said import Said
 from finetune.profiling.fit_length import Make
 from finetune.runs.resume import check_resumable, read_start
 from finetune.training.run_length import settle_solved_head
@@ -25,14 +25,14 @@ class Command:
 
     Attributes:
         config: All settings, with the subcommand; the steps change them in place.
-        said: The settings that configs and flags give.
+        explicit: The settings that configs and flags give.
         parser: The parser of its options.
         began: `time.monotonic` when it began.
         make: Makes images and network of the settings as they are when it is called.
     """
 
     config: Namespace
-    said: Said
+    explicit: ExplicitSettings
     parser: ArgumentParser
     began: float
     make: Make
@@ -68,7 +68,9 @@ def _start(plan: Plan, command: Command) -> Plan:
 
 def _rate(plan: Plan, command: Command) -> Plan:
     return (
-        plan if plan.has_config else plan.with_messages(settle_rate(command.config, command.said))
+        plan
+        if plan.has_config
+        else plan.with_messages(settle_rate(command.config, command.explicit))
     )
 
 
@@ -84,17 +86,17 @@ def _values(plan: Plan, command: Command) -> Plan:
 
 
 def _preparation(plan: Plan, command: Command) -> Plan:
-    return plan.with_messages(settle_preparation(command.config, command.said, plan.start))
+    return plan.with_messages(settle_preparation(command.config, command.explicit, plan.start))
 
 
 def _backbone(plan: Plan, command: Command) -> Plan:
-    choice = settle_backbone(command.config, command.said, plan.start)
+    choice = settle_backbone(command.config, command.explicit, plan.start)
     return replace(plan, ranking=choice.record).with_messages(*choice.messages)
 
 
 def _minutes(plan: Plan, command: Command) -> Plan:
     ranked = plan.ranking["seconds"] if plan.ranking else 0.0
-    message = settle_minutes(command.options, command.said, command.began, command.make, ranked)
+    message = settle_minutes(command.options, command.explicit, command.began, command.make, ranked)
     return plan.with_messages(message)
 
 

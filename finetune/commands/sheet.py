@@ -55,38 +55,38 @@ def sheet(
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     chosen = np.sort(draw_indices(len(paths), num, SHEET, seed))
     shown = list[np.ndarray]()
-    seen = list[np.ndarray]()
+    prepared = list[np.ndarray]()
     parts = list[np.ndarray]()
     for num, i in enumerate(chosen, 1):
         picture = decode(paths[int(i)])  # one at a time is here whole
         shown.append(predictor.prepare(picture, SIDE))
-        seen.append(predictor.prepare(picture))
-        if num == len(chosen) or len(seen) == predictor.batch_size:
-            parts.append(predictor.classify(np.stack(seen)))
-            seen.clear()
+        prepared.append(predictor.prepare(picture))
+        if num == len(chosen) or len(prepared) == predictor.batch_size:
+            parts.append(predictor.classify(np.stack(prepared)))
+            prepared.clear()
     names, predicted = predictor.class_names, np.concatenate(parts)
     classes = predictor.decide(predicted, [paths[int(i)] for i in chosen])
-    said = zip(predicted, classes, chosen, strict=True)
-    captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in said]
+    rows = zip(predicted, classes, chosen, strict=True)
+    captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in rows]
     with replacing(Path(output)) as file:
         draw_sheet(np.stack(shown), captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")
 
 
 def caption(
-    probability: float, said: str, class_names: list[str], path: Path
+    probability: float, label: str, class_names: list[str], path: Path
 ) -> tuple[str, tuple[int, int, int]]:
     """Return the text below a picture and its colour."""
     colour = _GREY
     own = class_name(path.parent)
     if own in map(composed, class_names):
-        colour = RIGHT if own == composed(said) else WRONG
-    return words(said, probability), colour
+        colour = RIGHT if own == composed(label) else WRONG
+    return caption_text(label, probability), colour
 
 
-def words(said: str, probability: float) -> str:
+def caption_text(label: str, probability: float) -> str:
     """Return what stands below a picture."""
-    return f"{said} {100 * probability:.0f} %"
+    return f"{label} {100 * probability:.0f} %"
 
 
 def draw_sheet(

@@ -8,7 +8,7 @@ import importlib
 import re
 from collections.abc import Collection, Mapping
 
-from finetune.commands.options import OPTIONS, SYNONYMS, WORDS, Kind, both, in_full
+from finetune.commands.options import OPTIONS, SYNONYMS, WORDS, Kind, flag_names, in_full
 from finetune.system.messages import did_you_mean
 
 # Where the classes are that an option can name.
@@ -25,7 +25,7 @@ _NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
 _YAML_WORDS = ("", "~", "null", "none", "true", "false", "inf", "nan")
 
 
-def no_option(command: str, typed: str, valid: Collection[str] | None = None) -> str:
+def unknown_option_message(command: str, typed: str, valid: Collection[str] | None = None) -> str:
     """Return the message about an option that a command does not have.
 
     Args:
@@ -49,11 +49,11 @@ def _hint(command: str, name: str, valid: Collection[str]) -> str:
     others = [other for other in OPTIONS if name in OPTIONS[other] or name in WORDS[other]]
     # A command without short words calls its options as it likes: the nearest one is meant.
     if others and name not in valid and command in WORDS:
-        word = both(others[0], in_full(others[0], name))
+        word = flag_names(others[0], in_full(others[0], name))
         return f": {word} is one of finetune {others[0]}"
     nearest = nearest_flag(name, WORDS.get(command, {}), valid)
     if nearest:
-        return f"; did you mean {both(command, nearest)}?"
+        return f"; did you mean {flag_names(command, nearest)}?"
     group, _, last = name.partition(".")
     if group == "data" and last:
         names = sorted(full.removeprefix("data.") for full in valid if full.startswith("data."))
@@ -64,9 +64,9 @@ def _hint(command: str, name: str, valid: Collection[str]) -> str:
     return f"; finetune {command} --help has those that people use, --help all has all of them"
 
 
-def needs_value(command: str, full: str) -> str:
+def missing_value_message(command: str, full: str) -> str:
     """Return the message about an option without its value."""
-    return f"{both(command, full)} needs a value"
+    return f"{flag_names(command, full)} needs a value"
 
 
 def wrong_value(value: str, kind: Kind) -> str:
@@ -86,11 +86,13 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
     group, _, last = key.rpartition(".")
     if key in valid:
         return key
-    said = [option for option, synonyms in SYNONYMS.items() if last in synonyms]
+    synonymous = [option for option, synonyms in SYNONYMS.items() if last in synonyms]
     # Within a class that a class_path names, keys are valid without their group.
-    said = [key for option in said for key in (option, option.rpartition(".")[2]) if key in valid]
-    if said:
-        return max(said, key=lambda option: option.startswith(f"{group}."))
+    synonymous = [
+        key for option in synonymous for key in (option, option.rpartition(".")[2]) if key in valid
+    ]
+    if synonymous:
+        return max(synonymous, key=lambda option: option.startswith(f"{group}."))
     matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
     if matches:
         return matches[0]

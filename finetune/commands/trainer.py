@@ -68,19 +68,19 @@ def complete(
         raise WrongUsage(
             "leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints"
         )
-    plugins = [AtomicCheckpointIO(), *_listed(config["plugins"])]
+    plugins = [AtomicCheckpointIO(), *_as_list(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
         config["precision"] = automatic()
         options.trainer.precision = config["precision"]
     check_precision(config["precision"])
-    loggers = [MetricsCSV(run), *_listed(config["logger"])]
+    loggers = [MetricsCSV(run), *_as_list(config["logger"])]
     attach(loggers, run)
     folder = RunFolder(run, parser, options)
     config["devices"], config["num_nodes"] = num_processes(
         config["devices"], config["num_nodes"], plugins
     )
     plugins += cluster_environment(plugins)
-    own = _listed(config["callbacks"])
+    own = _as_list(config["callbacks"])
     callbacks: list[Callback] = [
         folder,
         LoggedConfig(folder),
@@ -221,6 +221,6 @@ def make_ready(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def _listed(value: Any) -> list[Any]:
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
-    return [] if value is None or isinstance(value, bool) else listed
+def _as_list(value: Any) -> list[Any]:
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [] if value is None or isinstance(value, bool) else items

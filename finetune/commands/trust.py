@@ -12,8 +12,8 @@ from jsonargparse import ArgumentParser
 
 import finetune
 from finetune import REMOVED, public_paths
-from finetune.commands.options import both
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
+from finetune.commands.options import flag_names
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
 from finetune.training.checkpoint_settings import plain
@@ -31,12 +31,12 @@ def add_trust_flag(parser: ArgumentParser) -> None:
     parser.add_argument(f"--{_FLAG}", type=str | None, default=None, help=text)
 
 
-def data_settings(checkpoint: Mapping[str, Any], said: Said) -> dict[str, Any]:
+def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> dict[str, Any]:
     """Return class path and arguments of the data module that a checkpoint comes from, which are safe to import.
 
     Args:
         checkpoint: As `read_checkpoint` gives it.
-        said: The settings of the command line: a class that its flags name is the user's own choice.
+        explicit: The settings of the command line: a class that its flags name is the user's own choice.
 
     Raises:
         ValueError: It names a module that is neither ours nor the user's.
@@ -45,8 +45,8 @@ def data_settings(checkpoint: Mapping[str, Any], said: Said) -> dict[str, Any]:
     # which a data class of the user's own, or an earlier version, saved
     for name in (*_OF_THE_MACHINE, *REMOVED):
         settings.pop(name, None)
-    trusted = str(said.flags.get(_FLAG) or "").split(",")
-    trusted.append(_module(str(said.flags.get("data.class_path"))))
+    trusted = str(explicit.flags.get(_FLAG) or "").split(",")
+    trusted.append(_module(str(explicit.flags.get("data.class_path"))))
     modules = [name for name in trusted if name]
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
     if _module(class_path) != _OURS:
@@ -56,14 +56,16 @@ def data_settings(checkpoint: Mapping[str, Any], said: Said) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": settings}
 
 
-def check_root(command: str, config: Any, checkpoint: Mapping[str, Any] | None, said: Said) -> None:
+def check_root(
+    command: str, config: Any, checkpoint: Mapping[str, Any] | None, explicit: ExplicitSettings
+) -> None:
     """Make sure that the data set of a checkpoint is there: a checkpoint decides neither what to fetch nor where to.
 
     Args:
         command: The command.
         config: Its options, as parsed.
         checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
-        said: The settings of the command line. A data class that its flags name is the user's own choice.
+        explicit: The settings of the command line. A data class that its flags name is the user's own choice.
 
     Raises:
         ValueError: The data set is not in its folder.
@@ -71,14 +73,14 @@ def check_root(command: str, config: Any, checkpoint: Mapping[str, Any] | None, 
     if checkpoint is None or config.data.init_args.get("predict") is not None:
         return
     module, _, name = config.data.class_path.rpartition(".")
-    if module != _OURS or "data.class_path" in said.flags:
+    if module != _OURS or "data.class_path" in explicit.flags:
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
     root = config.data.init_args.get("root") or kind.default_root
     if root is None or kind.is_in(Path(root)):
         return
-    if "data.root" not in said.flags and not Path(root).exists():
-        hint = f"give the folder where they are now: {both(command, 'data.root')}"
+    if "data.root" not in explicit.flags and not Path(root).exists():
+        hint = f"give the folder where they are now: {flag_names(command, 'data.root')}"
         raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
     set_of = config.data.class_path
     raise ValueError(

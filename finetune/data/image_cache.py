@@ -35,7 +35,7 @@ from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
 from finetune.data.storage import concatenate_stats, files_digest
 from finetune.distributed.signals import is_rank_zero
-from finetune.system.cache_dir import PICTURES, cache_dir, mark_used, room
+from finetune.system.cache_dir import PICTURES, available_bytes, cache_dir, mark_used
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -143,7 +143,7 @@ def _build(
     failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
     try:
         num_bytes = _estimate(paths, about["shorter_side"])
-        max_bytes = min(limit_gb * 1e9, room(path.parent))
+        max_bytes = min(limit_gb * 1e9, available_bytes(path.parent))
         if num_bytes > max_bytes:
             limit = (
                 "--data.cache_limit_gb"

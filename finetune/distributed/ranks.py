@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from finetune import lightning_private
-from finetune.system.terminal import say
+from finetune.system.terminal import write_line
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -86,13 +86,13 @@ def _observe(processes: list[subprocess.Popen]) -> None:
         if (code := codes[rank - 1]) in _STOPPED:
             if ending.wait(_TIME_TO_STOP):
                 return
-            say(
+            write_line(
                 f"finetune: error: process {rank} was stopped, and this one would wait for it for ever"
             )
             os._exit(code)
         if ending.wait(_GRACE):
-            time.sleep(_TIME_TO_STOP)  # it writes deferred files and its own error message
-        say(
+            time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
+        write_line(
             f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it"
         )
         for process in processes:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from finetune.distributed.collectives import cpu_group
-from finetune.system.terminal import say
+from finetune.system.terminal import write_line
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -148,5 +148,5 @@ class SignalFlag:
             self.end(128 + signum)
         if not self.received and is_rank_zero():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
-            say(f"\nstopping after this step; {what}")
+            write_line(f"\nstopping after this step; {what}")
         self.received = self.received or signum

@@ -19,7 +19,7 @@ from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
 from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
 from finetune.system.messages import counted
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 NUM_SHOWN = 100
 # The ranking hardly depends on the strength (486 photographs of garments, 30 labels changed to a similar class: AUROC
@@ -43,7 +43,7 @@ def out_of_fold(
     """
     folds = deal_folds(labels, groups)
     found = np.zeros((len(labels), num_classes))
-    for fold in watched(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
+    for fold in track(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
         rest, held_out = folds != fold, folds == fold
         if not rest.any():  # all images are copies of one
             continue

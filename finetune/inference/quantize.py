@@ -13,7 +13,7 @@ from finetune.data.samples import Samples
 from finetune.inference.export_check import opened, timed
 from finetune.inference.onnx_network import forbid_telemetry
 from finetune.inference.predictor import Predictor
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 POINT = 0.01  # of accuracy that may be lost
 _AT_ONCE = 25  # pictures
@@ -141,7 +141,7 @@ def in_batches(
 ) -> Iterator[np.ndarray]:
     """Yield the chosen pictures of a split as the network sees them, (n, h, w, 3) uint8."""
     starts = range(0, len(chosen), _AT_ONCE)
-    for start in watched(starts, len(starts), what):
+    for start in track(starts, len(starts), what):
         yield np.stack(
             [predictor.prepare(split.read(int(i))) for i in chosen[start : start + _AT_ONCE]]
         )

@@ -1,10 +1,11 @@
-"""Files, caches, the machine, messages: the ground floor, without torch and without anything else of ours.
+"""Files, caches, the machine and messages. This lowest package imports neither torch nor other packages of ours.
 
-`messages` says what a user did wrong, `files` writes whole files or none, `file_names` are their names as text,
-`cache_dir` is where caches lie, `machine` is what there is to compute with. `terminal` writes where nobody may be
-reading any more, `progress` says how far a long job is, `unraised` hears what Python can't raise, `killed_worker` knows
-what the end of one leaves, `quick_process` begins and ends without looking for garbage. `utf8_mode` makes file names
-and text independent of the locale. `html_page` makes pages that are one file each.
+`messages` has error messages and their exit codes. `files` writes files atomically. `file_names` converts file names to
+text. `cache_dir` is the folder of caches. `machine` describes the processor and sets the memory allocator. `terminal`
+writes to outputs that may be closed. `progress` shows the progress of a long job. `unraisable_hook` handles exceptions
+that Python cannot raise. `killed_worker` recognises a killed DataLoader worker. `quick_process` starts and exits
+without garbage collection. `utf8_mode` makes file names and text independent of the locale. `html_page` renders pages
+of one file.
 
-Here goes what any program would need.
+Modules that any program could use belong here.
 """

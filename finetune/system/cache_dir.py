@@ -21,7 +21,7 @@ def cache_dir() -> Path:
     return Path(own) if own else user_cache_path("finetune", appauthor=False)
 
 
-def room(folder: Path) -> float:
+def available_bytes(folder: Path) -> float:
     """Return how many bytes a new cache may take: half of what is free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free / 2

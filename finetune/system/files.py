@@ -70,7 +70,7 @@ def replacing(target: Path) -> Iterator[Path]:
         if before is not None:
             _create_private(temporary)
         yield temporary
-        _put(temporary, target, before)
+        _move_into_place(temporary, target, before)
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(target)  # which a write that fails does not tell
@@ -93,7 +93,7 @@ def create_part(path: Path, target: Path) -> None:
 def put_in_place(path: Path, target: Path) -> None:
     """Let a complete file replace `target` as `replacing` does: links, mode and owner are kept."""
     target = Path(os.path.realpath(target))
-    _put(path, target, _status(target))
+    _move_into_place(path, target, _status(target))
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -107,7 +107,7 @@ def _create_private(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _put(path: Path, target: Path, before: os.stat_result | None) -> None:
+def _move_into_place(path: Path, target: Path, before: os.stat_result | None) -> None:
     with open(path, "rb+") as file:
         os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
     if before is not None:
@@ -144,10 +144,10 @@ def append_files(first: Path, others: Sequence[Path]) -> None:
 def unfinished(target: Path) -> list[Path]:
     """Return what processes that were killed left of a file that they wrote."""
     target = Path(os.path.realpath(target))
-    return unfinished_of(target.parent, glob.escape(target.name))
+    return unfinished_matching(target.parent, glob.escape(target.name))
 
 
-def unfinished_of(folder: Path, pattern: str) -> list[Path]:
+def unfinished_matching(folder: Path, pattern: str) -> list[Path]:
     """Return the same of all files in a folder whose names match a pattern."""
     return list(folder.glob(f".{pattern}.*.tmp"))
 

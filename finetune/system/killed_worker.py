@@ -5,7 +5,7 @@ import re
 import traceback
 
 
-def is_of_killed_worker(error: BaseException) -> bool:
+def is_killed_worker_error(error: BaseException) -> bool:
     """Return whether an error says that a worker of a DataLoader was killed, or comes of that."""
     other: BaseException | None = error
     # raised anywhere, since a signal brings the news: a library may have made another of it
@@ -13,10 +13,10 @@ def is_of_killed_worker(error: BaseException) -> bool:
         if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(other)):
             return True
         other = other.__cause__ or other.__context__
-    return _is_hung_up(error)
+    return _ended_during_handover(error)
 
 
-def _is_hung_up(error: BaseException) -> bool:
+def _ended_during_handover(error: BaseException) -> bool:
     """Return whether a process ended while it handed over a batch."""
     if not isinstance(error, (EOFError, OSError)):
         return False

@@ -85,9 +85,9 @@ def be_quiet() -> None:
     )
 
 
-def counted(num: int, what: str, several: str = "") -> str:
+def counted(num: int, what: str, plural: str = "") -> str:
     """Return `1 picture`, `1,200 pictures`."""
-    return f"{num:,} {what if num == 1 else several or what + 's'}"
+    return f"{num:,} {what if num == 1 else plural or what + 's'}"
 
 
 def shown(name: object) -> str:

@@ -20,7 +20,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
-def watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
+def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     """Yield items; once that takes long, say on stderr how far they are.
 
     Args:
@@ -32,21 +32,21 @@ def watched(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     progress = Progress(console=console, transient=True)
     task = progress.add_task(what, total=num)
     began = time.monotonic()
-    is_told = False
+    is_shown = False
     try:
         for i, item in enumerate(items):
             passed = time.monotonic() - began
-            if console.is_terminal and passed > _QUIET and not is_told:
+            if console.is_terminal and passed > _QUIET and not is_shown:
                 progress.start()
-                is_told = True
-            elif passed > _QUIET_LOG and i and not is_told:
+                is_shown = True
+            elif passed > _QUIET_LOG and i and not is_shown:
                 left = max(1, round(passed / i * (num - i)))
                 print(
                     f"{what}: {i:,} of {num:,}, about {left:,} s to go", file=sys.stderr, flush=True
                 )
-                is_told = True
+                is_shown = True
             yield item
             progress.advance(task)
     finally:
-        if console.is_terminal and is_told:  # else it would leave an empty line
+        if console.is_terminal and is_shown:  # else it would leave an empty line
             progress.stop()

@@ -19,7 +19,7 @@ _exit_code: int | None = None
 _is_ours = False
 
 
-def own_process() -> None:
+def mark_own_process() -> None:
     """Say that this process is ours alone, and ends with what we do."""
     global _is_ours
     _is_ours = True
@@ -38,7 +38,7 @@ def end_with(code: object) -> None:
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Look for no garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -67,7 +67,7 @@ def import_torchmetrics() -> None:
         del sys.modules[name]
 
 
-def leave_imported() -> None:
+def freeze_imported() -> None:
     """In a process of ours never look for garbage among what there is by now: imported, nothing computed yet."""
     if _is_ours:
         gc.freeze()

@@ -13,16 +13,16 @@ import sys
 from typing import Any
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Write a line for the user, to whoever still reads; right in a signal handler too."""
-    let_go()
+    redirect_closed_outputs()
     try:
         os.write(2, f"{text}\n".encode(errors="backslashreplace"))
     except OSError:
-        let_go()
+        redirect_closed_outputs()
 
 
-def let_go() -> bool:
+def redirect_closed_outputs() -> bool:
     """Write to nowhere from now on where nobody reads any more; return whether that is so."""
     # A closed terminal, or a pipe without a reader, is told of without asking for anything.
     poll = select.poll()
@@ -46,7 +46,7 @@ class _Output(io.FileIO):
             return super().write(content)
         except OSError as error:
             if error.errno == errno.EIO:
-                let_go()
+                redirect_closed_outputs()
             elif error.errno == errno.EPIPE or self.fileno() != 2:
                 raise
             return len(content)

@@ -11,7 +11,7 @@ import pytest
 from fit_words import QUICK
 from small_fits import write_checkpoints
 
-from finetune.api.borrowed_process import borrowed
+from finetune.api.borrowed_process import preserved_process
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> Iterator[None]:
     """Leave what was imported out of the garbage collection that ends each loan, of which it would be the most."""
-    with borrowed():
+    with preserved_process():
         pass  # what importing does is done
     gc.freeze()
     yield

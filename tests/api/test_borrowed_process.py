@@ -26,7 +26,7 @@ from torch.utils.data._utils import signal_handling
 
 from finetune import fit
 from finetune.api import borrowed_process
-from finetune.api.borrowed_process import borrowed
+from finetune.api.borrowed_process import preserved_process
 from finetune.distributed.signals import install_stop_at_once
 from finetune.runs import run_lock
 from finetune.system.messages import be_quiet
@@ -124,7 +124,7 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
 )
 def test_what_is_changed_is_put_back(names, change, tmp_path):
     before = state()
-    with borrowed():
+    with preserved_process():
         within = state()
         change(tmp_path)
         assert set(names.split()) <= differing(within, state())  # control: it is seen
@@ -134,7 +134,7 @@ def test_what_is_changed_is_put_back(names, change, tmp_path):
 def test_an_error_and_a_stop_leave_no_more(tmp_path):
     before = state()
     for error in (ValueError, KeyboardInterrupt, SystemExit):
-        with pytest.raises(error), borrowed():
+        with pytest.raises(error), preserved_process():
             seed_everything(7)
             be_quiet()
             install_stop_at_once()
@@ -145,7 +145,7 @@ def test_an_error_and_a_stop_leave_no_more(tmp_path):
 def test_a_program_s_own_settings_do_not_reach_into_it_and_stay_its_own():
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.no_grad(), borrowed():
+        with torch.no_grad(), preserved_process():
             assert torch.is_grad_enabled() and torch.zeros(1).dtype == torch.float32
         assert torch.zeros(1).dtype == torch.float64 and torch.is_grad_enabled()
     finally:
@@ -156,7 +156,7 @@ def test_a_program_s_device_and_precision_of_products_do_not_either():
     torch.set_default_device("meta")
     torch.set_float32_matmul_precision("medium")
     try:
-        with borrowed():
+        with preserved_process():
             assert (
                 torch.zeros(1).device.type == "cpu"
                 and torch.get_float32_matmul_precision() == "highest"
@@ -178,7 +178,7 @@ def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.__setitem__(0, device))
     for name in ("get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    with borrowed():
+    with preserved_process():
         used[0], current[0] = True, 1  # as Lightning does for `devices=[1]`
     assert current == [2 if was_used else 0]
 
@@ -191,13 +191,13 @@ def test_a_context_that_can_not_be_left_is_told(context, name):
     with (
         context,
         pytest.raises(ValueError, match=f"a fit can't run within torch.{name}: call it outside"),
-        borrowed(),
+        preserved_process(),
     ):
         raise AssertionError("it began")
 
 
 def test_a_group_that_was_there_stays(group_of_one):
-    with borrowed():
+    with preserved_process():
         pass
     assert dist.is_initialized()
 
@@ -205,7 +205,7 @@ def test_a_group_that_was_there_stays(group_of_one):
 def test_torch_s_workers_have_their_handler_again_after_it(monkeypatch):
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
     before = signal.getsignal(signal.SIGCHLD)
-    with borrowed():
+    with preserved_process():
         list(DataLoader([1, 2], num_workers=1))
         assert signal.getsignal(signal.SIGCHLD) != before
     assert signal.getsignal(signal.SIGCHLD) == before and not signal_handling._SIGCHLD_handler_set
@@ -233,8 +233,8 @@ def test_control_without_it_a_fit_is_noticed(colours, quick, monkeypatch, warm):
     random.seed(99)  # an earlier fit's seed may have been the same
     np.random.seed(99)
     before = state()
-    with borrowed(), monkeypatch.context() as patch:
-        patch.setattr("finetune.api.fitting.borrowed", nullcontext)
+    with preserved_process(), monkeypatch.context() as patch:
+        patch.setattr("finetune.api.fitting.preserved_process", nullcontext)
         fit(colours, **quick)
         left = differing(before, state())
     assert {
@@ -256,7 +256,7 @@ def test_a_gpu_s_random_numbers_are_put_back_too():
     torch.cuda.manual_seed_all(3)
     torch.rand(2, device="cuda")
     before = torch.cuda.get_rng_state_all()
-    with borrowed():
+    with preserved_process():
         seed_everything(7)
         torch.rand(5, device="cuda")
         assert not torch.equal(before[0], torch.cuda.get_rng_state_all()[0])  # control
@@ -266,9 +266,9 @@ def test_a_gpu_s_random_numbers_are_put_back_too():
 _LATE = """
 import sys, torch
 from pytorch_lightning import seed_everything
-from finetune.api.borrowed_process import borrowed
+from finetune.api.borrowed_process import preserved_process
 torch.manual_seed(3)
-with borrowed() if sys.argv[1] == "borrowed" else torch.no_grad():
+with preserved_process() if sys.argv[1] == "borrowed" else torch.no_grad():
     if sys.argv[1] != "alone":
         seed_everything(7)
         torch.rand(5, device="cuda")
@@ -291,6 +291,6 @@ def test_a_gpu_that_a_fit_uses_first_begins_with_the_program_s_seed():
 def test_memory_is_handed_out_as_before(monkeypatch):
     given = []
     monkeypatch.setattr(borrowed_process, "give_freed_memory_back", lambda: given.append(True))
-    with borrowed():
+    with preserved_process():
         assert not given
     assert given == [True]

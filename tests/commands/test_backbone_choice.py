@@ -19,7 +19,7 @@ import finetune
 from finetune.api import fitting
 from finetune.commands import backbone_choice
 from finetune.commands.backbone_choice import settle_backbone
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.features.backbone_ranking import Ranking, Standing
 from finetune.models.backbones import build
 from finetune.runs import run_lock
@@ -219,7 +219,9 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
 def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(
     files, colours, tmp_path, budgets, minutes, seconds
 ):
-    settle_backbone(config(colours, minutes=minutes, weights=f"small_cnn={files.seeing}"), Said())
+    settle_backbone(
+        config(colours, minutes=minutes, weights=f"small_cnn={files.seeing}"), ExplicitSettings()
+    )
     assert budgets[0].seconds == pytest.approx(seconds) and budgets[0].seed == 7
 
 
@@ -245,9 +247,9 @@ def test_the_processes_of_other_devices_take_the_choice_of_the_first(
     monkeypatch.setenv("LOCAL_RANK", "1")
     asked = config(colours)
     with pytest.raises(WrongUsage, match="needs to start the other devices' processes itself"):
-        settle_backbone(asked, Said())
+        settle_backbone(asked, ExplicitSettings())
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["small_cnn", str(files.seeing)]))
-    settle_backbone(asked, Said())
+    settle_backbone(asked, ExplicitSettings())
     assert (asked["fit"].model.backbone, asked["fit"].model.weights) == (
         "small_cnn",
         str(files.seeing),
@@ -304,7 +306,9 @@ def test_python_takes_lists(files, colours, tmp_path, monkeypatch, budgets):
 
 def test_a_list_of_names_is_a_choice_among_them(colours, monkeypatch, budgets):
     monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: Path(candidate.backbone))
-    settle_backbone(config(colours, "resnet50,resnet18,resnet50", "IMAGENET1K_V1"), Said())
+    settle_backbone(
+        config(colours, "resnet50,resnet18,resnet50", "IMAGENET1K_V1"), ExplicitSettings()
+    )
     assert budgets[0].names == ["resnet50", "resnet18"]
 
 
@@ -313,7 +317,7 @@ def test_what_is_on_this_machine_is_tried_first(colours, monkeypatch, budgets):
     monkeypatch.setattr(
         backbone_choice, "cached_file", lambda c: Path(here) if c.backbone == here else None
     )
-    settle_backbone(config(colours), Said())
+    settle_backbone(config(colours), ExplicitSettings())
     assert budgets[0].names[:3] == [
         here,
         "efficientnet_b0",
@@ -421,6 +425,6 @@ def test_the_environment_of_an_earlier_choice_is_no_choice(files, colours, budge
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["lenet", None]))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     asked = config(colours, weights=f"small_cnn={files.seeing}")
-    settle_backbone(asked, Said())
+    settle_backbone(asked, ExplicitSettings())
     assert asked["fit"].model.backbone == "small_cnn"
     assert json.loads(os.environ["FINETUNE_BACKBONE"])[0] == "small_cnn"

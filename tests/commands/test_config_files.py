@@ -6,7 +6,7 @@ import pytest
 
 from finetune.commands import config_files
 from finetune.commands.config_files import find, put_configs_first, shipped
-from finetune.commands.given_arguments import put_together, taken_apart
+from finetune.commands.parsed_line import format_line, parse_line
 from finetune.system.messages import WrongUsage
 
 
@@ -71,9 +71,9 @@ def test_not_found_names_the_nearest(package, name, hint):
 @pytest.mark.parametrize("flag", ["--config", "-c"])
 def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     def moved(*arguments: str) -> list[str]:
-        given = taken_apart(arguments)
+        given = parse_line(arguments)
         put_configs_first(given)
-        return put_together("fit", given)[1:]
+        return format_line("fit", given)[1:]
 
     path = str(package / "configs/sample.yaml")
     for named in ([flag, "sample.yaml"], [f"{flag}=sample"]):

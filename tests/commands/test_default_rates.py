@@ -7,7 +7,7 @@ from command_lines import ParseOnly
 
 from finetune.commands import default_rates
 from finetune.commands.default_rates import USUAL, USUAL_OF_FITTED_HEAD
-from finetune.commands.said import read_said
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.system.messages import WrongUsage
 
 
@@ -154,6 +154,8 @@ def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, argum
     text = '{"class_path": "torch.optim.Adam", "init_args": {"lr": 0.5, "eps": 1.0%s}}' % (
         "0" * 300
     )
-    given = read_said(["fit", *(text if word == "LONG" else word for word in arguments)])
+    given = read_explicit_settings(
+        ["fit", *(text if word == "LONG" else word for word in arguments)]
+    )
     rate_is_for = default_rates._rate_is_for(given)
     assert rate_is_for == ("Adam" if arguments[0] == "--config" else default_rates._COMMAND_LINE)

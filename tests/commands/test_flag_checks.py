@@ -14,9 +14,9 @@ from option_list import lightning_parser
 from finetune.commands import flag_checks
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.flag_checks import check_flags
-from finetune.commands.given_arguments import taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.options import OPTIMIZERS, OPTIONS
+from finetune.commands.parsed_line import parse_line
 from finetune.system.messages import WrongUsage
 
 REFUSED = {
@@ -52,7 +52,7 @@ def test_what_is_no_option_is_told_with_what_was_meant_and_the_parser_refuses_it
 ):
     command, *rest = line
     with pytest.raises(WrongUsage) as caught:
-        check_flags(command, taken_apart(rest))
+        check_flags(command, parse_line(rest))
     assert str(caught.value).startswith(f"finetune {command} has no option --") or line[1] == "-lr"
     assert REFUSED[line] in str(caught.value)
     if command == "fit":  # others would read a checkpoint first
@@ -92,7 +92,7 @@ LEFT = [
 def test_what_a_class_decides_is_left_to_the_parser(rest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("data: {class_path: my.Data}\n")
-    check_flags("test" if "--trust_modules" in rest else "fit", taken_apart(rest))
+    check_flags("test" if "--trust_modules" in rest else "fit", parse_line(rest))
 
 
 ACCEPTED = [
@@ -121,13 +121,13 @@ def test_what_the_parser_accepts_passes(rest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("seed_everything: 3\n")
     parse(["fit", *rest])
-    check_flags("fit", taken_apart(rest))
+    check_flags("fit", parse_line(rest))
 
 
 def test_a_flag_without_its_value():
     with pytest.raises(WrongUsage, match=r"^--epochs \(--trainer.max_epochs\) needs a value$"):
-        check_flags("fit", taken_apart(["--epochs", "--lr", "3"]))
-    check_flags("fit", taken_apart(["--resume", "--epochs", "3"]))
+        check_flags("fit", parse_line(["--epochs", "--lr", "3"]))
+    check_flags("fit", parse_line(["--resume", "--epochs", "3"]))
 
 
 VALUES = {
@@ -147,14 +147,14 @@ VALUES = {
 @pytest.mark.parametrize("rest", VALUES, ids=" ".join)
 def test_values_that_can_t_be_are_told_and_the_parser_refuses_them_too(rest):
     with pytest.raises(WrongUsage) as caught:
-        check_flags("fit", taken_apart(rest))
+        check_flags("fit", parse_line(rest))
     assert str(caught.value) == VALUES[rest]
     with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
         FinetuneCLI(["fit", *rest])
 
 
 def test_values_of_a_data_class_of_one_s_own_are_left_to_it():
-    check_flags("fit", taken_apart(["--data.resize", "squosh", "--data", "my.Data"]))
+    check_flags("fit", parse_line(["--data.resize", "squosh", "--data", "my.Data"]))
 
 
 def test_no_value_that_the_parser_accepts_is_refused():
@@ -166,7 +166,7 @@ def test_no_value_that_the_parser_accepts_is_refused():
         if i == 0:
             line += [f"--{name}=1" for name, kind in kinds.items() if kind == "number"]
         lightning_parser("fit").parse_args(line)
-        check_flags("fit", taken_apart(line))
+        check_flags("fit", parse_line(line))
     for name in OPTIMIZERS:
         assert issubclass(getattr(torch.optim, name), torch.optim.Optimizer)
 
@@ -183,9 +183,9 @@ OTHERS = [
 @pytest.mark.parametrize("rest", OTHERS, ids=" ".join)
 def test_beside_another_lightning_options_of_the_trainer_are_left_to_the_parser(rest, monkeypatch):
     with pytest.raises(WrongUsage):
-        check_flags("fit", taken_apart(rest))
+        check_flags("fit", parse_line(rest))
     monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
-    check_flags("fit", taken_apart(rest))
+    check_flags("fit", parse_line(rest))
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_beside_another_lightning_options_of_the_trainer_are_left_to_the_parser(
 def test_beside_another_lightning_all_others_are_checked(rest, monkeypatch):
     monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
     with pytest.raises(WrongUsage):
-        check_flags("fit", taken_apart(rest))
+        check_flags("fit", parse_line(rest))
 
 
 def test_beside_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
     with pytest.raises(WrongUsage, match="can't be 'resnet19'"):
-        check_flags("fit", taken_apart(["--backbone", "resnet19"]))
+        check_flags("fit", parse_line(["--backbone", "resnet19"]))
     monkeypatch.setattr(flag_checks, "version", lambda name: "0.99.0")
-    check_flags("fit", taken_apart(["--backbone", "resnet19"]))
+    check_flags("fit", parse_line(["--backbone", "resnet19"]))
 
 
 needs_timm = pytest.mark.skipif(

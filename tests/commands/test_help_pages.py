@@ -13,9 +13,9 @@ from command_lines import parse
 from finetune.commands.check import check
 from finetune.commands.export import export
 from finetune.commands.flag_checks import check_flags
-from finetune.commands.given_arguments import taken_apart
 from finetune.commands.help_pages import PAGES, help_page, options, page
 from finetune.commands.options import OPTIONS
+from finetune.commands.parsed_line import parse_line
 from finetune.commands.serve import serve
 from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
@@ -29,7 +29,7 @@ def test_it_is_one_screen_with_examples_that_are_understood(command):
     examples = [line.split()[1:] for line in lines if line.startswith(f"  finetune {command} ")]
     assert len(examples) == (3 if PAGES[command].has_all else 5)
     for _, *rest in examples:
-        check_flags(command, taken_apart(rest))
+        check_flags(command, parse_line(rest))
 
 
 def test_which_command_lines_ask_for_it():

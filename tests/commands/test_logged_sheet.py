@@ -8,7 +8,7 @@ from run_folders import write_run
 from small_fits import data
 
 from finetune.commands import logged_sheet
-from finetune.commands.logged_sheet import answered_sheet, log_sheet
+from finetune.commands.logged_sheet import log_sheet, prediction_sheet
 from finetune.commands.sheet import RIGHT, WRONG
 from finetune.data.datamodule import ImageDataModule
 from finetune.runs.answers import Answers
@@ -40,7 +40,7 @@ def drawn(monkeypatch) -> list:
 
 def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
     pictures = data(colours)
-    sheet = answered_sheet(pictures, answers(pictures, {3: 0.6, 25: 0.9, 14: 0.7}))
+    sheet = prediction_sheet(pictures, answers(pictures, {3: 0.6, 25: 0.9, 14: 0.7}))
     ((images, captions, *_),) = drawn
     assert captions[:3] == [
         ("blue 90 %, is red", WRONG),
@@ -59,7 +59,7 @@ def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
 
 def test_at_most_a_dozen_mistakes_and_few_pictures_alone(colours, drawn):
     pictures = data(colours)
-    answered_sheet(pictures, answers(pictures, {i: 0.5 + i / 100 for i in range(20)}))
+    prediction_sheet(pictures, answers(pictures, {i: 0.5 + i / 100 for i in range(20)}))
     captions = drawn[0][1]
     assert [colour for _, colour in captions].count(WRONG) >= 12 and captions[0][0].startswith(
         "red 69 %"
@@ -68,11 +68,11 @@ def test_at_most_a_dozen_mistakes_and_few_pictures_alone(colours, drawn):
     one = Answers(
         NAMES, few.paths[:1], few.labels[:1], few.predicted[:1], few.confidence[:1], None, []
     )
-    assert answered_sheet(pictures, one).width == 128 + 8
+    assert prediction_sheet(pictures, one).width == 128 + 8
     none = Answers(
         NAMES, [], few.labels[:0], few.predicted[:0], few.confidence[:0], None, few.paths
     )
-    assert answered_sheet(pictures, none) is None
+    assert prediction_sheet(pictures, none) is None
 
 
 def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, caplog):

@@ -7,15 +7,15 @@ import yaml
 from command_lines import parse
 
 from finetune.api.command_words import command_line
-from finetune.commands.given_arguments import put_together, taken_apart
-from finetune.commands.logger_names import in_config, name_ours
+from finetune.commands.logger_names import replace_in_config, replace_logger_names
+from finetune.commands.parsed_line import format_line, parse_line
 from finetune.system.messages import WrongUsage
 
 
 def named(arguments: list[str]) -> list[str]:
-    given = taken_apart(arguments)
-    name_ours(given)
-    return put_together("fit", given)[1:]
+    given = parse_line(arguments)
+    replace_logger_names(given)
+    return format_line("fit", given)[1:]
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_names_in_a_config():
         "logger": {"class_path": "TensorBoardLogger", "init_args": init_args},
         "max_epochs": 1,
     }
-    named = in_config({"trainer": trainer, "data": {"root": "WandbLogger"}})
+    named = replace_in_config({"trainer": trainer, "data": {"root": "WandbLogger"}})
     assert named["trainer"]["logger"] == {
         "class_path": "finetune.TensorBoardLogger",
         "init_args": {"name": "WandbLogger"},
     }
     assert named["trainer"]["max_epochs"] == 1 and named["data"] == {"root": "WandbLogger"}
-    assert in_config({"logger": "WandbLogger", "max_epochs": 1}) == {
+    assert replace_in_config({"logger": "WandbLogger", "max_epochs": 1}) == {
         "logger": "finetune.WandbLogger",
         "max_epochs": 1,
     }
@@ -99,7 +99,7 @@ def test_names_in_a_config():
         {"trainer": {"max_epochs": 1}},
         {"name": "WandbLogger"},
     ):
-        assert in_config(other) == other
+        assert replace_in_config(other) == other
 
 
 def test_both_reach_the_parser(tmp_path, colours):

@@ -17,8 +17,8 @@ from jsonargparse import Namespace
 from processes import run_script
 
 from finetune.commands import minutes
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.minutes import settle_minutes
-from finetune.commands.said import read_said
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
 from finetune.system.messages import WrongUsage
@@ -253,7 +253,9 @@ def settle(monkeypatch, tried):
             limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
-        told = settle_minutes(config, read_said(["fit", *arguments]), time.monotonic(), make)
+        told = settle_minutes(
+            config, read_explicit_settings(["fit", *arguments]), time.monotonic(), make
+        )
         return config, told
 
     monkeypatch.setattr(minutes, "check_first_pass", lambda *_: {})  # what there is has no network

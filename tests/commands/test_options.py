@@ -21,7 +21,7 @@ from finetune.commands.options import (
     WORDS,
     Option,
     _read_table,
-    both,
+    flag_names,
     in_full,
     with_options,
     word_for,
@@ -93,10 +93,10 @@ def test_both_spellings_are_one_setting(colours):
 
 
 def test_messages_have_both():
-    assert both("fit", "trainer.max_epochs") == "--epochs (--trainer.max_epochs)"
-    assert both("fit", "data.root") == "finetune fit FOLDER (--data.root)"
-    assert both("fit", "data.min_crop") == "--data.min_crop"
-    assert both("predict", "output") == "--out (--output)"
+    assert flag_names("fit", "trainer.max_epochs") == "--epochs (--trainer.max_epochs)"
+    assert flag_names("fit", "data.root") == "finetune fit FOLDER (--data.root)"
+    assert flag_names("fit", "data.min_crop") == "--data.min_crop"
+    assert flag_names("predict", "output") == "--out (--output)"
     assert (
         in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
     )

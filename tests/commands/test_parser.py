@@ -8,8 +8,8 @@ from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.flag_checks import check_flags
-from finetune.commands.given_arguments import taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI
+from finetune.commands.parsed_line import parse_line
 from finetune.commands.parser import OneLineErrorParser, explain, valid_keys
 from finetune.system.messages import WrongUsage
 
@@ -276,7 +276,7 @@ def test_a_mistake_is_told_in_the_same_words_before_and_after_torch_is_imported(
     monkeypatch.chdir(tmp_path)
     command = "fit" if kind is FinetuneCLI else "benchmark"
     with pytest.raises(WrongUsage) as before:
-        check_flags(command, taken_apart(arguments))
+        check_flags(command, parse_line(arguments))
     after = failing(capsys, lambda: kind([command, *arguments]))
     assert after == f"finetune: error: {before.value}"
 

@@ -8,7 +8,7 @@ from command_lines import ParseOnly
 from jsonargparse import Namespace
 
 from finetune.commands import preparation
-from finetune.commands.said import Said
+from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.runs import resume
 
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
@@ -138,6 +138,6 @@ def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
     )
     config.fit.data = Namespace(init_args=Namespace(image_size=96))
     config.fit.update(Namespace(resume=False, ckpt_path=None))
-    told = preparation.settle_preparation(config, Said())
+    told = preparation.settle_preparation(config, ExplicitSettings())
     assert vars(config.fit.data.init_args) == {"image_size": 224}
     assert "image_size 224" in told and "not interpolation, which its class does not take" in told

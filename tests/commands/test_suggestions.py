@@ -3,7 +3,12 @@
 import pytest
 
 from finetune.commands.options import OPTIONS, SYNONYMS, WORDS
-from finetune.commands.suggestions import class_names, nearest_flag, nearest_key, no_option
+from finetune.commands.suggestions import (
+    class_names,
+    nearest_flag,
+    nearest_key,
+    unknown_option_message,
+)
 
 MEANT = {
     ("fit", "epcohs"): "trainer.max_epochs",
@@ -93,11 +98,14 @@ def test_keys_of_configs_know_no_short_words():
 )
 def test_the_message_about_an_option_that_a_command_does_not_have(command, typed, valid, message):
     shown = typed if typed.startswith("-") else repr(typed)
-    assert no_option(command, typed, valid) == f"finetune {command} has no option {shown}{message}"
+    assert (
+        unknown_option_message(command, typed, valid)
+        == f"finetune {command} has no option {shown}{message}"
+    )
 
 
 def test_the_message_about_an_argument_of_a_class_names_no_command():
-    told = no_option("", "rot", ["root", "batch_size"])
+    told = unknown_option_message("", "rot", ["root", "batch_size"])
     assert told == "there is no option 'rot'; did you mean 'root'?"
 
 

@@ -19,8 +19,8 @@ from tiers import sweep
 from finetune import Classifier, load
 from finetune.cli import main
 from finetune.commands import export
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.lightning_cli import run_lightning
-from finetune.commands.said import read_said
 from finetune.commands.trust import data_settings
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.demo.sample_data import SampleData
@@ -204,12 +204,14 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
     (tmp_path / "other.yaml").write_text("init_args: {batch_size: 4}\n")
     for given in ("mine.Data", '{"class_path": "mine.Data"}', str(tmp_path / "data.yaml")):
         assert (
-            data_settings(checkpoint, read_said(["test", "--data", given]))["class_path"]
+            data_settings(checkpoint, read_explicit_settings(["test", "--data", given]))[
+                "class_path"
+            ]
             == "mine.Data"
         )
     for given in ("yours.Data", str(tmp_path / "other.yaml")):
         with pytest.raises(ValueError, match="would import mine"):
-            data_settings(checkpoint, read_said(["test", "--data", given]))
+            data_settings(checkpoint, read_explicit_settings(["test", "--data", given]))
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])
@@ -297,7 +299,7 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
 
     monkeypatch.setattr(http_server, "serve_until_stopped", ends_at_once)
     # what was to be read, was
-    monkeypatch.setattr(export, "_quantized", lambda _, file, data: (file, {}, ""))
+    monkeypatch.setattr(export, "_quantize", lambda _, file, data: (file, {}, ""))
 
     def reads(way: str, ckpt: Path, *more: str) -> str:
         if way == "load":

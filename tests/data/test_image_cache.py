@@ -392,7 +392,9 @@ def small_disk(tmp_path: Path, folder: Path) -> Iterator[Path]:
 
 def test_a_full_disk_leaves_the_run_without_a_cache(root, small_disk, caplog, monkeypatch):
     expected = batches(data_module(root, cached=False))
-    monkeypatch.setattr(image_cache, "room", lambda folder: 1e9)  # it fills up while we write
+    monkeypatch.setattr(
+        image_cache, "available_bytes", lambda folder: 1e9
+    )  # it fills up while we write
     data = data_module(root, cached=True)
     assert not any(is_cached(data).values()) and os.listdir(small_disk) == []
     (line,) = lines(caplog)

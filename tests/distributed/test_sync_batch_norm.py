@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from finetune.distributed.sync_batch_norm import SharedBatchNorm, _precise, share_statistics
 
 
-def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+def flag_names(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Torch's batch norm with weights of some kind, and ours with the same."""
     network = nn.Sequential(norm.double())
     if norm.affine:
@@ -41,7 +41,7 @@ def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
 )
 def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, shape):
     torch.manual_seed(0)
-    expected, shared = both(norm)
+    expected, shared = flag_names(norm)
     for _ in range(3):
         x = torch.randn(shape, dtype=torch.float64) * 3 + 1
         inputs = [x.clone().requires_grad_() for _ in range(2)]
@@ -64,7 +64,7 @@ def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, 
 def test_the_control_a_gradient_without_the_statistics_is_another(group_of_one):
     """What a backward that takes mean and variance for constants would give is far outside the tolerance."""
     torch.manual_seed(0)
-    _, shared = both(nn.BatchNorm2d(4))
+    _, shared = flag_names(nn.BatchNorm2d(4))
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
     slope = torch.randn(x.shape, dtype=torch.float64)
     (shared(x) * slope).sum().backward()
@@ -164,7 +164,7 @@ def test_one_value_a_channel_is_told(group_of_one):
 
 
 def test_without_a_process_group_it_is_plain_batch_norm():
-    expected, shared = both(nn.BatchNorm2d(4))
+    expected, shared = flag_names(nn.BatchNorm2d(4))
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
     assert torch.equal(shared(x), expected(x))
 
@@ -172,7 +172,7 @@ def test_without_a_process_group_it_is_plain_batch_norm():
 @pytest.mark.parametrize("is_training", [True, False])
 def test_what_timm_does_behind_batch_norm_is_kept(group_of_one, is_training):
     torch.manual_seed(0)
-    expected, shared = both(BatchNormAct2d(4, act_layer=nn.SiLU))
+    expected, shared = flag_names(BatchNormAct2d(4, act_layer=nn.SiLU))
     plain = nn.Sequential(nn.BatchNorm2d(4).double())
     plain[0].load_state_dict(expected[0].state_dict())
     assert list(shared.state_dict()) == list(expected.state_dict())

@@ -13,9 +13,9 @@ from paths import ROOT
 from finetune.cli import LIGHTNING, OWN
 from finetune.commands import config_files
 from finetune.commands.flag_checks import check_flags
-from finetune.commands.given_arguments import LOGGERS, taken_apart
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.options import WORDS
+from finetune.commands.parsed_line import LOGGERS, parse_line
 from finetune.commands.parser import valid_keys
 from finetune.data.datamodule import ImageDataModule
 from finetune.system.messages import WrongUsage
@@ -95,7 +95,7 @@ def test_all_pages_show_options_that_exist(page):
         if "--" in line:
             command, *rest = shlex.split(line.partition(")")[0], comments=True)
             check_flags(
-                command, taken_apart([*(argument for argument in rest if argument != "…"), "X"])
+                command, parse_line([*(argument for argument in rest if argument != "…"), "X"])
             )
 
 
@@ -103,7 +103,7 @@ def test_control_a_wrong_option_on_a_page_is_found():
     with pytest.raises(WrongUsage):
         check_flags(
             "fit",
-            taken_apart(shlex.split(TYPED.findall("`finetune fit FOLDER --epoch 3`, and")[0])[1:]),
+            parse_line(shlex.split(TYPED.findall("`finetune fit FOLDER --epoch 3`, and")[0])[1:]),
         )
 
 

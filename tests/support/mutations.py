@@ -222,8 +222,8 @@ MUTATIONS = [
     Mutation(
         "a checkpoint says how pictures are prepared",
         "commands/lightning_cli.py",
-        "learned_with |= {name: data[name] for name in PREPARATION if name in data}",
-        "learned_with |= {}",
+        "evaluated_with |= {name: data[name] for name in PREPARATION if name in data}",
+        "evaluated_with |= {}",
         "tests/integration/test_cli.py -k 'predict or prepared or preprocessing'",
     ),
     Mutation(
@@ -299,7 +299,7 @@ MUTATIONS = [
     Mutation(
         "an exported file that says something else is not kept",
         "commands/export.py",
-        "if not found.is_good:",
+        "if not agreement.is_good:",
         "if False:",
         "tests/commands/test_export.py",
     ),

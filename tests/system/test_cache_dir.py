@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from finetune.system.cache_dir import cache_dir, mark_used, room
+from finetune.system.cache_dir import available_bytes, cache_dir, mark_used
 
 
 def test_own_variable_comes_before_the_folder_of_all_caches_and_the_home(monkeypatch, tmp_path):
@@ -28,7 +28,7 @@ def test_half_of_what_is_free_may_be_taken_also_where_the_folder_is_not_made_yet
         return SimpleNamespace(free=1000)
 
     with patch("shutil.disk_usage", usage):
-        assert room(tmp_path / "not/yet") == 500
+        assert available_bytes(tmp_path / "not/yet") == 500
     assert asked == [tmp_path]
 
 

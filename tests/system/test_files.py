@@ -19,7 +19,7 @@ from finetune.system.files import (
     replace_text,
     replacing,
     unfinished,
-    unfinished_of,
+    unfinished_matching,
 )
 from finetune.system.messages import WrongUsage
 
@@ -248,4 +248,4 @@ def test_what_a_killed_process_left_is_found_whatever_the_name(tmp_path, name):
     for left in (name, "x"):
         (tmp_path / f".{left}.1234.tmp").touch()
     assert unfinished(tmp_path / name) == [tmp_path / f".{name}.1234.tmp"]
-    assert {*unfinished_of(tmp_path, "*")} == {*tmp_path.iterdir()}
+    assert {*unfinished_matching(tmp_path, "*")} == {*tmp_path.iterdir()}

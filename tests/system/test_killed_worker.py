@@ -5,7 +5,7 @@ from hanging import Hanging, receive_no_descriptor, receive_nothing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
-from finetune.system.killed_worker import is_of_killed_worker
+from finetune.system.killed_worker import is_killed_worker_error
 
 
 @pytest.mark.slow
@@ -13,15 +13,15 @@ from finetune.system.killed_worker import is_of_killed_worker
 def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
     with pytest.raises(EOFError) as elsewhere:
         hang_up()
-    assert not is_of_killed_worker(elsewhere.value)
+    assert not is_killed_worker_error(elsewhere.value)
     with pytest.raises(EOFError) as caught:
         next(iter(DataLoader(Hanging(hang_up), batch_size=None, num_workers=1)))
-    assert is_of_killed_worker(caught.value)
+    assert is_killed_worker_error(caught.value)
     with pytest.raises(EOFError) as pinned:
         ExceptionWrapper(
             (EOFError, caught.value, None), where="in pin memory thread for device 0"
         ).reraise()
-    assert is_of_killed_worker(pinned.value)
+    assert is_killed_worker_error(pinned.value)
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
 def test_torch_s_words_are_found_behind_an_error_of_any_kind(words):
     told = KeyError("made of it by a library")
     told.__context__ = RuntimeError(f"DataLoader worker {words}")
-    assert is_of_killed_worker(told) and not is_of_killed_worker(KeyError("by itself"))
+    assert is_killed_worker_error(told) and not is_killed_worker_error(KeyError("by itself"))
 
 
 def test_a_connection_that_has_no_batch_is_another_matter():
-    assert not is_of_killed_worker(ConnectionResetError("of a download"))
+    assert not is_killed_worker_error(ConnectionResetError("of a download"))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from finetune.system import progress
-from finetune.system.progress import duration, watched
+from finetune.system.progress import duration, track
 
 
 def test_durations_in_words():
@@ -16,14 +16,14 @@ def test_durations_in_words():
 
 
 def test_items_come_through_and_what_is_quick_says_nothing(capsys):
-    assert list(watched(iter("abc"), 3, "letters")) == ["a", "b", "c"]
+    assert list(track(iter("abc"), 3, "letters")) == ["a", "b", "c"]
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_log_gets_one_line_with_the_time_that_is_left(capsys, monkeypatch):
     clock = iter(range(0, 1000, 2))  # two seconds an item
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert len(list(watched(range(10), 10, "letters"))) == 10
+    assert len(list(track(range(10), 10, "letters"))) == 10
     out, err = capsys.readouterr()
     # 3 looks at the clock for 2 items
     assert out == "" and err == "letters: 2 of 10, about 24 s to go\n"
@@ -32,13 +32,13 @@ def test_a_log_gets_one_line_with_the_time_that_is_left(capsys, monkeypatch):
 def test_the_last_of_few_items_is_no_division_by_zero(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert list(watched([7], 1, "numbers")) == [7] and capsys.readouterr().err == ""
+    assert list(track([7], 1, "numbers")) == [7] and capsys.readouterr().err == ""
 
 
 def test_a_terminal_gets_a_bar_that_goes_away():
     told = b""
     script = "from finetune.system import progress; import time; progress._QUIET = 0.1\n"
-    script += "for _ in progress.watched(range(4), 4, 'letters'): time.sleep(0.1)"
+    script += "for _ in progress.track(range(4), 4, 'letters'): time.sleep(0.1)"
     reader, writer = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", script], stderr=writer, env={**os.environ, "TERM": "xterm"}

@@ -9,20 +9,20 @@ import sys
 import pytest
 
 from finetune.system import quick_process
-from finetune.system.quick_process import importing, leave_imported
+from finetune.system.quick_process import freeze_imported, without_gc
 
 SCRIPT = """
 import atexit, sys, threading, time
-from finetune.system.quick_process import end_with, importing, leave_imported, own_process
+from finetune.system.quick_process import end_with, freeze_imported, mark_own_process, without_gc
 class Slow:
     def __del__(self):
         print("taken apart", flush=True)
 slow = Slow()
 atexit.register(print, "before")
-own_process()
-with importing():
+mark_own_process()
+with without_gc():
     import json
-leave_imported()
+freeze_imported()
 atexit.register(print, "registered")
 def later():
     time.sleep(0.1)
@@ -77,7 +77,7 @@ def test_an_error_is_told_as_ever():
     ("end", "code", "is_told"), [("end_with(141)", 141, False), ("", 120, True)]
 )
 def test_nobody_reads_what_is_left(end, code, is_told):
-    script = f"import sys; from finetune.system.quick_process import *; own_process(); print('unread'); {end}"
+    script = f"import sys; from finetune.system.quick_process import *; mark_own_process(); print('unread'); {end}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], env=buffered, **pipes) as process:
@@ -87,7 +87,7 @@ def test_nobody_reads_what_is_left(end, code, is_told):
 
 
 def test_imports_are_not_searched():
-    with importing():
+    with without_gc():
         assert not gc.isenabled()
     assert gc.isenabled()
 
@@ -97,7 +97,7 @@ def test_what_was_imported_is_left_alone_in_a_process_of_ours(is_ours, monkeypat
     monkeypatch.setattr(quick_process, "_is_ours", is_ours)
     before = gc.get_freeze_count()
     try:
-        leave_imported()
+        freeze_imported()
         assert (gc.get_freeze_count() > before + 1000) == is_ours
     finally:
         gc.unfreeze()
@@ -107,7 +107,7 @@ def test_what_was_imported_is_left_alone_in_a_process_of_ours(is_ours, monkeypat
 def test_a_collector_that_is_off_stays_off():
     gc.disable()
     try:
-        with importing():
+        with without_gc():
             pass
         assert not gc.isenabled()
     finally:
@@ -115,7 +115,7 @@ def test_a_collector_that_is_off_stays_off():
 
 
 def test_the_collector_comes_back_after_an_error():
-    with pytest.raises(ImportError), importing():
+    with pytest.raises(ImportError), without_gc():
         raise ImportError
     assert gc.isenabled()
 

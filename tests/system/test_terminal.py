@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from finetune.system.terminal import let_go, outlive_terminal, say
+from finetune.system.terminal import outlive_terminal, redirect_closed_outputs, write_line
 
 Screen = tuple[int, int]  # where is read, where is written
 
@@ -56,7 +56,7 @@ def print_much() -> int:
 
 
 def told() -> int:
-    say("one line")
+    write_line("one line")
     return 7
 
 
@@ -83,8 +83,10 @@ def test_what_is_said_needs_no_reader(make):
 @pytest.mark.parametrize("closes", [True, False])
 def test_it_is_known_whether_somebody_reads(make, closes):
     def known() -> int:
-        say("x")  # the reader waits for it
-        return let_go() if not closes else 1 - let_go()  # which `say` has seen already
+        write_line("x")  # the reader waits for it
+        return (
+            redirect_closed_outputs() if not closes else 1 - redirect_closed_outputs()
+        )  # which `write_line` has seen already
 
     assert code_of(known, make(), closes)[0] == closes
 

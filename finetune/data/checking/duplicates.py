@@ -34,7 +34,7 @@ from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
 from finetune.data.checking.picture_facts import Facts
 from finetune.data.checking.rough_fit import rough_fits
 from finetune.system.machine import num_cores
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
@@ -152,7 +152,7 @@ def _confirmed_pairs(
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
         # In chunks, because an interruption waits for the submitted tasks.
-        for first in watched(
+        for first in track(
             range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"
         ):
             some = range(first, min(first + 1024, len(i)))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.system.machine import num_cores
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 Hashes = NDArray[np.uint64]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -63,7 +63,7 @@ def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
         with ThreadPoolExecutor(num_cores()) as threads:
             rows = range(0, len(left), _ROWS)
             found = threads.map(lambda i: _of_rows(left, right, radius, most, i), rows)
-            pairs = list(watched(found, len(rows), "pictures held against each other"))
+            pairs = list(track(found, len(rows), "pictures held against each other"))
     if not pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft2, rfft2
 
-from finetune.system.progress import watched
+from finetune.system.progress import track
 
 SIDE = 24  # pixels
 _AT_ONCE = 8192  # pairs
@@ -43,7 +43,7 @@ def rough_fits(
     """
     fits, which = np.full(len(i), -1, np.float32), np.zeros(len(i), np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
-    for first in watched(
+    for first in track(
         range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "pictures that may be parts of others"
     ):
         for step in np.unique(steps[first : first + _AT_ONCE]):

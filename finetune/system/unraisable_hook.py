@@ -9,15 +9,15 @@ import threading
 from typing import Any
 
 # A worker that was killed after its last batch; an iterator that a stop met half made, while its workers started.
-_NO_NEWS = ("DataLoader worker", "'_MultiProcessingDataLoaderIter' object has no attribute")
+_IGNORED = ("DataLoader worker", "'_MultiProcessingDataLoaderIter' object has no attribute")
 
 
-def take_unraisable() -> None:
+def install_unraisable_hook() -> None:
     """Decide what becomes of it in this process."""
-    sys.unraisablehook = _take
+    sys.unraisablehook = _handle
 
 
-def _take(unraisable: Any) -> None:
+def _handle(unraisable: Any) -> None:
     error = unraisable.exc_value
     code = (
         130
@@ -27,5 +27,5 @@ def _take(unraisable: Any) -> None:
     # `Interrupted` or our SystemExit: the signal comes once more
     if isinstance(code, int) and code > 128:
         threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
-    elif not any(words in str(error) for words in _NO_NEWS):
+    elif not any(words in str(error) for words in _IGNORED):
         sys.__unraisablehook__(unraisable)

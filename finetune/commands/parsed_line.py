@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # argparse's own: these are values
 
 
 @dataclass
-class Given:
+class ParsedLine:
     """A command line, taken apart.
 
     Attributes:
@@ -43,17 +43,17 @@ class Given:
         return any(name in ("h", "help") or name.endswith(".help") for name, _ in self.flags)
 
 
-def taken_apart(arguments: Sequence[str]) -> Given:
+def parse_line(arguments: Sequence[str]) -> ParsedLine:
     """Return the arguments that follow a command."""
-    given, i = Given(), 0
+    line, i = ParsedLine(), 0
     while i < len(arguments):
         argument = arguments[i]
         i += 1
         if argument == "--":
-            given.positionals += arguments[i:]
+            line.positionals += arguments[i:]
             break
         if not is_flag(argument):
-            given.positionals.append(argument)
+            line.positionals.append(argument)
             continue
         typed, equals, text = argument.partition("=")
         name, value = typed.lstrip("-"), text if equals else None
@@ -68,9 +68,9 @@ def taken_apart(arguments: Sequence[str]) -> Given:
         if value is None and name not in ALONE and i < len(arguments) and not is_flag(arguments[i]):
             value = arguments[i] if arguments[i] != "--" else None
             i += value is not None
-        given.flags.append((name, value))
-        given.as_typed.append(typed)
-    return given
+        line.flags.append((name, value))
+        line.as_typed.append(typed)
+    return line
 
 
 def is_flag(argument: str) -> bool:
@@ -80,14 +80,14 @@ def is_flag(argument: str) -> bool:
     return " " not in argument.partition("=")[0]
 
 
-def put_together(command: str, given: Given) -> list[str]:
+def format_line(command: str, line: ParsedLine) -> list[str]:
     """Return the arguments again, each flag in full and those named by position behind `--`."""
     arguments = [command]
-    for name, value in given.flags:
+    for name, value in line.flags:
         if value is None:
             arguments.append("-h" if name == "h" else f"--{name}")
         elif is_flag(value) or value == "--" or name in ALONE:
             arguments.append(f"--{name}={value}")
         else:
             arguments += [f"--{name}", value]
-    return [*arguments, "--", *given.positionals] if given.positionals else arguments
+    return [*arguments, "--", *line.positionals] if line.positionals else arguments

@@ -11,8 +11,8 @@ import yaml
 from command_lines import ParseOnly
 from jsonargparse import ArgumentParser
 
-from finetune.commands import said
-from finetune.commands.said import Said, read_said
+from finetune.commands import explicit_settings
+from finetune.commands.explicit_settings import ExplicitSettings, read_explicit_settings
 
 VALUES: dict[str, Any] = {
     "data.class_path": "finetune.Hotdog",
@@ -151,7 +151,7 @@ def wrong(lines: list[Writer]) -> list[list[str]]:
     """Return the command lines that are not read as they were written."""
     found = []
     for line in lines:
-        given = read_said(line.arguments)
+        given = read_explicit_settings(line.arguments)
         configs = [set(config.settings) for config in given.configs]
         if set(given.flags) != line.flags or configs != line.configs:
             found.append(line.arguments)
@@ -165,7 +165,7 @@ def test_every_spelling_is_read_as_it_was_written(lines):
 @pytest.mark.parametrize("broken", ["_plain", "_read_table"])
 def test_control_a_reader_that_lacks_a_spelling_is_noticed(lines, monkeypatch, broken):
     instead = {"_plain": lambda name: name, "_read_table": lambda text, folder: (text, folder)}
-    monkeypatch.setattr(said, broken, instead[broken])
+    monkeypatch.setattr(explicit_settings, broken, instead[broken])
     assert len(wrong(lines)) > NUM_LINES / 4
 
 
@@ -201,22 +201,24 @@ def test_the_parser_reads_the_same(tmp_path, parser):
     ],
 )
 def test_a_flag_gives_a_setting(arguments, answer):
-    assert read_said(["fit", *arguments]).has_flag("data.size") == answer
+    assert read_explicit_settings(["fit", *arguments]).has_flag("data.size") == answer
 
 
 def test_a_class_is_named_only_where_its_name_is_written():
     """A checkpoint may bring its own data class only if the user has named it."""
     for unnamed in (["--data.root", "x"], ["--data", "{init_args: {root: x}}"]):
-        assert read_said(["test", *unnamed]).flags == {"data.root": "x"}
+        assert read_explicit_settings(["test", *unnamed]).flags == {"data.root": "x"}
     for named in (["--data", "my.Data"], ["--data.class_path=my.Data"]):
-        assert read_said(["test", *named]).flags == {"data.class_path": "my.Data"}
+        assert read_explicit_settings(["test", *named]).flags == {"data.class_path": "my.Data"}
 
 
 def test_configs_are_not_merged(tmp_path):
     """Else a rate would belong to the optimizer of another config."""
     (tmp_path / "adam.yaml").write_text("model: {optimizer: Adam}")
     text = "model:\n  optimizer:\n    init_args:\n      lr: 0.5\n"
-    given = read_said(["fit", "--config", str(tmp_path / "adam.yaml"), "--config", text])
+    given = read_explicit_settings(
+        ["fit", "--config", str(tmp_path / "adam.yaml"), "--config", text]
+    )
     assert [config.source for config in given.configs] == [str(tmp_path / "adam.yaml"), text]
     assert [dict(config.settings) for config in given.configs] == [
         {"model.optimizer.class_path": "Adam"},
@@ -226,26 +228,29 @@ def test_configs_are_not_merged(tmp_path):
 
 def test_a_long_text_is_no_name_of_a_file():
     text = "".join(f"name_{i}: {i}\n" for i in range(1000))
-    assert read_said(["fit", "--data", text]).flags["data.name_999"] == 999
+    assert read_explicit_settings(["fit", "--data", text]).flags["data.name_999"] == 999
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"a: \xff", b"[1, 2]", b"text"])
 def test_a_file_without_settings_is_left_to_the_parser(tmp_path, content):
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
-    assert read_said(["fit", "--config", str(path)]).configs[0].settings == {}
-    assert read_said(["fit", "--data", str(path), "--model", "{"]).flags == {}
+    assert read_explicit_settings(["fit", "--config", str(path)]).configs[0].settings == {}
+    assert read_explicit_settings(["fit", "--data", str(path), "--model", "{"]).flags == {}
 
 
 def test_without_arguments_nothing_was_said():
-    assert read_said(["fit"]) == Said()
+    assert read_explicit_settings(["fit"]) == ExplicitSettings()
 
 
 @pytest.mark.parametrize(
     ("group", "text"),
     [
-        *((group, "init_args: own.yaml") for group in sorted(said._TABLES - {""})),
-        *((group, "&table {init_args: *table}") for group in sorted(said._TABLES - {""})),
+        *((group, "init_args: own.yaml") for group in sorted(explicit_settings._TABLES - {""})),
+        *(
+            (group, "&table {init_args: *table}")
+            for group in sorted(explicit_settings._TABLES - {""})
+        ),
         ("config", "init_args: own.yaml"),
         ("config", "'': own.yaml"),
     ],
@@ -253,6 +258,6 @@ def test_without_arguments_nothing_was_said():
 def test_a_table_that_contains_itself_gives_no_settings(group, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text(text)
-    found = read_said(["fit", f"--{group}=own.yaml"])
+    found = read_explicit_settings(["fit", f"--{group}=own.yaml"])
     assert found.flags == {}
     assert not any(config.settings for config in found.configs)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from finetune.commands.given_arguments import Given, taken_apart
+from finetune.commands.parsed_line import ParsedLine, parse_line
 
 # Settings that may be given as a table: text, or the path of a file.
 _TABLES = frozenset({"", "data", "model", "trainer", "model.optimizer", "trainer.logger"})
@@ -31,7 +31,7 @@ class Config(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Said:
+class ExplicitSettings:
     """The settings of a command line, by full names without `init_args`.
 
     Attributes:
@@ -48,25 +48,25 @@ class Said:
         return any(key == name or key.startswith(f"{name}.") for key in self.flags)
 
 
-def read_said(arguments: Sequence[str]) -> Said:
+def read_explicit_settings(arguments: Sequence[str]) -> ExplicitSettings:
     """Return the settings that a command line gives.
 
     Args:
         arguments: The command, then its arguments in full spelling, with the paths of configs.
     """
-    given = taken_apart(arguments[1:])
+    line = parse_line(arguments[1:])
     configs = tuple(
         Config(value, _settings("", value, ""))
-        for name, value in given.flags
+        for name, value in line.flags
         if name == "config" and value
     )
-    return Said(flag_settings(given), configs)
+    return ExplicitSettings(flag_settings(line), configs)
 
 
-def flag_settings(given: Given) -> dict[str, Any]:
+def flag_settings(line: ParsedLine) -> dict[str, Any]:
     """Return the settings that the flags of a command line give, by full names."""
     settings: dict[str, Any] = {}
-    for name, value in given.flags:
+    for name, value in line.flags:
         if name != "config":
             settings |= _settings(_plain(name), value, "")
     return settings

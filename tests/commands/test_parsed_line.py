@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from finetune.commands.given_arguments import is_flag, put_together, taken_apart
+from finetune.commands.parsed_line import format_line, is_flag, parse_line
 
 
 def test_flags_values_and_what_is_named_by_position():
@@ -23,7 +23,7 @@ def test_flags_values_and_what_is_named_by_position():
         "--d",
         "-e",
     ]
-    given = taken_apart(line)
+    given = parse_line(line)
     assert given.flags == [
         ("epochs", "3"),
         ("lr", "0.1"),
@@ -42,7 +42,7 @@ def test_what_argparse_takes_for_a_value_is_one(value):
     parser = argparse.ArgumentParser()
     parser.add_argument("--flag")
     assert parser.parse_args(["--flag", value]).flag == value
-    assert taken_apart(["--flag", value]).flags == [("flag", value)]
+    assert parse_line(["--flag", value]).flags == [("flag", value)]
     assert not is_flag(value)
 
 
@@ -52,7 +52,7 @@ def test_control_what_argparse_takes_for_none_is_none(other, capsys):
     parser.add_argument("--flag")
     with pytest.raises(SystemExit):
         parser.parse_args(["--flag", other])
-    assert taken_apart(["--flag", other]).flags[0] == ("flag", None)
+    assert parse_line(["--flag", other]).flags[0] == ("flag", None)
 
 
 def test_what_is_put_together_comes_out_of_itself():
@@ -71,7 +71,7 @@ def test_what_is_put_together_comes_out_of_itself():
         "-q",
         "--",
     ]
-    once = put_together("fit", taken_apart(line))
+    once = format_line("fit", parse_line(line))
     assert once == [
         *(
             "fit",
@@ -87,4 +87,4 @@ def test_what_is_put_together_comes_out_of_itself():
         ),
         *("--", "p", "-q", "--"),
     ]
-    assert put_together("fit", taken_apart(once[1:])) == once
+    assert format_line("fit", parse_line(once[1:])) == once

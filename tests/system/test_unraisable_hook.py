@@ -9,9 +9,9 @@ from processes import run_script
 SCRIPT = """
 import os, signal, sys, time
 from finetune.cli import main  # sets nothing up by itself
-from finetune.system.unraised import take_unraisable
+from finetune.system.unraisable_hook import install_unraisable_hook
 if {taken}:
-    take_unraisable()
+    install_unraisable_hook()
 class Interrupted(BaseException):
     exit_code = 143
 def stop(signum, frame):
