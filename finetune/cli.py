@@ -1,6 +1,6 @@
-"""The command line: Lightning's fit, validate, test and predict beside our own commands, in one table.
+"""The command line: one table of Lightning's four commands (fit, validate, test, predict) and our own.
 
-This module imports nothing heavy, so that `finetune --help` answers at once.
+This module imports nothing heavy, so that `finetune --help` is fast.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from finetune.system.terminal import outlive_terminal, redirect_closed_outputs
 from finetune.system.unraisable_hook import install_unraisable_hook
 from finetune.system.utf8_mode import enter_utf8_mode
 
-# command: (module and function that does it, what `--help` says)
+# command: text of `--help`; for our own commands also "module:function"
 LIGHTNING = {
     "fit": "Train a classifier on a folder of labelled pictures, then test the best checkpoint",
     "validate": "Measure a checkpoint on the validation split",
@@ -93,14 +93,14 @@ OWN = {
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command and exit.
 
-    0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and a closed terminal (a service that
-    has answered what it accepted: 0).
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after the terminal closed.
+    A service that was stopped and has answered all accepted requests exits with 0.
     """
     if args is None:
         enter_utf8_mode()
     began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
-    is_own = args is None  # the process is ours, and ends with this
+    is_own = args is None  # the process runs only this command and ends with it
     code = 0
     has_failed = False
     before = _exit_at_signals()
@@ -120,7 +120,7 @@ def main(args: Sequence[str] | None = None) -> None:
         error = find_interruption(raised)
         code = exit_code(error)
         has_failed = True
-        # the reader of our output, such as `head`, went away
+        # the reader of the output, such as `head`, has exited
         if isinstance(error, BrokenPipeError) and redirect_closed_outputs():
             end_with(code := 141)
             sys.exit(code)
@@ -140,8 +140,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _exit_at_signals() -> dict[int, Any]:
-    """Exit in order at SIGTERM and SIGHUP, and return the handlers of before."""
-    # The first process of a container ignores what it has no handler for, and `nohup` has SIGHUP ignored.
+    """Install handlers that raise SystemExit at SIGTERM and SIGHUP; return the previous handlers."""
+    # PID 1 of a container ignores signals without a handler. `nohup` ignores SIGHUP: that stays.
     signums = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     return {
         signum: signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
@@ -152,13 +152,13 @@ def _exit_at_signals() -> dict[int, Any]:
 def _run_then_restore(
     arguments: Sequence[str], began: float, handlers: dict[int, Any], is_own: bool
 ) -> None:
-    """Run a command, then set the signal handlers of before."""
+    """Run a command, then restore the previous signal handlers."""
     try:
         run(arguments, began)
-        if sys.stdout is not None:  # a daemon's may be closed
+        if sys.stdout is not None:  # it is None if a daemon has closed it
             sys.stdout.flush()
     finally:
-        # what comes now is short: a second Ctrl-C ends it, and workers that end are no news
+        # Only short work is left: a second Ctrl-C ends it at once, and exiting workers are not reported.
         if is_own:
             handlers = handlers | {signal.SIGINT: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
         for signum, handler in handlers.items():
@@ -174,14 +174,19 @@ def _set_up_process() -> None:
 
 
 def _print_error(message: str, code: int) -> None:
-    """Print the one line of an error; of a stop by a signal, only in the first process."""
+    """Print an error in one line; if a signal has stopped the command, only rank 0 prints."""
     if code < 128 or _is_rank_zero():
         redirect_closed_outputs()
         print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> None:
-    """Run the command that `arguments` begin with, since `began` on the clock of `time.monotonic`."""
+    """Run a command.
+
+    Args:
+        arguments: The command and its arguments.
+        began: `time.monotonic` when the process started.
+    """
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
         print(_help())
@@ -199,14 +204,14 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
                 f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
             )
         if command != "fit" and "torch" not in sys.modules:
-            # Threads that wait leave the cores to what reads pictures: an eighth faster. Training gains nothing.
+            # Waiting OpenMP threads free the cores for image decoding: an eighth faster. Training does not gain.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         in_full = in_full_spelling(arguments)
         with _exit_at_signals_without_raising():
             import_torchmetrics()
             from finetune.commands.lightning_cli import run_lightning
 
-        # a data module's come with its class: these are those of a folder's
+        # Options of a data module depend on its class: show those of ImageFolderData.
         if arguments[1:] == ["--help", "all"]:
             with contextlib.suppress(SystemExit):
                 run_lightning(in_full)
@@ -221,7 +226,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
 
 
 def run_own(command: str, arguments: Sequence[str]) -> None:
-    """Call one of our own commands; its signature and docstring are its flags and help."""
+    """Call one of our own commands. Its flags and help come from its signature and docstring."""
     from jsonargparse import auto_cli
 
     from finetune.commands.parser import OneLineErrorParser
@@ -229,12 +234,12 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in WORDS:
         arguments = with_pictures(in_full_spelling([command, *arguments]))[1:]
     if command == "serve" and "torch" not in sys.modules:
-        # as for predict: the cores are for decoding, too
+        # as for predict: the cores are needed for decoding
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     module, _, name = OWN[command][0].partition(":")
     with _exit_at_signals_without_raising():
         function = getattr(importlib.import_module(module), name)
-    # the flags of fit, and some more; several folders without a flag
+    # These parse their own arguments: `benchmark` has the flags of fit, the others take several folders.
     if command == "compare":
         function(arguments, command)
         return
@@ -254,7 +259,10 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _exit_at_signals_without_raising() -> Iterator[None]:
-    """End at a signal without raising it: libraries would swallow that while they are imported, or break half-way."""
+    """Exit at a signal without raising an exception.
+
+    During imports, libraries would swallow the exception or be left half imported.
+    """
     signums = [
         s
         for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -293,14 +301,17 @@ for example:
 
 
 def _is_rank_zero() -> bool:
-    # who was stopped by it has it already
+    # imports torch, which a process that a signal has stopped has imported already
     from finetune.distributed.signals import is_rank_zero
 
     return is_rank_zero()
 
 
 def _has_nccl_group() -> bool:
-    """Return whether this process speaks through NCCL: who leaves that waits for those that wait for him."""
+    """Return whether this process is in an NCCL group.
+
+    Destroying an NCCL group blocks until all ranks do the same, which a failed rank cannot rely on.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
@@ -308,7 +319,7 @@ def _has_nccl_group() -> bool:
 
 
 def _exit_without_peers(code: int) -> None:
-    """End without a word to the other processes: nothing is left that is to be done at Python's end."""
+    """Exit at once, without waiting for other ranks and without Python's clean-up."""
     if loader := sys.modules.get("finetune.data.loader"):
         loader.end_workers()
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -318,12 +329,12 @@ def _exit_without_peers(code: int) -> None:
 
 
 def _destroy_process_group() -> None:
-    # What an error has interrupted: other processes wait for this one until it has left them.
+    # After an error, other ranks wait for this one until it leaves the process group.
     if loader := sys.modules.get("finetune.data.loader"):
         loader.end_workers()
     # Without this a gloo rank sometimes aborts at exit ("terminate called without an active exception").
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
-        # of the trainer, which refers to itself and to groups of its own: their threads end with them
+        # The trainer is in a reference cycle and holds process groups, whose threads end when it is collected.
         gc.collect()

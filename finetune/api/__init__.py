@@ -1,9 +1,9 @@
-"""The Python interface, as `commands` is that of the command line: `finetune.fit` and `finetune.load`.
+"""The Python interface: `finetune.fit` and `finetune.load`. The package `commands` is the command line.
 
-`fitting` turns its arguments into a command line (`command_words`), checks it as the command does and
-runs it: in this process, which `borrowed_process` restores afterwards, or on several devices in
-subprocesses (`child_process`). It returns a `fitted_run`.
+`fitting` translates its arguments into a command line (`command_words`), checks it as the command does and
+runs it. A fit on one device runs in this process, which `borrowed_process` restores afterwards. A fit on several
+devices runs in subprocesses (`child_process`). The result is a `fitted_run`.
 
-`loaded_model` is a checkpoint in a program: it makes a `prediction` for each of `pictures` of any kind, computes their
-features, and runs `finetune test` and `finetune export`.
+`loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`pictures` lists the accepted
+types), computes features, and runs `finetune test` and `finetune export`.
 """

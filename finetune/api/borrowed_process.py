@@ -1,4 +1,4 @@
-"""A program's process, lent for a fit: whatever a command may change in its own is put back at the end."""
+"""Run a command in a program's process, and restore the process state that the command changes."""
 
 import copy
 import gc
@@ -23,19 +23,19 @@ from finetune.system.machine import give_freed_memory_back
 from finetune.system.messages import WrongUsage
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-# Loggers whose level a command sets, perhaps before their library has made them.
+# Loggers whose level a command sets. Their library may not have created them yet.
 _LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fabric", "matplotlib")
 
 
 @contextmanager
 def preserved_process() -> Iterator[None]:
-    """Begin as a fresh process does, and leave this one as it was found.
+    """Start with torch's defaults, and restore the state of this process at the end.
 
-    Random numbers, environment variables, warnings, logging, signal handlers, torch's settings, the process group,
-    locks of runs, and how the C library hands out memory.
+    This covers random number generators, environment variables, warnings, logging, signal handlers, torch's settings,
+    the process group, locks of runs, and the C library's memory allocator.
 
     Raises:
-        WrongUsage: It is within torch's autocast or inference_mode.
+        WrongUsage: The call is inside torch's autocast or inference_mode.
     """
     _check_contexts()
     had_group = dist.is_available() and dist.is_initialized()
@@ -55,18 +55,20 @@ def preserved_process() -> Iterator[None]:
             run_lock.release()
             for restore in reversed(restorers):
                 restore()
-            gc.collect()  # of the trainer, which refers to itself
+            gc.collect()  # the trainer is in a reference cycle
             give_freed_memory_back()
 
 
 def check_not_forked(pid: int) -> None:
-    """Make sure that torch can compute here: the threads of the process that was forked are not in its children.
+    """Make sure that this process is not a fork of one in which torch has started threads.
+
+    A forked process does not have these threads, and torch would wait for them forever.
 
     Args:
-        pid: The process that has computed.
+        pid: The process in which torch has computed.
 
     Raises:
-        RuntimeError: This is another one, and torch would wait for threads.
+        RuntimeError: This is another process, and torch uses several threads.
     """
     if os.getpid() != pid and torch.get_num_threads() > 1:
         raise RuntimeError(
@@ -76,7 +78,7 @@ def check_not_forked(pid: int) -> None:
 
 
 def _check_contexts() -> None:
-    """Make sure that no context decides how all within computes: none can be left from inside."""
+    """Make sure that no torch context changes the arithmetic: a context cannot be left from inside."""
     names = {
         "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         "inference_mode": torch.is_inference_mode_enabled(),
@@ -95,7 +97,7 @@ def _save_random_state() -> Callable[[], None]:
         random.setstate(python)
         np.random.set_state(legacy)
         torch.set_rng_state(cpu)
-        # as the seed of before would begin: an own generator is not made before it is needed
+        # CUDA was not initialised: its generators are seeded when they are created.
         if gpus is None:
             torch.cuda.manual_seed_all(torch.initial_seed())
         else:
@@ -113,7 +115,7 @@ def _save_environment() -> Callable[[], None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-        # torch's process groups have a hook of their own
+        # torch's process groups install an excepthook
         sys.argv, sys.excepthook = arguments, hook
 
     return restore
@@ -137,7 +139,7 @@ def _save_logging() -> Callable[[], None]:
 
 def _save_signals() -> Callable[[], None]:
     if threading.current_thread() is not threading.main_thread():
-        return lambda: None  # Python sets them nowhere else
+        return lambda: None  # Python sets signal handlers only in the main thread
     before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
 
     def restore() -> None:
@@ -145,14 +147,14 @@ def _save_signals() -> Callable[[], None]:
             if handler is not None and signal.getsignal(signum) != handler:
                 signal.signal(signum, handler)
                 if signum == signal.SIGCHLD:
-                    # so that torch's next workers get theirs
+                    # so that torch installs its own again for its next workers
                     signal_handling._SIGCHLD_handler_set = False
 
     return restore
 
 
 def _save_torch_settings() -> Callable[[], None]:
-    """Set what decides about results to torch's own defaults."""
+    """Set the settings of torch that affect results to its defaults; return a function that restores them."""
     cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
     flags = {
         name: getattr(cudnn, name)
@@ -174,7 +176,7 @@ def _save_torch_settings() -> Callable[[], None]:
     torch.set_default_device(None)
 
     def restore() -> None:
-        if torch.cuda.is_initialized():  # a fit on another GPU makes that the current one
+        if torch.cuda.is_initialized():  # a fit on another GPU changes the current device
             torch.cuda.set_device(gpu)
         torch.set_default_device(device if device.type != "cpu" else None)
         torch.set_default_dtype(dtype)

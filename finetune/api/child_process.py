@@ -1,8 +1,8 @@
-"""`finetune fit` in a subprocess, for a fit on several devices: its output is shown, and it ends with this process.
+"""Run `finetune fit` in a subprocess, for a fit on several devices.
 
-Lightning starts the processes of other devices with the script that the first one runs, or forks them. From a notebook,
-or a script without `if __name__ == "__main__"`, that would run the user's own code again, or wait for threads that a
-fork does not have.
+Lightning starts the other ranks by running the script of rank 0 again, or by forking. From a notebook, or from a script
+without `if __name__ == "__main__"`, this would run the user's code again, or wait for threads that a fork does not
+have.
 """
 
 import os
@@ -24,17 +24,17 @@ from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
 _ERROR = "finetune: error: "
-# as Lightning leaves them behind in a process that has trained on several devices
+# Lightning leaves these set in a process that has trained on several devices.
 _RANKS = ("RANK", "LOCAL_RANK")
 
 
 def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
-    """Return whether Lightning would start more processes than this one, or one that is not this one."""
+    """Return whether the fit would run in other processes than this one."""
     if has_launcher():
-        return False  # they are there already
+        return False  # a launcher has started them already
     try:
         num = count_devices(devices)
-    except ValueError:  # Lightning says what is wrong with it
+    except ValueError:  # Lightning reports the error
         return False
     if num is None and accelerator in ("auto", "gpu", "cuda"):
         num = cuda.device_count()
@@ -44,12 +44,12 @@ def needs_processes(devices: object, num_nodes: int, accelerator: object, strate
 def run_command(arguments: Sequence[str]) -> Path:
     """Run `finetune` with these arguments, forward its output, and return the folder of its run.
 
-    Ctrl-C and the other signals that would end this process let it save and stop; a second Ctrl-C ends it at once. It
-    ends with this process.
+    Ctrl-C, and other signals that would end this process, are forwarded: the fit saves a checkpoint and stops. A second
+    Ctrl-C stops it at once. The subprocess ends when this process ends.
 
     Raises:
-        ValueError: It failed with an error message of one line.
-        RuntimeError: It failed in another way.
+        ValueError: The command failed with an error message of one line.
+        RuntimeError: The command failed in another way.
         KeyboardInterrupt: Ctrl-C was pressed.
         Interrupted: Another signal came.
     """
@@ -57,7 +57,7 @@ def run_command(arguments: Sequence[str]) -> Path:
         [sys.executable, "-m", "finetune", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # a terminal's Ctrl-C is for this process, which hands it on: twice is "at once"
+        # A terminal would send Ctrl-C to both processes, and two of them mean "at once": only this process gets it.
         start_new_session=True,
         encoding="utf-8",
         errors="surrogateescape",
@@ -72,7 +72,7 @@ def run_command(arguments: Sequence[str]) -> Path:
     ]
     for reader in readers:
         reader.start()
-    # What would end this process, and the fit with it, is handed on as Ctrl-C is.
+    # Signals that would end this process are forwarded like Ctrl-C.
     unhandled = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
         for signum in unhandled:
@@ -84,7 +84,7 @@ def run_command(arguments: Sequence[str]) -> Path:
             try:
                 process.send_signal(signum)
                 process.wait()
-            except KeyboardInterrupt:  # at whatever moment: a second one is handed on, too
+            except KeyboardInterrupt:  # a second one is forwarded, too
                 signum = signal.SIGINT
         raise
     finally:
@@ -126,5 +126,5 @@ def _forward(source: IO[str], target: IO[str] | None, lines: list[str]) -> None:
         except (
             OSError,
             ValueError,
-        ):  # nothing reads it any more; without this the child would wait for us
+        ):  # nobody reads the output; keep reading, or the subprocess would block
             target = None

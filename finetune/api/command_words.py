@@ -1,4 +1,4 @@
-"""The arguments of `finetune.fit` are the words of the command: as a command line, and hints at the right one."""
+"""Translate the arguments of `finetune.fit` into a command line, and suggest the right name for a wrong one."""
 
 import inspect
 import numbers
@@ -20,14 +20,14 @@ _R = TypeVar("_R")
 
 
 def with_hints(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let Python's error of an unknown argument name the argument that was probably meant."""
+    """Add the argument that was probably meant to Python's error about an unknown argument."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         for name in kwargs:
             if name not in parameters:
-                # Python's own words
+                # the same text as Python's error
                 message = f"{function.__name__}() got an unexpected keyword argument {name!r}"
                 raise TypeError(f"{message}{_hint(name, parameters)}")
         return function(*args, **kwargs)
@@ -46,7 +46,7 @@ def passed_arguments(
 
 
 def _hint(name: str, parameters: Container[str]) -> str:
-    """Return the end of a message about an argument that is not among the known ones."""
+    """Return the end of a message about an unknown argument."""
     if name in ("data", "root", "path"):
         return "; did you mean 'folder'?"
     full = "model.backbone" if name == "model" else nearest_flag(name, WORDS["fit"], OPTIONS["fit"])

@@ -1,4 +1,4 @@
-"""`finetune.fit`: the command for programs and notebooks, with the same words, defaults, files, checks and messages."""
+"""`finetune.fit`: the command in Python, with the same arguments, defaults, files, checks and messages."""
 
 import json
 import os
@@ -26,7 +26,9 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
 _PID = os.getpid()
-_ONE_AT_A_TIME = threading.Lock()  # random numbers and signal handlers belong to the process
+_ONE_AT_A_TIME = (
+    threading.Lock()
+)  # random number generators and signal handlers are shared by all threads
 
 
 @with_hints
@@ -145,14 +147,17 @@ def _run_here(arguments: list[str], after_stop: str = "") -> Path:
                 raise
     # Outside of the block above, so that the program's own handlers are restored.
     if interrupted != signal.SIGINT:
-        # ends a program that has no handler, as it would have at once
+        # A program without a handler ends here, as it would have without a fit.
         signal.raise_signal(interrupted)
         raise SystemExit(128 + interrupted)
     raise KeyboardInterrupt("; ".join(filter(None, ("stopped by Ctrl-C", after_stop))))
 
 
 class _Refused(SystemExit):
-    """An error of the parser: an exit, since jsonargparse takes other exceptions for values of a wrong type."""
+    """An error of the parser.
+
+    It is a SystemExit: jsonargparse treats other exceptions as a value of the wrong type and tries the next type.
+    """
 
 
 class _Parser(OneLineErrorLightningParser):
@@ -178,7 +183,7 @@ class _InProcessCLI(FinetuneCLI):
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Checkpoints):
-                # the process is not ours to end
+                # a signal must not end the program's process here
                 callback.signal.end = lambda code: stop_at_once(code - 128)
         return trainer
 
@@ -212,7 +217,7 @@ def _raise_in_one_line(error: Exception) -> NoReturn:
     if line is None or (kind is not None and str(error) == line):
         raise error
     if line.startswith("out of"):
-        # A notebook keeps the last error, and that would keep what its functions have filled the memory with.
+        # A notebook keeps the last error. Its frames hold the tensors that have filled the memory.
         for one in chain:
             traceback.clear_frames(one.__traceback__)
             chain += [

@@ -10,7 +10,7 @@ from PIL import Image
 from finetune.data.decode import DecodeError, decode, rgb_pixels, silence_pillow
 from finetune.data.prediction_paths import files_to_predict
 
-# A path (also of a folder, a glob, or a .txt file with paths), the content of a picture's file, or pixels.
+# A path (of an image, a folder, a glob, or a .txt file with paths), the bytes of an image file, or pixels.
 Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 
@@ -54,7 +54,7 @@ def _checked(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def pixels(picture: Picture, name: str) -> np.ndarray:
-    """Return a picture's pixels (H, W, 3) as `decode` would read them of its file."""
+    """Return the pixels of an image (H, W, 3) uint8, as `decode` returns them for its file."""
     if isinstance(picture, np.ndarray):
         return np.ascontiguousarray(
             picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2)
@@ -67,7 +67,7 @@ def pixels(picture: Picture, name: str) -> np.ndarray:
             return rgb_pixels(picture)
         except (
             Exception
-        ) as error:  # of a file that is opened, but not read yet: any, as in `decode`
+        ) as error:  # PIL reads the file only now, and may raise any exception, as in `decode`
             raise DecodeError(
                 f"{name}: can't be decoded: {' '.join(str(error).split())}"
             ) from error

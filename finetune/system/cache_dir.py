@@ -1,4 +1,4 @@
-"""Where caches lie, what they are called by, how large they may be."""
+"""The folder of caches, the suffixes of their files, and how large a cache may be."""
 
 import os
 import shutil
@@ -8,21 +8,21 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 PICTURES = ".pictures"
-PRECISIONS = "precisions.json"  # the faster precision of each network, by a trial
-FORMER = (".features", ".activations")  # what earlier versions kept, too: no run uses it any more
-# Each of our caches begins with a header: this mark, which no other file has, then what the kind of cache needs.
+PRECISIONS = "precisions.json"  # the faster precision of each network, as measured by a trial
+FORMER = (".features", ".activations")  # suffixes of earlier versions, which no run uses any more
+# Each cache file begins with a header: this mark, then fields that depend on the kind of cache.
 MARK = b"finetune's cache"
 HEADER_BYTES = 64
 
 
 def cache_dir() -> Path:
-    """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` among the user's other caches."""
+    """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` in the user's cache folder."""
     own = os.environ.get("FINETUNE_CACHE")
     return Path(own) if own else user_cache_path("finetune", appauthor=False)
 
 
 def available_bytes(folder: Path) -> float:
-    """Return how many bytes a new cache may take: half of what is free."""
+    """Return how many bytes a new cache may take: half of the free space."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(existing).free / 2
 
@@ -37,6 +37,6 @@ def has_mark(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Note when a cache was last used; in somebody else's folder nobody needs to know."""
+    """Set the time when a cache was last used, if this user may."""
     with suppress(OSError):
         os.utime(path)

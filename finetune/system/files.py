@@ -1,4 +1,4 @@
-"""Files written whole or not at all, by one process at a time; what a killed one left of them."""
+"""Write files atomically, by one process at a time, and remove temporary files that killed processes have left."""
 
 import glob
 import os
@@ -19,10 +19,10 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def check_no_lfs_pointer(path: str | Path) -> None:
-    """Make sure that a file is not the text that a clone without Git LFS has in its place.
+    """Make sure that a file is not a Git LFS pointer, as in a clone without Git LFS.
 
     Raises:
-        ValueError: It is such a pointer.
+        ValueError: It is a pointer.
     """
     with open(path, "rb") as file:
         if file.read(len(_LFS)) == _LFS:
@@ -32,21 +32,21 @@ def check_no_lfs_pointer(path: str | Path) -> None:
 
 
 def check_target(path: str | Path, option: str) -> None:
-    """Make sure, before hours of work, that a file can be written at `path`; its folder may be missing yet.
+    """Make sure, before hours of work, that a file can be written at `path`. Its folder need not exist yet.
 
     Raises:
-        WrongUsage: A folder, a pipe or a device is there, or a file where the folder should be.
-        PermissionError: Nothing may be written there.
+        WrongUsage: The path is a folder, a pipe or a device, or its parent is a file.
+        PermissionError: The folder is not writable.
     """
     target = Path(os.path.abspath(path))
     if target.is_dir():
         raise WrongUsage(f"{option} {path} is a folder: name a file in it")
-    # a pipe or device, or a link there
+    # a pipe, a device, or a link to one
     if target.exists() and (not target.is_file() or target.parent == Path("/dev")):
         raise WrongUsage(
             f"{option} {path} is no file that another could take the place of: name one"
         )
-    # where a link leads
+    # follow links
     folder = next(parent for parent in Path(os.path.realpath(target)).parents if parent.exists())
     if not folder.is_dir():
         raise WrongUsage(f"{option} {path}: {folder} is a file, not a folder")
@@ -56,11 +56,11 @@ def check_target(path: str | Path, option: str) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a path beside `target` to write to; at the end it becomes `target` at once, after an error nothing.
+    """Yield a temporary path next to `target` to write to; at the end, rename it to `target` atomically.
 
-    Readers, a full disk and a kill see the old file or the new one, never a part: what was written is on the disk
-    before it gets its name. If `target` is a symbolic link, the file that it points to is replaced. The new file keeps
-    the mode and the owner of the old one.
+    After an error, `target` is unchanged. Readers see the old file or the new one, never a part, also after a kill or
+    on a full disk: the content is synced before the rename. If `target` is a symbolic link, the file that it points to
+    is replaced. The new file keeps the mode and the owner of the old one.
     """
     target = Path(os.path.realpath(target))
     before = _status(target)
@@ -73,10 +73,12 @@ def replacing(target: Path) -> Iterator[Path]:
         _move_into_place(temporary, target, before)
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(target)  # which a write that fails does not tell
+            error.filename = str(target)  # a failed write does not set it
         raise
     finally:
-        temporary.unlink(missing_ok=True)  # still there where both were the same file already
+        temporary.unlink(
+            missing_ok=True
+        )  # it still exists if both were hard links to the same file
 
 
 def create_part(path: Path, target: Path) -> None:
@@ -91,7 +93,7 @@ def create_part(path: Path, target: Path) -> None:
 
 
 def put_in_place(path: Path, target: Path) -> None:
-    """Let a complete file replace `target` as `replacing` does: links, mode and owner are kept."""
+    """Replace `target` by a complete file, as `replacing` does: links are followed, mode and owner stay."""
     target = Path(os.path.realpath(target))
     _move_into_place(path, target, _status(target))
 
@@ -109,14 +111,14 @@ def _create_private(path: Path) -> None:
 
 def _move_into_place(path: Path, target: Path, before: os.stat_result | None) -> None:
     with open(path, "rb+") as file:
-        os.fsync(file.fileno())  # a disk over the network may find out only now that it is full
+        os.fsync(file.fileno())  # a network disk may report only now that it is full
     if before is not None:
         with suppress(OSError):  # only root may give a file to another user
             os.chown(path, before.st_uid, before.st_gid)
         with suppress(OSError):  # some file systems have no modes
             path.chmod(stat.S_IMODE(before.st_mode))
     os.replace(path, target)
-    with suppress(OSError):  # the name, too: not every file system can
+    with suppress(OSError):  # sync the rename; not every file system supports it
         descriptor = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -125,7 +127,10 @@ def _move_into_place(path: Path, target: Path, before: os.stat_result | None) ->
 
 
 def append_files(first: Path, others: Sequence[Path]) -> None:
-    """Append other files to the first one, or none of them: that needs no more room than they take."""
+    """Append other files to the first one; after an error the first one is unchanged.
+
+    This needs no more disk space than the other files.
+    """
     num_bytes = first.stat().st_size
     with open(first, "ab") as file:
         try:
@@ -136,26 +141,26 @@ def append_files(first: Path, others: Sequence[Path]) -> None:
             os.fsync(file.fileno())
         except OSError:
             with suppress(OSError):
-                file.close()  # what is in its buffer goes nowhere
+                file.close()  # flushing its buffer may fail again
             os.truncate(first, num_bytes)
             raise
 
 
 def unfinished(target: Path) -> list[Path]:
-    """Return what processes that were killed left of a file that they wrote."""
+    """Return the temporary files that killed processes have left of `target`."""
     target = Path(os.path.realpath(target))
     return unfinished_matching(target.parent, glob.escape(target.name))
 
 
 def unfinished_matching(folder: Path, pattern: str) -> list[Path]:
-    """Return the same of all files in a folder whose names match a pattern."""
+    """Return the temporary files that killed processes have left of the files in a folder that match a pattern."""
     return list(folder.glob(f".{pattern}.*.tmp"))
 
 
 def remove_dead(paths: Iterable[Path]) -> None:
-    """Remove of these files what nobody has written to for long: a process that was killed has left it."""
+    """Remove those of these files that were not written to for a day: a killed process has left them."""
     for path in paths:
-        with suppress(OSError):  # gone already, or somebody else's
+        with suppress(OSError):  # removed already, or owned by another user
             if time.time() - path.stat().st_mtime > _DEAD_AFTER:
                 path.unlink()
 
@@ -166,17 +171,17 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
     Args:
         path: The file.
         text: Its new content.
-        errors: What becomes of file names that are not UTF-8, in Python's words.
+        errors: Error handler of the encoding, such as `surrogateescape` for file names that are not UTF-8.
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=errors)
 
 
 def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source` at once, whatever was there; a copy where files can't be linked.
+    """Replace `target` atomically by a hard link to `source`, or by a copy if the file system has no hard links.
 
-    One process at a time does it: what killed ones left beside the target goes. Where the target has another mode or
-    owner than the source, it becomes a copy, for one file has one mode.
+    Only one process at a time may call this, since it removes temporary files that killed processes have left. If the
+    target has another mode or owner than the source, it becomes a copy, since all links of a file share these.
     """
     for leftover in unfinished(target):
         leftover.unlink(missing_ok=True)
@@ -199,9 +204,10 @@ def _rights(status: os.stat_result) -> tuple[int, int, int]:
 
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[bool]:
-    """Hold back other processes that would make `target` too, on all machines that share the disk.
+    """Hold a lock while this process makes `target`, on all machines that share the disk.
 
-    Those that waited go on where it is made already, and must look again; they are given True.
+    Yields:
+        Whether this process has waited for another one, which may have made `target`: the caller must look again.
     """
     missing_parents = [parent for parent in target.parents if not parent.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -214,9 +220,9 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
         with held:
             try:
                 yield has_waited
-            finally:  # while it is held: afterwards it may be another's, who would then not hold back a third
+            finally:  # before the release: later the lock file may be another process's, which a third would not see
                 Path(lock.lock_file).unlink(missing_ok=True)
     finally:
         for parent in missing_parents:
-            with suppress(OSError):  # not empty: the target is there
+            with suppress(OSError):  # not empty: it holds the target
                 parent.rmdir()

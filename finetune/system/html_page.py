@@ -1,7 +1,7 @@
-"""Pages of one file: HTML with style, script and pictures inside, which need nothing from anywhere else.
+"""Pages of one file: HTML with style, script and images inside, without references to other files.
 
-Templates lie beside the code that fills them and extend `system/html_page.html`, which has what they share: light and
-dark, phone and paper, tables that sort.
+Templates lie next to the code that renders them. They extend `system/html_page.html`, which has the common parts: light
+and dark mode, phone width, print, and sortable tables.
 """
 
 import base64
@@ -21,11 +21,11 @@ _TEMPLATES = Path(__file__).parents[1]
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page; all values are escaped, whatever characters names and messages hold.
+    """Render a page. All values are escaped.
 
     Args:
-        template: Its path in the package, such as `commands/check.html`.
-        values: What it calls by name; one that is missing is an error.
+        template: The path of the template in the package, such as `commands/check.html`.
+        values: The variables of the template. A missing one is an error.
     """
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -39,12 +39,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def link_to(path: str, page: str | Path) -> str:
-    """Return the address of a file as seen from a page: a relative one, right while both lie as they do."""
+    """Return the URL of a file relative to a page."""
     return quote(os.fsencode(os.path.relpath(path, Path(page).parent)))
 
 
 def thumbnail(image: np.ndarray, side: int) -> str:
-    """Return a picture (H, W, 3) or (H, W) uint8 as an address that holds it, its longer side at most `side` pixels."""
+    """Return an image (H, W, 3) or (H, W) uint8 as a data URL, with at most `side` pixels on the longer side."""
     picture = Image.fromarray(image)
     picture.thumbnail((side, side), Image.Resampling.BILINEAR)
     content = io.BytesIO()

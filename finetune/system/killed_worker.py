@@ -1,4 +1,4 @@
-"""How it shows that a process that reads pictures was killed: in errors of several kinds, by when it is noticed."""
+"""Recognise a killed DataLoader worker. The error depends on when the main process notices it."""
 
 import os
 import re
@@ -6,9 +6,9 @@ import traceback
 
 
 def is_killed_worker_error(error: BaseException) -> bool:
-    """Return whether an error says that a worker of a DataLoader was killed, or comes of that."""
+    """Return whether an error reports that a DataLoader worker was killed, or results from it."""
     other: BaseException | None = error
-    # raised anywhere, since a signal brings the news: a library may have made another of it
+    # torch raises it in a signal handler, at any line: a library may have wrapped it in another error.
     while other is not None:
         if re.search("DataLoader worker .*(killed by signal|exited unexpectedly)", str(other)):
             return True
@@ -17,7 +17,7 @@ def is_killed_worker_error(error: BaseException) -> bool:
 
 
 def _ended_during_handover(error: BaseException) -> bool:
-    """Return whether a process ended while it handed over a batch."""
+    """Return whether a worker ended while it transferred a batch."""
     if not isinstance(error, (EOFError, OSError)):
         return False
     paths = [

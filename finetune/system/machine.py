@@ -1,4 +1,4 @@
-"""What this machine is, and how its C library hands out memory, which on a CPU is a tenth of a training step."""
+"""The processor, its cores, and the memory allocator, which takes a tenth of a training step on a CPU."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _TRIM_THRESHOLD, _MMAP_MAX = 128 * 1024, 65536  # glibc's defaults
 _is_kept = False
-# glibc's own
+# environment variables that configure glibc's allocator
 _VARIABLES = {
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_MAX_",
@@ -33,18 +33,21 @@ def num_cores() -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Let what one step frees serve the next; say whether the C library can.
+    """Let glibc reuse the memory that one training step frees for the next step.
 
-    glibc by itself asks the system for each large tensor and gives it back when the tensor is freed, so that every step
-    waits for the system to clear every page again. The process then stays as large as it was at its largest. Other C
-    libraries are left alone, and so is one that its environment variables already tell what to do. PyTorch's tuning
-    guide advises another allocator, preloaded, for the same reason.
+    By default glibc requests memory for each large tensor from the system and returns it when the tensor is freed.
+    Every step then waits while the system clears each page again. With this setting the process keeps the memory of
+    its peak. Nothing changes with another C library, or if environment variables configure the allocator. PyTorch's
+    tuning guide recommends preloading another allocator for the same reason.
+
+    Returns:
+        Whether glibc has accepted the setting.
     """
     if _VARIABLES & os.environ.keys():
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # there is none: musl's, macOS's, Windows'
+    except (AttributeError, OSError, TypeError):  # not glibc: musl, macOS, Windows
         return False
     global _is_kept
     _is_kept = bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, -1))
@@ -52,7 +55,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_freed_memory_back() -> None:
-    """Undo `keep_freed_memory`, in a process that goes on with something else."""
+    """Undo `keep_freed_memory`, in a process that does other work afterwards."""
     global _is_kept
     if _is_kept:
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""What is said to the user: what was wrong, what was probably meant, and nothing that nobody can act on."""
+"""Error messages: errors of wrong usage, suggestions, escaping, and which log lines are shown."""
 
 import difflib
 import logging
@@ -8,23 +8,23 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-# What is not shown as it is, on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
+# Characters that are escaped on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class WrongUsage(ValueError):
-    """A value that an option can't have, whatever the data: the exit code is that of a mistyped flag."""
+    """An option has a value that is invalid for any data. The exit code is that of a mistyped flag."""
 
     exit_code = 2
 
 
 class NotFound(WrongUsage, FileNotFoundError):
-    """Something that an option names is not there."""
+    """A file or folder that an option names does not exist."""
 
 
 @contextmanager
 def as_wrong_usage(option: str) -> Iterator[None]:
-    """Tell what a library says of an option's value (ValueError, TypeError) as wrong usage."""
+    """Convert a library's ValueError or TypeError about the value of an option into WrongUsage."""
     try:
         yield
     except WrongUsage:
@@ -34,22 +34,22 @@ def as_wrong_usage(option: str) -> Iterator[None]:
 
 
 def install(extra: str) -> str:
-    """Return how to install what is optional: by its name the package index has another project."""
+    """Return the command that installs an extra. It needs a checkout: PyPI has another project of this name."""
     return f"pip install '.[{extra}]' in a checkout of finetune"
 
 
 def check_seed(seed: int, option: str = "--seed") -> None:
-    """Make sure that random numbers can begin with it.
+    """Check that a seed is in the range of 32 bits.
 
     Raises:
-        WrongUsage: They can't.
+        WrongUsage: It is not.
     """
     if not 0 <= seed < 2**32:
         raise WrongUsage(f"{option} must be from 0 to {2**32 - 1:,}, not {seed}")
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """Return the end of an error message: the valid names that are nearest, else all if they are few."""
+    """Return the end of an error message: the nearest valid names, or all names if none is near and they are few."""
     near = difflib.get_close_matches(name, list(names), n=3)
     if near:
         return f"; did you mean {' or '.join(map(repr, near))}?"
@@ -57,7 +57,10 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
 
 
 def reason(error: BaseException, place: object = "") -> str:
-    """Return in one line what went wrong, and where if the system says so; else at `place`."""
+    """Return the message of an error in one line.
+
+    An OSError is followed by its file name, or by `place` if it has none.
+    """
     if not isinstance(error, OSError) or not error.strerror:
         return " ".join(str(error).split())
     where = error.filename or place
@@ -65,14 +68,14 @@ def reason(error: BaseException, place: object = "") -> str:
 
 
 class _ShownFormatter(logging.Formatter):
-    """Writes control characters as escapes: a message may hold text of a file from anybody."""
+    """Escapes control characters: a message may contain text from an untrusted file."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(shown(line) for line in super().format(record).split("\n"))
 
 
 def be_quiet() -> None:
-    """Leave on the screen only what a user can act on."""
+    """Configure logging and warnings to show only messages that a user can act on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_ShownFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -86,17 +89,17 @@ def be_quiet() -> None:
 
 
 def counted(num: int, what: str, plural: str = "") -> str:
-    """Return `1 picture`, `1,200 pictures`."""
+    """Return a number with its noun, such as `1 picture` or `1,200 pictures`."""
     return f"{num:,} {what if num == 1 else plural or what + 's'}"
 
 
 def shown(name: object) -> str:
-    """Return a name, of a file for one, as text on a line: what could not be seen in it is written as an escape."""
+    """Return a name, such as a file name, as text on one line, with invisible characters escaped."""
     return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], str(name))
 
 
 def fault_of_names(names: Sequence[str]) -> str:
-    """Return why classes cannot have these names, or nothing."""
+    """Return why these class names are invalid; "" if they are valid."""
     if len(names) < 2:
         return "fewer than two classes"
     if len(set(names)) < len(names):

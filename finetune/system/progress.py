@@ -1,4 +1,4 @@
-"""How far a long job is, and how long it will take: a bar on a terminal, elsewhere a line."""
+"""Progress of a long job: a bar on a terminal, one line elsewhere."""
 
 import sys
 import time
@@ -8,25 +8,25 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-# seconds before a bar is shown, and a line where there is no terminal
+# seconds before the bar, and before the line, is shown
 _QUIET, _QUIET_LOG = 2.0, 5.0
 _T = TypeVar("_T")
 
 
 def duration(seconds: float) -> str:
-    """Return about how long that is, in words."""
+    """Return a duration as text, rounded, such as `12 s` or `3.5 minutes`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
-    """Yield items; once that takes long, say on stderr how far they are.
+    """Yield items, and show the progress on stderr if it takes more than a few seconds.
 
     Args:
-        items: What takes time to come, or to be dealt with.
-        num: How many they are.
-        what: What is done with them, in words.
+        items: The items; producing or processing them takes time.
+        num: The number of items.
+        what: A short description of the job.
     """
     console = Console(stderr=True)
     progress = Progress(console=console, transient=True)
@@ -48,5 +48,7 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
             yield item
             progress.advance(task)
     finally:
-        if console.is_terminal and is_shown:  # else it would leave an empty line
+        if (
+            console.is_terminal and is_shown
+        ):  # stopping a bar that was not started prints an empty line
             progress.stop()

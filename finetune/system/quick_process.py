@@ -1,9 +1,9 @@
-"""A process of ours that begins and ends without Python's search for garbage.
+"""Start and exit a process without garbage collection.
 
-While packages are imported nothing becomes garbage, and Python looks for it a thousand times: 4.2 s with torch,
-Lightning and albumentations, 3.0 s without. At the end it looks through all that was imported once more and takes it
-apart, to give memory back that the system takes anyhow: 1.6 s. (Medians of 3, 2 cores AMD EPYC; `finetune fit --epochs
-1` with 246 pictures of 128 pixels: 11.8 s before, 9.6 s now.)
+Imports create no garbage, but Python runs the collector a thousand times during them: importing torch, Lightning and
+albumentations takes 4.2 s with it and 3.0 s without. At exit Python collects and frees all modules, although the system
+reclaims the memory anyway: 1.6 s. (Medians of 3, 2 cores AMD EPYC; `finetune fit --epochs 1` with 246 images of 128
+pixels: 11.8 s before, 9.6 s now.)
 """
 
 import atexit
@@ -20,16 +20,16 @@ _is_ours = False
 
 
 def mark_own_process() -> None:
-    """Say that this process is ours alone, and ends with what we do."""
+    """Declare that this process runs one command of ours and ends with it."""
     global _is_ours
     _is_ours = True
 
 
 def end_with(code: object) -> None:
-    """Let the process end at once when Python has joined its threads and done what is registered with `atexit`.
+    """Let the process exit at once after Python has joined its threads and run the `atexit` functions.
 
     Args:
-        code: That of a SystemExit: None is 0; with one that is no number Python ends by itself.
+        code: The code of a SystemExit; None is 0. With a code that is not a number, Python exits in its usual way.
     """
     global _exit_code
     _exit_code = 0 if code is None else code if isinstance(code, int) else None
@@ -39,7 +39,7 @@ def end_with(code: object) -> None:
 
 @contextlib.contextmanager
 def without_gc() -> Iterator[None]:
-    """Look for no garbage."""
+    """Disable garbage collection."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,10 +50,10 @@ def without_gc() -> Iterator[None]:
 
 
 def import_torchmetrics() -> None:
-    """Import torchmetrics without scipy.signal, which it opens only to add an old name to it (torchmetrics 1.9).
+    """Import torchmetrics without scipy.signal, which it imports only to add a removed name (torchmetrics 1.9).
 
-    scipy.signal takes as long as the rest of torchmetrics. An empty module stands in for it during the import; whoever
-    imports scipy.signal later gets the real one.
+    scipy.signal takes as long as the rest of torchmetrics. An empty module replaces it during the import. A later
+    import of scipy.signal gets the real module.
     """
     name = "scipy.signal"
     if "torchmetrics" in sys.modules or name in sys.modules:
@@ -68,10 +68,10 @@ def import_torchmetrics() -> None:
 
 
 def freeze_imported() -> None:
-    """In a process of ours never look for garbage among what there is by now: imported, nothing computed yet."""
+    """Exclude all objects that exist now from garbage collection, if the process ends with our command."""
     if _is_ours:
         gc.freeze()
-        # where Python ends by itself nanobind, in triton, would list what it misses
+        # If Python exits in its usual way, nanobind (in triton) would report frozen objects as leaks.
         atexit.register(gc.unfreeze)
 
 
@@ -81,7 +81,7 @@ def _end() -> None:
         return
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # closed, or nobody reads it: who writes last has told it
+        # it is closed, or nobody reads it: the last write has reported the error
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(_exit_code)

@@ -1,8 +1,9 @@
-"""Output that may lose its reader: a terminal that closes, a pipe whose other end has gone. It is no reason to fail.
+"""Output that may be closed while a command runs: a closed terminal, or a pipe whose reader has exited.
 
-Nor is a log on a full disk: what is told on stderr is lost, training is not.
+The command continues. It also continues if stderr goes to a file on a full disk: its messages are lost, training is
+not.
 
-A closed terminal sends SIGHUP too, and `finetune fit 2>&1 | tee log` loses its `tee` to the same Ctrl-C.
+A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
 """
 
 import errno
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def write_line(text: str) -> None:
-    """Write a line for the user, to whoever still reads; right in a signal handler too."""
+    """Write a line to stderr, if it is still open. This is safe in a signal handler."""
     redirect_closed_outputs()
     try:
         os.write(2, f"{text}\n".encode(errors="backslashreplace"))
@@ -23,8 +24,8 @@ def write_line(text: str) -> None:
 
 
 def redirect_closed_outputs() -> bool:
-    """Write to nowhere from now on where nobody reads any more; return whether that is so."""
-    # A closed terminal, or a pipe without a reader, is told of without asking for anything.
+    """Redirect stdout and stderr to os.devnull if they are closed; return whether any was."""
+    # `poll` always reports a closed terminal and a pipe without a reader.
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)
@@ -53,9 +54,9 @@ class _Output(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Go on when the terminal closes, as with `disown`, or the disk below stderr is full.
+    """Continue when the terminal closes, as with `disown`, or when the disk of stderr is full.
 
-    Where SIGHUP is to end the command, it does; so does a pipe without a reader.
+    SIGHUP still ends the command if it is not ignored, and so does a pipe without a reader.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)

@@ -1,6 +1,7 @@
-"""What is raised where Python can't raise it, as while it collects garbage: a stop is not lost there, a worker no news.
+"""Handle exceptions that Python cannot raise, such as those in `__del__`.
 
-The handlers of signals run wherever the main thread is. In a `__del__` Python prints what they raise, and goes on.
+Signal handlers run wherever the main thread is. If this is in a `__del__`, Python prints the exception of the handler
+and continues: a stop would be lost.
 """
 
 import os
@@ -8,12 +9,12 @@ import sys
 import threading
 from typing import Any
 
-# A worker that was killed after its last batch; an iterator that a stop met half made, while its workers started.
+# A worker that was killed after its last batch, and an iterator that a stop has interrupted while workers started.
 _IGNORED = ("DataLoader worker", "'_MultiProcessingDataLoaderIter' object has no attribute")
 
 
 def install_unraisable_hook() -> None:
-    """Decide what becomes of it in this process."""
+    """Install `sys.unraisablehook`: repeat the signal of a lost stop, and hide harmless errors of DataLoaders."""
     sys.unraisablehook = _handle
 
 
@@ -24,7 +25,7 @@ def _handle(unraisable: Any) -> None:
         if isinstance(error, KeyboardInterrupt)
         else getattr(error, "exit_code", getattr(error, "code", 0))
     )
-    # `Interrupted` or our SystemExit: the signal comes once more
+    # `Interrupted`, or the SystemExit of our handler: send the signal again
     if isinstance(code, int) and code > 128:
         threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
     elif not any(words in str(error) for words in _IGNORED):
