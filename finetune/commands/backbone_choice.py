@@ -75,12 +75,12 @@ class Choice(NamedTuple):
 def settle_backbone(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> Choice:
     """Choose the network of a fit if its config leaves that to the data.
 
-    The choice is written to the config as if it were given, so that a repeated or resumed run does not rank again.
+    The choice is written to the config like an explicit setting, so that a repeated or resumed run does not rank again.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
         explicit: The settings that configs and flags give.
-        start: The checkpoint from which training starts, whose network is taken; None for none.
+        start: The checkpoint from which training starts, whose network is used; None for none.
 
     Raises:
         WrongUsage: The candidates are invalid, or another option does not go with a choice among networks.
@@ -138,7 +138,7 @@ def _rank_candidates(
         for name, candidate in by_name.items()
     }
     seed = options.get("seed_everything")
-    with isolate_rng():  # the fit begins with random numbers of its own
+    with isolate_rng():  # the ranking must not change the random numbers of the fit
         ranking = rank(
             networks,
             split.targets.labels,
@@ -148,7 +148,7 @@ def _rank_candidates(
         )
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # processes of their own may train on this GPU
+        torch.cuda.empty_cache()  # subprocesses may train on this GPU
     if not ranking.standings:
         hint = "give files or folders that are here: --weights A,B"
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
@@ -158,7 +158,7 @@ def _rank_candidates(
 
 
 def describe_ranking(record: dict[str, Any]) -> list[str]:
-    """Return a ranking in a line, and in further lines what it lacks."""
+    """Return a line about a ranking, and further lines if it is incomplete."""
     best = record["rows"][0]
     rows = []
     for row in record["rows"]:
@@ -212,7 +212,7 @@ def _load(
     split: Samples,
     reachable: dict[str, bool],
 ) -> FeaturesOf:
-    """Return what computes a candidate's features of training images, prepared as the fit would for it.
+    """Return a function that computes a candidate's features of training images, prepared as in its fit.
 
     Args:
         name: What the candidate is called in messages.
@@ -223,7 +223,7 @@ def _load(
         reachable: Which servers have answered; completed in place.
 
     Raises:
-        Unusable: It cannot be had, or cannot take the images.
+        Unusable: Its weights are not available, or it does not take images of this size.
     """
     weights = _weights_here(candidate, reachable)
     own = config.clone()
@@ -266,14 +266,14 @@ def _load(
 
 
 def _reader(split: Samples, size: int) -> Callable[[int], np.ndarray]:
-    """Return what reads the images; a JPEG much larger than needed is decoded at a fraction of its size."""
+    """Return a function that reads the images; a JPEG much larger than needed is decoded at a fraction of its size."""
     if split.cached is None and split.shorter_side is None:
         return replace(split, shorter_side=2 * size).read
     return split.read
 
 
 def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
-    """Return what to read a candidate's weights from: a file on this machine, or else a name to download.
+    """Return the source of a candidate's weights: a file on this machine, or else a name to download.
 
     Raises:
         Unusable: They are not on this machine and cannot be downloaded.
@@ -282,7 +282,7 @@ def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
         return candidate.weights
     file = cached_file(candidate)
     if file is not None:
-        # torchvision's are read by their name, which checks their hash; timm would ask the hub first.
+        # torchvision's weights are read by name, which checks their hash; timm would query the hub first.
         return str(file) if candidate.backbone.startswith("timm/") else candidate.weights
     address = server(candidate)
     if address not in reachable:
@@ -298,8 +298,9 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
     """Return the networks to choose from.
 
     Args:
-        backbone: `auto`, or names between commas.
-        weights: DEFAULT; with `auto` also candidates between commas; with names also weights that all of them have.
+        backbone: `auto`, or names separated by commas.
+        weights: DEFAULT; with `auto` also candidates separated by commas; with names also weights that all of them
+            have.
 
     Raises:
         WrongUsage: They are invalid.
@@ -358,7 +359,7 @@ def _candidate_of_weights(part: str) -> Candidate:
 
 
 def _parts(weights: str) -> list[str]:
-    """Return the parts of a list between commas, or of a YAML list, which paths with commas need."""
+    """Return the parts of a list that is separated by commas, or of a YAML list, which paths with commas need."""
     if weights.startswith("["):
         try:
             parts = yaml.safe_load(weights)
@@ -388,7 +389,7 @@ def _check_configs(explicit: ExplicitSettings) -> None:
 
 
 def _check_options(options: Any, explicit: ExplicitSettings) -> None:
-    """Refuse options that do not go with a choice among networks, before anything is computed."""
+    """Refuse options that cannot be combined with a choice among networks, before anything is computed."""
     if options.model.freeze not in (None, "backbone"):
         raise WrongUsage(
             f"{flag_names('fit', 'model.freeze')} {options.model.freeze}: stages have other names in each network; "
@@ -409,7 +410,7 @@ def _write_candidate(config: Any, candidate: Candidate) -> None:
 
 
 def _reasons(unusable: dict[str, str]) -> str:
-    """Return networks by the reason why they cannot be used."""
+    """Return the unusable networks as text, grouped by the reason."""
     by_reason: dict[str, list[str]] = {}
     for name, why in unusable.items():
         by_reason.setdefault(why, []).append(name)

@@ -1,4 +1,4 @@
-"""`finetune benchmark`: pictures per second of a fit, where its time goes, and what would help."""
+"""`finetune benchmark`: images per second of a fit, the time of each part, and advice."""
 
 import json
 import subprocess
@@ -19,12 +19,12 @@ from finetune.profiling.summary import advice, scaling, text
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
 
-# Flags of the whole comparison: the process for one number of devices gets its own.
+# Flags of the comparison. The subprocess for each number of devices gets its own values.
 _OF_COMPARISON = ("devices", "output")
 
 
 class BenchmarkCLI(FinetuneCLI):
-    """Takes what `finetune fit` takes; the fit is measured, then given up, and leaves no more than its caches."""
+    """The command line of `finetune fit`. The fit is measured, then stopped; only its caches stay."""
 
     may_resume = False
 
@@ -93,7 +93,7 @@ class BenchmarkCLI(FinetuneCLI):
         return trainer
 
     def fit(self, **kwargs: Any) -> None:
-        """Train until all is measured, and tell it."""
+        """Train until the measurement is complete, and print the result."""
         kwargs.pop("ckpt_path")
         try:
             self.trainer.fit(**kwargs)
@@ -108,7 +108,11 @@ class BenchmarkCLI(FinetuneCLI):
 
 
 def benchmark(arguments: Sequence[str]) -> None:
-    """Measure the fit that `arguments` describe."""
+    """Measure the fit of a command line.
+
+    Args:
+        arguments: The arguments after `benchmark`.
+    """
     line = parse_line(arguments)
     devices = line.last("devices")
     output = line.last("output")
@@ -128,7 +132,7 @@ def benchmark(arguments: Sequence[str]) -> None:
 
 
 def _result_of_subprocess(devices: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the result for a number of devices, from a process of its own."""
+    """Measure a number of devices in a subprocess, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         more = ["--trainer.devices", str(devices), "--output", str(output)]
@@ -136,12 +140,12 @@ def _result_of_subprocess(devices: int, arguments: Sequence[str]) -> dict[str, A
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             code = process.wait()
-        except BaseException:  # Ctrl-C, or a scheduler's SIGTERM: it tidies up
+        except BaseException:  # Ctrl-C, or a scheduler's SIGTERM: let the subprocess clean up
             process.terminate()
             process.wait()
             raise
         if code:
-            sys.exit(code)  # it has said why
+            sys.exit(code)  # the subprocess has printed the error
         return json.loads(output.read_text("utf-8"))
 
 

@@ -50,8 +50,8 @@ def keep_best_weights(
         run: The run, trained to its end.
 
     Returns:
-        The content of best.ckpt but for its weights and states, so that nobody has to read it again; None if there is
-        no best.ckpt.
+        The content of best.ckpt without weights and states, so that it need not be read again; None if there is no
+        best.ckpt.
     """
     path = run.checkpoint("best")
     if not _has_choice(trainer, data, run):
@@ -60,7 +60,7 @@ def keep_best_weights(
         best = read_checkpoint(path)
         if _choice_in(best) is None:
             _replace(trainer, model, data, run, best)
-        # Last: a run that ends between the two has no record of weights that best.ckpt does not hold.
+        # Written last: if the process is killed in between, no record describes weights that best.ckpt does not have.
         replace_text(run.file(FILE), json.dumps(_choice_in(best), indent=2) + "\n")
     trainer.strategy.barrier("best.ckpt with the kept weights")
     return _without_weights(best if trainer.is_global_zero else read_checkpoint(path))
@@ -71,7 +71,7 @@ def _without_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_choice(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
-    """Return whether a run has a start and a best, and images on which to choose between them."""
+    """Return whether a run has start.ckpt, best.ckpt and validation images to choose between them."""
     if "val" not in data.splits or trainer.limit_val_batches == 0:
         return False
     return run.checkpoint("start").exists() and run.checkpoint("best").exists()

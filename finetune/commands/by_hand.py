@@ -67,10 +67,10 @@ def by_hand(
 
 
 def parse_devices(names: str) -> list[torch.device]:
-    """Return the devices that `names` lists, separated by commas; a device may come more than once.
+    """Return the devices in a list separated by commas. A device may occur more than once.
 
     Raises:
-        ValueError: If one of them is not on this machine.
+        WrongUsage: A device does not exist on this machine.
     """
     available = {"cpu": torch.device("cpu")}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -88,7 +88,7 @@ def parse_devices(names: str) -> list[torch.device]:
 
 
 def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output: str) -> None:
-    """Draw the test accuracy after each epoch, with the last one as a number, into a PNG file."""
+    """Draw the curve of the test accuracy over epochs, labelled with its last value, into a PNG file."""
     from matplotlib.ticker import MaxNLocator
 
     numbers, accuracies = [e.epoch for e in epochs], [e.accuracy for e in epochs]

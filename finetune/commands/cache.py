@@ -1,4 +1,4 @@
-"""`finetune cache`: what earlier runs have kept for later ones, listed or removed."""
+"""`finetune cache`: list or remove the caches of earlier runs."""
 
 import time
 
@@ -26,7 +26,7 @@ def cache(remove: str | None = None) -> None:
     folder = cache_dir()
     caches = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
     for kind in FORMER:
-        # one of now may have the same stem
+        # a current cache may have the same stem: the key is the whole name
         caches |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
     caches |= {path.name: path for path in folder.glob(PRECISIONS)}
     if remove is None:

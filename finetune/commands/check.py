@@ -1,4 +1,4 @@
-"""`finetune check`: what is wrong with a data set, before hours are spent on it."""
+"""`finetune check`: find faults of a data set before training on it."""
 
 import os
 import sys
@@ -32,11 +32,11 @@ from finetune.system.progress import track
 if TYPE_CHECKING:
     from finetune.features.picture_features import Features
 
-_NUM_NEIGHBOURS = 5  # of each picture, that may show a part of it
+_NUM_NEIGHBOURS = 5  # of each image, which are searched for crops of it
 
 
 class _Network(NamedTuple):
-    """What features come from."""
+    """The network that computes features for the check."""
 
     name: str
     features: "Features"
@@ -76,7 +76,7 @@ def check(
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         listing = list_pictures(folder)
-        # said before pictures are looked at
+        # before images are read, so that an error comes early
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
@@ -115,7 +115,7 @@ def check(
 def _network(
     weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
 ) -> _Network | None:
-    """Return from which network features come, and how pictures are prepared for it; None without weights."""
+    """Return the network for features, and how images are prepared for it; None without weights."""
     preparation: dict[str, Any] = {}
     if image_size < 1:
         raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
@@ -133,7 +133,7 @@ def _network(
     if weights is None:
         return None
     if "torch" not in sys.modules:
-        # threads that wait leave the cores to what reads pictures
+        # waiting OpenMP threads free the cores for image decoding
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch  # takes seconds
 
@@ -149,7 +149,7 @@ def _network(
     features = Features(backbone, weights, image_size)
     try:
         features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
-    except Exception as error:  # a network may say in any way that a picture is too small
+    except Exception as error:  # networks raise different errors if an image is too small
         hint = "" if ckpt_path else ": another --image_size may do"
         size = f"{image_size}x{image_size}"
         raise WrongUsage(

@@ -1,7 +1,7 @@
-"""A command line in full: short words as the flags that they stand for, what is named by position as flags, too.
+"""Expand a command line: replace short words and positional arguments by full flags.
 
-What comes out is what config.yaml would say, and comes out of itself again: Lightning starts the processes of other
-devices with it. All is looked at before torch is imported.
+The result has the names of config.yaml, and expanding it again does not change it: Lightning starts the other ranks
+with it. This happens before torch is imported.
 """
 
 import difflib
@@ -26,16 +26,16 @@ _IMAGE_OPTIONS = ("data.predict", "pictures")
 
 
 def in_full_spelling(arguments: Sequence[str]) -> list[str]:
-    """Return the command line of a command that has short words, in full.
+    """Return the expanded command line of a command that has short words.
 
     Raises:
-        WrongUsage: An option, or something that is named by position, is wrong.
+        WrongUsage: An option or a positional argument is wrong.
     """
     command = arguments[0]
     line = parse_line(arguments[1:])
     replace_shorthands(command, line)
     check_flags(command, line)
-    must_exist = not line.has("resume")  # which may go on with another
+    must_exist = not line.has("resume")  # a resumed run may continue from another checkpoint
     line.flags = [_flag_in_full(command, name, value, must_exist) for name, value in line.flags]
     if line.asks_for_help():
         line.positionals = []  # `--help all`
@@ -52,28 +52,34 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
 
 
 def with_pictures(arguments: Sequence[str]) -> list[str]:
-    """Return the command line with the pictures behind `--`, of which there may be many, as the flag that takes them.
+    """Return the command line with the images after `--` as the value of their flag.
 
-    They are no flag before: of what a process is started with, the system takes no argument of more than 128 KiB.
+    They are not a flag earlier because there may be many: Linux limits each argument of a new process to 128 KiB.
     """
     command, line = arguments[0], parse_line(arguments[1:])
     pictures = _pictures_option(command)
     if pictures and line.positionals:
         paths, line.positionals = line.positionals, []
-        is_one = len(paths) == 1 and paths[0][0] not in "[-"  # which would begin a list
+        is_one = (
+            len(paths) == 1 and paths[0][0] not in "[-"
+        )  # which would start a YAML list or a flag
         line.flags.append((pictures, paths[0] if is_one else flow_yaml(paths)))
     return format_line(command, line)
 
 
 def _pictures_option(command: str) -> str | None:
-    """Return the full name of the option for which pictures are named by position."""
+    """Return the full name of the option whose images are positional arguments; None for none."""
     return next((full for full in POSITIONS.get(command, ()) if full in _IMAGE_OPTIONS), None)
 
 
 def _flag_in_full(
     command: str, name: str, value: str | None, must_exist: bool
 ) -> tuple[str, str | None]:
-    """Return a flag as the parser has it; a checkpoint must be there if it is needed."""
+    """Return a flag with its full name, and its value with expanded paths.
+
+    Raises:
+        NotFound: A checkpoint does not exist, although it must.
+    """
     full = in_full(command, name)
     if value and full in PATHS:
         value = os.path.expanduser(value)
@@ -111,10 +117,10 @@ def _is_rank_zero() -> bool:
 
 
 def _take_positionals(command: str, line: ParsedLine) -> None:
-    """Make flags of what is named by position, each in its place in `POSITIONS`.
+    """Replace positional arguments by flags, in the order of `POSITIONS`.
 
-    Pictures stay behind `--`: the system takes no argument of more than 128 KiB. The folder of `check`, whose function
-    takes it by position, stays, too.
+    Images stay after `--`, since Linux limits an argument to 128 KiB. The folder of `check` stays positional, too: its
+    function takes it by position.
     """
     for full in POSITIONS[command]:
         if full == "ckpt_path":
@@ -128,7 +134,7 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
 
 
 def _take_folder(command: str, full: str, line: ParsedLine) -> None:
-    """Take a folder of pictures; next to a config, it is the root of its data."""
+    """Replace a folder of images by its flag; with a config, the folder is the root of its data."""
     is_training = command in ("fit", "benchmark")
     if is_training and line.has("resume"):
         _take_run(line)
@@ -196,7 +202,7 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
         return
     if line.positionals:
         line.flags.insert(0, ("ckpt_path", _checkpoint(line.positionals.pop(0))))
-    # The config of a command of our own may name it.
+    # The config of one of our own commands may name the checkpoint.
     elif not line.has("config") or command in ("validate", "test", "predict"):
         raise WrongUsage(
             f"finetune {command} needs a checkpoint, or a run's folder: {flag_names(command, 'ckpt_path')}"
@@ -229,7 +235,10 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def _is_folder_of_weights(path: str) -> bool:
-    """Whether a run's folder is meant, not one of timm's, nor a name such as DEFAULT that one beside has."""
+    """Return whether a path is the folder of a run.
+
+    It is not if it is a folder of timm, or a name such as DEFAULT that a folder here happens to have.
+    """
     if os.path.isfile(os.path.join(path, "config.json")):
         return False
     return os.path.isdir(path) and (
@@ -253,7 +262,7 @@ def _check_folder(folder: str) -> None:
 
 
 def _nearest(path: str) -> str:
-    """Return the end of a message: what is called nearly so, where it would be."""
+    """Return the end of a message: the file in the same folder with the most similar name."""
     folder, name = os.path.split(path.rstrip("/"))
     try:
         near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)

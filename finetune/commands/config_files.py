@@ -1,4 +1,4 @@
-"""Configs by name: a file here, else one that is shipped with the package."""
+"""Find configs by name: a file, or else one that is shipped with the package."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 
 def shipped() -> dict[str, Path]:
-    """Return the shipped configs by file name: in the package once installed, beside it in a checkout."""
+    """Return the shipped configs by file name. In a checkout they lie next to the package, else inside it."""
     package = Path(__file__).parents[1]
     folders = (package / "configs", package.parent / "configs")
     folder = next((f for f in folders if f.is_dir()), folders[0])
@@ -15,10 +15,10 @@ def shipped() -> dict[str, Path]:
 
 
 def find(name: str) -> str:
-    """Return the path of config `name`.
+    """Return the path of the config `name`.
 
     Raises:
-        NotFound: It is neither a file nor shipped; the message names the nearest shipped ones, or all.
+        NotFound: It is neither a file nor shipped; the message suggests shipped ones.
         WrongUsage: It is empty, or not UTF-8.
     """
     if Path(name).is_file():
@@ -58,5 +58,5 @@ def put_configs_first(line: ParsedLine) -> None:
         if name == "config" and value is not None:
             configs.append((name, find(value)))
         else:
-            others.append((name, value))  # the parser reports a --config without a value
+            others.append((name, value))  # the parser reports a --config that has no value
     line.flags = configs + others

@@ -1,4 +1,4 @@
-"""The settings of an optimizer that nobody gave: they depend on the optimizer, and on how the head starts."""
+"""Default settings of an optimizer, which depend on the optimizer and on the initialisation of the head."""
 
 import inspect
 from importlib import import_module
@@ -11,8 +11,8 @@ from finetune.system.messages import WrongUsage
 _COMMAND_LINE = "the command line"
 _OPTIMIZER = "model.optimizer"
 
-# Rates to start from. Those of Adam and its kin are steps in the weights themselves, not multiples of a gradient: at
-# SGD's rate the first steps throw a pretrained network away. Of others none is usual for fine-tuning.
+# Usual learning rates. Adam and similar optimizers normalise the gradient, so that the rate is the size of a step: with
+# SGD's rate the first steps would destroy pretrained weights. Other optimizers have no usual rate for fine-tuning.
 USUAL = {
     "SGD": 3e-2,  # chosen by measurements (docs/benchmarks.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
@@ -23,17 +23,17 @@ USUAL = {
     # Hinton's, in lecture 6 of his course of 2012; torch's own, 1e-2, has no source
     "RMSprop": 1e-3,
 }
-# Where the head starts as one that was fitted on the features and batch norm keeps its statistics, less has to change,
-# and more can be lost (docs/benchmarks.md).
+# With a head that was fitted on the features, and fixed statistics of batch norm, less has to change, and more can be
+# lost (docs/benchmarks.md).
 USUAL_OF_FITTED_HEAD = {"AdamW": 1e-4, "Adam": 1e-4, "SGD": 3e-3}
-# What else is usual for SGD; other optimizers have their own defaults.
+# Other usual settings of SGD; for other optimizers torch's defaults apply.
 _SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 2e-3}
-CLIP_NORM = 1.0  # of the gradient of all parameters together
+CLIP_NORM = 1.0  # maximum norm of the gradient of all parameters
 _DEFAULT = "AdamW"  # of `Classifier`
 
 
 def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
-    """Give a fit's optimizer its usual rate if its rate is meant for another case; return the message.
+    """Set the usual learning rate of a fit's optimizer if its rate is for another optimizer; return a message.
 
     Its other arguments get their usual values if nobody gave them: the parser leaves those of the default optimizer.
 
@@ -68,7 +68,7 @@ def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
 
 
 def _settle_other_arguments(optimizer: Any, name: str, explicit: ExplicitSettings) -> None:
-    """Give all arguments of an optimizer but its rate their usual values, except those that configs and flags give."""
+    """Set the usual values of an optimizer's arguments, except its rate and those that configs and flags give."""
     module, _, class_name = optimizer.class_path.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
     explicit_names = _explicit_arguments(explicit)
@@ -90,13 +90,13 @@ def _explicit_arguments(explicit: ExplicitSettings) -> set[str]:
 
 
 def settle_clipping(options: Any) -> None:
-    """Let a fit from a fitted head, whose batch norm keeps its statistics, clip its gradients where nobody said.
+    """Clip gradients by default in a fit from a fitted head with fixed statistics of batch norm.
 
-    Such a network no longer normalises what it makes of an image, and a rare large gradient can ruin it
+    Such a network does not normalise its activations by the batch, and a rare large gradient can ruin it
     (docs/benchmarks.md).
 
     Args:
-        options: Those of `fit`, as parsed; changed in place.
+        options: The options of `fit`, as parsed; changed in place.
     """
     model = options.model
     has_fitted_head = resolved_head_init(model.head_init, model.weights, model.members) == "probe"
@@ -112,7 +112,7 @@ def settle_clipping(options: Any) -> None:
 
 
 def _rate_is_for(explicit: ExplicitSettings) -> str | None:
-    """Return the name of the optimizer that the last rate was given with, `_COMMAND_LINE`, or None for no rate."""
+    """Return the optimizer that the last explicit rate is for; `_COMMAND_LINE` for a flag, None for no rate."""
     if f"{_OPTIMIZER}.lr" in explicit.flags:
         return _COMMAND_LINE
     name = _DEFAULT

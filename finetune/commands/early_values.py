@@ -1,4 +1,4 @@
-"""Checks of a fit's values that need neither data nor weights, so that an error comes before either is fetched."""
+"""Check the values of a fit that need neither data nor weights, before either is downloaded or read."""
 
 import warnings
 from typing import Any
@@ -18,7 +18,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, reason
 from finetune.training.lr_schedulers import at_each_rate, with_total_steps
 from finetune.training.param_groups import check_rates
 
-_SOME_STEPS = 1000  # of a run, whose length is not known before its images are listed
+_SOME_STEPS = 1000  # the real number of steps is known only after images are listed
 _LIMITS = (
     *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
     *(
@@ -71,7 +71,7 @@ def check_values(config: Any) -> None:
 
 
 def _make_optimizer(optimizer: Any) -> Optimizer:
-    """Return the optimizer of a fit on a single number."""
+    """Return the optimizer of a fit for a single parameter."""
     values = {"class_path": optimizer.class_path, "init_args": dict(optimizer.init_args)}
     try:
         made: Optimizer = instantiate_class([torch.zeros(1, 1, requires_grad=True)], values)
@@ -96,7 +96,7 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
 
 
 def _check_trainer(trainer: Any) -> None:
-    """Let Lightning check the limits that it would refuse only after images are listed and weights are read."""
+    """Let Lightning check limits now, which it would otherwise do after images are listed and weights are read."""
     limits = {name: trainer[name] for name in _LIMITS}
     with as_wrong_usage("trainer"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

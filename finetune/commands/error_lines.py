@@ -1,6 +1,7 @@
-"""What to tell a user of an error, whichever library it comes from: one line, or nothing where the error is ours.
+"""Convert errors of any library into one line for the user.
 
-Nothing heavy is imported here.
+Errors that a user cannot cause are bugs of ours: they have no line and are shown with a traceback. This module imports
+nothing heavy.
 """
 
 import os
@@ -9,12 +10,12 @@ import sys
 
 from finetune.system.killed_worker import is_killed_worker_error
 
-# such an error carries its traceback as text
+# The text of such an error includes its traceback.
 _WORKER_ERROR = "Caught .* in (DataLoader worker|pin memory thread)"
-_LONGEST_REASON = 200  # of torch's, which may name thousands of keys
-# what NCCL says where another process has ended
+_LONGEST_REASON = 200  # characters; torch's message may list thousands of keys
+# NCCL's messages if another process has ended
 _PEER_ENDED = "remote|clos|abort|timeout|timed out|premature"
-# how messages of Lightning begin that a user can cause
+# beginnings of Lightning's messages about errors that a user can cause
 _OF_LIGHTNING = (
     "Early stopping conditioned on metric",
     "`devices` selected with",
@@ -23,7 +24,7 @@ _OF_LIGHTNING = (
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Return what a constructor raised, which jsonargparse wraps."""
+    """Return the error of a constructor, without jsonargparse's errors around it."""
     while (
         str(error).startswith("Does not validate against any of the Union")
         and error.__cause__ is not None
@@ -33,20 +34,22 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def find_interruption(error: BaseException) -> BaseException:
-    """Return the stop by a signal during which `error` was raised, else `error`."""
-    # imports torch: who has not got it can't have raised it
+    """Return the stop by a signal during which `error` was raised; `error` itself if there was none."""
+    # Not imported, since that would import torch: if it is not loaded, it cannot have raised the error.
     signals = sys.modules.get("finetune.distributed.signals")
     return signals.find_interruption(error) if signals else error
 
 
 def exit_code(error: BaseException) -> int:
-    wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's word for it
+    wrong_usage = (
+        type(error).__name__ == "MisconfigurationException"
+    )  # Lightning's class for wrong usage
     return getattr(unwrap(error), "exit_code", 2 if wrong_usage else 1)
 
 
 def one_line(error: BaseException) -> str | None:
-    """Return what to tell a user, or None for an error that is ours and deserves a traceback."""
-    # Not imported: it cannot have raised the error. The import would bring torch.
+    """Return the message for the user in one line; None for a bug of ours, which needs a traceback."""
+    # Not imported, as in `find_interruption`.
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
@@ -61,7 +64,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def _out_of_memory(error: BaseException, text: str) -> str | None:
-    """Return a line if a process or a GPU had too little memory."""
+    """Return a line if a process or a GPU has run out of memory."""
     if is_killed_worker_error(error):
         return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
     is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
@@ -85,7 +88,7 @@ def _unusable_gpu(text: str) -> str | None:
 
 
 def _unfit_weights(text: str) -> str | None:
-    """Return a line if weights do not fit a network: torch's message has a line for each key."""
+    """Return a line if weights do not fit a network. torch's message has one line per key."""
     if not text.startswith("Error(s) in loading state_dict"):
         return None
     first = " ".join(text.partition("\n")[2].partition("\n")[0].split())

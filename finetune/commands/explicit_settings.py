@@ -1,9 +1,9 @@
-"""Who said a value: the settings that configs and flags give, in one spelling, without the defaults.
+"""Read the explicit settings of a command line: those that configs and flags give, in one spelling, without defaults.
 
 `--data.image_size 32`, `--data.init_args.image_size=32`, `--data '{init_args: {image_size: 32}}'` and
-`--data FILE.yaml` all give `data.image_size`. The command line is read before any class is imported: a checkpoint's
-data class must not be imported before it is known whether the user named it. The parser could not say this either,
-since it adds the class path of the default, and reads a flag only if the class that it belongs to is known.
+`--data FILE.yaml` all give `data.image_size`. The command line is read before any class is imported: the data class of
+a checkpoint may be imported only if the user has named it. The parser does not have this information: it adds the class
+path of the default, and reads a flag only if the class that it belongs to is known.
 """
 
 import os

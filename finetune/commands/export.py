@@ -1,4 +1,4 @@
-"""`finetune export`: a checkpoint as a file that other programs take, held against the network before it is kept."""
+"""`finetune export`: write a checkpoint as a file for other programs, verified against the network."""
 
 import errno
 import json
@@ -39,8 +39,8 @@ from finetune.runs.exported_files import ExportedCheckpoint, InputSize, packed
 from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
-_MAX_VERIFIED = 64  # pictures that are held against the network
-_NUM_CALIBRATED, _MAX_TESTED = 200, 2000  # pictures, for int8
+_MAX_VERIFIED = 64  # images on which the file is compared with the network
+_NUM_CALIBRATED, _MAX_TESTED = 200, 2000  # images for int8: calibration, test
 
 
 def export(
@@ -90,7 +90,11 @@ def export(
         raise WrongUsage(
             f"--input any_size can't resize as this network wants it, {kernel}: {hint}"
         )
-    kind = ".any_size" * (input == "any_size") + ".int8" * (quantize is not None)
+    kind = ""
+    if input == "any_size":
+        kind += ".any_size"
+    if quantize is not None:
+        kind += ".int8"
     target = Path(output) if output else Path(ckpt_path).with_suffix(f"{kind}{suffix}")
     if target.suffix != suffix:
         raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
@@ -133,10 +137,10 @@ def export(
 
 @contextmanager
 def _workplace() -> Iterator[Path]:
-    """Give a folder for what is not held against the network yet: what a killed process leaves there the system clears.
+    """Yield a temporary folder for files that are not verified yet. If the process is killed, the system clears it.
 
     Raises:
-        OSError: There is no room in it.
+        OSError: The disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="finetune_export_") as folder:
         try:
@@ -168,7 +172,7 @@ def _describe(agreement: Agreement, what: str) -> str:
 def _write_export(
     file: Path, facts: Mapping[str, Any], target: Path, description_path: Path
 ) -> None:
-    """Put a file and what is to be known of it in place, both whole and of one export, whatever others do."""
+    """Write a file and its description atomically, so that both are of one export even if others run in parallel."""
     with one_at_a_time(target):
         for leftover in (*unfinished(target), *unfinished(description_path)):
             leftover.unlink(missing_ok=True)
@@ -178,16 +182,16 @@ def _write_export(
             except OSError as error:  # it names the source
                 raise OSError(error.errno, error.strerror, str(target)) from error
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-            # rather none, between here and the end, than that of another file
+            # Until the end there is no description, rather than that of another file.
             description_path.resolve().unlink(missing_ok=True)
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:
-    """Return the pictures that a checkpoint was trained and tested on."""
+    """Return the data module with the images that a checkpoint was trained and tested on."""
     class_path = str(finetune.public_paths(checkpoint["finetune"].get("data_class")))
     if class_path.rpartition(".")[0] != "finetune":
         raise WrongUsage(f"--quantize int8 knows finetune's own data sets, not {class_path}")
-    # Training's transforms, perhaps of a module that only the user could trust, have no part in it.
+    # The transforms of training are not needed. They may be of a module that only the user can trust.
     saved = checkpoint["datamodule_hyper_parameters"]
     arguments = {name: value for name, value in saved.items() if name != "augmentations"}
     settings = data_settings(
@@ -221,7 +225,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
 def _quantize(
     predictor: Predictor, source: Path, data: ImageDataModule
 ) -> tuple[Path, dict[str, Any], str]:
-    """Return the file in int8, what is to be known of it, and the same in words."""
+    """Return the file in int8, its entry in the description, and a message about it."""
     from finetune.inference.quantize import compare, in_batches, quantize, readable
 
     train, test = data.splits["train"], data.splits["test"]
@@ -247,7 +251,7 @@ def _quantize(
 def _prepend_preparation(
     predictor: Predictor, source: Path, reference: Run, pictures: Sequence[Callable[[], np.ndarray]]
 ) -> tuple[Path, Agreement]:
-    """Return the file that takes pictures of any size, and how well it says what `reference` says of prepared ones."""
+    """Return the file that takes images of any size, and how well it agrees with `reference` on prepared images."""
     from finetune.inference.any_size import prepend
 
     def prepared_before(batch: np.ndarray) -> np.ndarray:
@@ -268,7 +272,7 @@ def _prepend_preparation(
 
 
 def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
-    """Return what reads each picture (H, W, 3), and what they are."""
+    """Return a function for each image that reads it (H, W, 3), and a description of the images."""
     if verify_on is None:
         return [partial(drawn_image, i) for i in range(_MAX_VERIFIED)], "drawn pictures"
     paths = files_to_predict(verify_on)

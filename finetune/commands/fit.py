@@ -42,15 +42,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What a fit is made of.
+    """The parts of a fit.
 
     Attributes:
         trainer: As `commands.trainer` makes it.
         model: The network that is trained.
         data: Its images.
-        run: Where all is written.
+        run: The run, to whose folder all files are written.
         options: The flags of `fit`.
-        plan: What the fit goes on from.
+        plan: What the fit starts or continues from.
     """
 
     trainer: Trainer
@@ -68,10 +68,10 @@ class Parts:
 
 
 def fit(parts: Parts, typed: str) -> None:
-    """Train, from where the plan says, then test the best checkpoint and report.
+    """Train from the start of the plan, then test the best checkpoint and report.
 
     Args:
-        parts: What the fit is made of.
+        parts: The parts of the fit.
         typed: The command, for about.json.
     """
     finished, changed = prepare(parts)
@@ -84,7 +84,7 @@ def fit(parts: Parts, typed: str) -> None:
             _conclude(parts, bool(finished))
     finally:
         if parts.trainer.is_global_zero:
-            end_page(parts.run)  # that of its training, where no other has taken its place
+            end_page(parts.run)  # the live page of training, unless a report has replaced it
     if parts.trainer.is_global_zero:
         _close(parts)
 
@@ -103,7 +103,7 @@ def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
 
 
 def _close(parts: Parts) -> None:
-    """Note that the run has ended; delete what only resuming needs if that was asked for."""
+    """Record that the run has ended. Without `--keep_last`, delete the files that only resuming needs."""
     run = parts.run
     run.mark_ended()
     if parts.options.keep_last or run.path is None:
@@ -114,10 +114,10 @@ def _close(parts: Parts) -> None:
 
 
 def prepare(parts: Parts) -> tuple[str, str]:
-    """Check that the fit can be as it was planned, and log what was decided.
+    """Check that the fit can follow the plan, and log the decisions.
 
     Returns:
-        The limit that the run to resume has reached, and what has changed since it began, both in words; "" for none.
+        Text about the limit that the run to resume has reached, and text about changes since it began; "" for none.
     """
     trainer = parts.trainer
     model = parts.model
@@ -141,8 +141,8 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     """Train to the end.
 
     Args:
-        parts: What the fit is made of.
-        changed: What has changed since the run began, in words; "" for nothing.
+        parts: The parts of the fit.
+        changed: Text about changes since the run began; "" for none.
         typed: The command, for about.json.
     """
     trainer = parts.trainer
@@ -172,13 +172,13 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     parts.data.is_fitted = True
     if plan.start is not None:
         continue_record(parts.data, plan.start.content, trainer.is_global_zero)
-    # as an argument of `fit` it is not yet known in `setup` and `prepare_data`
+    # As an argument of `fit` it would not yet be set in `setup` and `prepare_data`.
     trainer.ckpt_path = first
     trainer.fit(parts.model, datamodule=parts.data)
     trainer.ckpt_path = None
     is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
     if is_try and trainer.is_global_zero:
-        # `--resume` is to go on in the run before, not in a try
+        # `--resume` must continue the previous run, not a fast_dev_run
         run.checkpoint("last").unlink(missing_ok=True)
 
 
@@ -197,10 +197,10 @@ def _read_weights(parts: Parts) -> str | None:
 
 
 def _begin(parts: Parts, licence_of_weights: str | None) -> None:
-    """Note where a new run starts, and whose terms hold for its weights.
+    """Record the checkpoint that a new run starts from, and the licence of its weights.
 
     Args:
-        parts: What the fit is made of.
+        parts: The parts of the fit.
         licence_of_weights: The licence that the weights themselves name.
     """
     model = parts.model
@@ -225,7 +225,7 @@ def _begin(parts: Parts, licence_of_weights: str | None) -> None:
 
 
 def _has_nothing_left(parts: Parts) -> bool:
-    """Take up a run that has reached its limit; return whether its best checkpoint is settled and tested, too."""
+    """Load a run that has reached its limit; return whether its best checkpoint is also final and tested."""
     trainer = parts.trainer
     run = parts.run
     plan = parts.plan
@@ -233,12 +233,12 @@ def _has_nothing_left(parts: Parts) -> bool:
     take_up(trainer, run, plan.start)
     result = run.file("test.json")
     best = run.checkpoint("best")
-    # a prolonged run has another best
+    # a prolonged run has a newer best.ckpt
     is_tested = result.exists() and best.stat().st_mtime <= result.stat().st_mtime
     if (is_tested or not parts.has_test) and is_settled(trainer, parts.data, run):
         return True
     if trainer.is_global_zero:
-        hold(run.checkpoint("last").parents[1])  # another process may be at its test
+        hold(run.checkpoint("last").parents[1])  # another process may be testing it
         plan.start.check_unchanged()
     return False
 
@@ -264,7 +264,7 @@ def _check_stop(parts: Parts) -> None:
         raise Interrupted(checkpoints.stopped_by)
     if most is None or not trainer.is_global_zero:
         return
-    # Not `stopped_epoch`, which a run that goes on with more patience has from before.
+    # Not `stopped_epoch`: a run that is resumed with more patience still has the old value.
     waits = (
         callback.wait_count
         for callback in callbacks
@@ -279,11 +279,11 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
     """Test the best checkpoint.
 
     Args:
-        parts: What the fit is made of.
-        content: That of best.ckpt; None if there is none.
+        parts: The parts of the fit.
+        content: The content of best.ckpt; None if there is none.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no best.ckpt.
     """
     run = parts.run
     if content is None:
@@ -297,12 +297,12 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
 
 
 def report(parts: Parts, calibration: Calibration) -> None:
-    """Print what the run has made, and write its report."""
+    """Print the results of the run and where they are, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
-    if not parts.has_test:  # else the test has said it
+    if not parts.has_test:  # else the test has printed it
         lines = [validation_outcome(record), *calibration.describe(parts.model.class_names)]
         for line in filter(None, lines):
             print(line, flush=True)
@@ -316,10 +316,10 @@ def report(parts: Parts, calibration: Calibration) -> None:
 
 
 def _check_threshold(parts: Parts, calibration: Calibration) -> None:
-    """Make sure that the threshold that was asked for was found.
+    """Make sure that best.ckpt has the threshold that `--threshold` asks for.
 
     Raises:
-        ValueError: It was not.
+        ValueError: It has none.
     """
     best = parts.run.checkpoint("best")
     if calibration.aim is None:
@@ -331,8 +331,8 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
 
 
 def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
-    """Write the run's page: what fails here takes nothing from the run."""
-    # with matplotlib, which takes half a second
+    """Write the report of the run. An error here is only logged, since the run itself is complete."""
+    # imports matplotlib, which takes half a second
     from finetune.commands.report import page_of
     from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
@@ -342,7 +342,7 @@ def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
         write_augmented(data, run.file("augmented.webp"))
         page = page_of(record, check=data_check(record))
         print(f"report in {page}", flush=True)
-    except Exception as error:  # of whatever draws or reads: the run itself is whole
+    except Exception as error:  # from any library that draws or reads
         log.warning(
             "the report could not be written: %s; `finetune report %s` tries again", error, run.path
         )

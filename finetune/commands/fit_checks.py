@@ -1,4 +1,4 @@
-"""What a fit is asked for and could not do: said before it trains, not behind hours of it."""
+"""Check before training what a fit could not do after hours of it."""
 
 import json
 
@@ -16,7 +16,16 @@ from finetune.training.run_limits import fit_limits
 
 
 def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
-    """Make sure that there will be a validation, which `what` begins to say the use of."""
+    """Make sure that the fit will validate.
+
+    Args:
+        trainer: The Trainer of the fit.
+        data: Its images.
+        what: The beginning of the error message: what validation is needed for.
+
+    Raises:
+        ValueError: There is no validation, or the fit ends before the first one.
+    """
     if "val" in data.splits and trainer.limit_val_batches == 0:
         raise ValueError(f"{what}, and trainer.limit_val_batches is 0: leave it out")
     if "val" not in data.splits:
@@ -33,7 +42,7 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
 
 
 def _first_validation(trainer: Trainer, num_batches: int) -> int:
-    """Return after how many batches a fit validates first; 0 where a clock decides."""
+    """Return after how many batches a fit first validates; 0 if a clock decides."""
     if lightning_private.has_validation_clock(trainer):
         return 0
     interval, batches = (
@@ -45,7 +54,7 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
 
 
 def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
-    """Make sure that a threshold can be chosen."""
+    """Make sure that the validation images have both classes, which choosing a threshold needs."""
     check_validated(trainer, data, "--threshold is chosen on validation pictures")
     targets = data.splits["val"].targets
     num = num_within(trainer.limit_val_batches, len(targets), data.batch_size)
@@ -59,10 +68,10 @@ def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
 
 
 def check_begun_from(start: Start, model: Classifier) -> None:
-    """Make sure that a new run is told what the checkpoint that it begins with decides."""
+    """Make sure that a new run has the class weights and the optimizer of the checkpoint that it starts from."""
     path = start.path
     checkpoint = start.content
-    is_one = model.hparams["members"] == 1  # else no other begins with its weights
+    is_one = model.hparams["members"] == 1  # an ensemble cannot start from weights alone
     hint = "say the same" + (
         f", or begin with its weights alone: --weights {path}" if is_one else ""
     )
@@ -74,7 +83,7 @@ def check_begun_from(start: Start, model: Classifier) -> None:
         raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
-    # Its numbers, by which kinds differ; flags come and go with versions of torch.
+    # Optimizers differ in their numeric settings. Boolean settings differ between versions of torch.
     wanted = {
         name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)
     }

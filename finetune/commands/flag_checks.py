@@ -1,4 +1,4 @@
-"""Flags before torch is imported: shorthands become what they stand for, and mistakes end in one line.
+"""Expand shorthands and report wrong flags, before torch is imported.
 
 Nothing that the parser accepts is refused. Whatever depends on a class that the user names is left to the parser.
 
@@ -32,7 +32,7 @@ from finetune.commands.suggestions import missing_value_message, unknown_option_
 from finetune.system.messages import WrongUsage, did_you_mean
 
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-# networks that are refused, or looked for, where there is more to say of them
+# Prefixes of networks that are checked later, with better messages.
 _LATER = ("squeezenet", "timm/")
 _SIMPLE_NAME = re.compile(r"[\w./~-]+")
 _BACKBONE_OPTIONS = ("model.backbone", "backbone")
@@ -43,10 +43,10 @@ def check_flags(command: str, line: ParsedLine) -> None:
 
     Args:
         command: One of `OPTIONS`.
-        line: What follows it, flags as typed.
+        line: The arguments after it, flags as typed.
 
     Raises:
-        WrongUsage: It has no such option, or the value is missing or wrong; the message suggests the right one.
+        WrongUsage: The option does not exist, or its value is missing or wrong; the message suggests the right one.
     """
     for (name, value), typed in zip(line.flags, line.as_typed, strict=True):
         full = in_full(command, name)
@@ -64,7 +64,7 @@ def _is_torchvision_known() -> bool:
 
 
 def _mistake(command: str, line: ParsedLine, full: str, value: str | None, typed: str) -> str:
-    """Return what is wrong with a flag; "" where nothing is, or where the parser decides."""
+    """Return what is wrong with a flag; "" if nothing is, or if the parser decides."""
     is_known = (full in OPTIONS[command] and typed.startswith("--")) or typed in ("-h", "-c")
     if not is_known:
         is_left = _is_left_to_the_parser(command, typed, full, line)
@@ -80,7 +80,7 @@ def _mistake(command: str, line: ParsedLine, full: str, value: str | None, typed
 
 
 def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
-    """Return why a value names no network, nor several to choose from; "" where it may be right."""
+    """Return why a value names neither a network nor several to choose from; "" if it may be right."""
     if may_be_chosen and value == AUTO_BACKBONE:
         return ""
     named = [part for part in value.split(",") if part] if may_be_chosen else [value]
@@ -91,7 +91,7 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine) -> bool:
-    """Return whether something that is not known here may be an option all the same."""
+    """Return whether an option that this module does not know may still be valid."""
     if not typed.startswith("--"):
         return False
     name = full.rstrip("+")
@@ -112,14 +112,14 @@ def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine
 
 
 def _may_have_own_data(command: str, line: ParsedLine) -> bool:
-    """Return whether the data module may be a class of the user's, with arguments of its own."""
+    """Return whether the data module may be a class of the user, with other arguments."""
     if command not in WORDS or line.has("data", "data.class_path", "trust_modules"):
         return True
     return any(_has_own_data(value or "") for name, value in line.flags if name == "config")
 
 
 def _has_own_data(config: str) -> bool:
-    import yaml  # only who mistypes an option of the data pays for it
+    import yaml  # takes time, and is needed only if an option of the data is mistyped
 
     try:
         with open(find(config), encoding="utf-8") as file:

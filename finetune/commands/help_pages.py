@@ -1,6 +1,7 @@
-"""What `--help` shows of the commands with many options: a page each, without torch, which takes seconds.
+"""Help pages of the commands with many options, shown without importing torch, which takes seconds.
 
-`--help all` has all options. Names and defaults are those of the parser: `tests/commands/test_help_pages.py`.
+`--help all` shows all options. `tests/commands/test_help_pages.py` checks that names and defaults are those of the
+parser.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ class Page(NamedTuple):
     """The help of a command.
 
     Attributes:
-        usage: How it is called.
-        text: What it does.
+        usage: The usage line after the command.
+        text: A description of the command.
         examples: Command lines.
-        headings: The sections of the table of options that it shows, in their order.
+        headings: The sections of the table of options that the page shows, in order.
         has_all: Whether these are all options of the command.
     """
 
@@ -155,7 +156,7 @@ kept but caches.""",
 
 
 def help_page(arguments: Sequence[str]) -> str | None:
-    """Return the page that a command line asks for; None where it asks for none, or for all options."""
+    """Return the help page that a command line asks for; None if it asks for none, or for all options."""
     command, *rest = arguments
     asks = next((i for i, argument in enumerate(rest) if argument in ("-h", "--help")), None)
     if (

@@ -1,4 +1,4 @@
-"""The flags that fit, validate, test and predict have beside Lightning's own."""
+"""The flags of fit, validate, test and predict in addition to Lightning's."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from finetune.commands.trust import add_trust_flag
 
 
 def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
-    """Add those of a subcommand to its parser."""
+    """Add our flags of a subcommand to its parser."""
     if subcommand == "fit":
         _add_fit_flags(parser)
     else:

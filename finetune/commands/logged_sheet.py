@@ -1,4 +1,4 @@
-"""A sheet of test pictures, with what was said of each, for the loggers of a fit that take pictures."""
+"""Log a contact sheet of test images and their predictions, for loggers that take images."""
 
 import logging
 from pathlib import Path
@@ -22,13 +22,13 @@ _COLUMNS = 8
 
 
 def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], table: Path) -> None:
-    """Log it, on the first device.
+    """Log the contact sheet, on rank 0.
 
     Args:
-        trainer: Has tested.
-        data: Its pictures.
-        class_names: What they may be.
-        table: test_predictions.csv.
+        trainer: The Trainer after the test.
+        data: Its data module.
+        class_names: The classes.
+        table: The path of test_predictions.csv.
     """
     loggers = ours(trainer.loggers)
     if not loggers or not trainer.is_global_zero:
@@ -38,15 +38,15 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
         if sheet is not None:
             for logger in loggers:
                 logger.log_picture(NAME, sheet, trainer.global_step)
-    except Exception as error:  # of whatever draws or reads: the run itself is whole
+    except Exception as error:  # from any library that draws or reads: the run itself is complete
         log.warning("no picture of test predictions could be logged: %s", error)
 
 
 def prediction_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | None:
-    """Return the most confident mistakes, then others at random; None where there are no pictures.
+    """Return a sheet of the most confident mistakes, then of random other images; None if there are no images.
 
-    A caption has the class that was said and its probability: green where that is right, else red with the class that
-    the picture is of.
+    A caption has the predicted class and its probability. It is green if the prediction is right, else red with the
+    true class.
     """
     wrong = np.flatnonzero(~answers.is_right)
     mistakes = wrong[np.argsort(-answers.confidence[wrong], kind="stable")][:_MISTAKES]
@@ -61,7 +61,7 @@ def prediction_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | N
     captions: list[tuple[str, tuple[int, int, int]]] = []
     for i in chosen:
         image = pictures[index[answers.paths[i]]]["image"]
-        if image is None:  # it is gone since
+        if image is None:  # the file was removed after the test
             continue
         text = caption_text(names[answers.predicted[i]], answers.confidence[i])
         is_right = answers.is_right[i]

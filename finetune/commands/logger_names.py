@@ -1,4 +1,4 @@
-"""Loggers by name: Lightning's TensorBoardLogger, WandbLogger and so on mean ours, which know the run's folder."""
+"""Loggers by name: TensorBoardLogger, WandbLogger and MLFlowLogger are our classes, which use the run's folder."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ def replace_logger_names(line: ParsedLine) -> None:
     """Replace the names of our loggers on a command line by their class paths.
 
     Raises:
-        WrongUsage: A name is that of no logger, or of Lightning's CSVLogger without a folder.
+        WrongUsage: There is no logger of this name, or it is Lightning's CSVLogger without a folder.
     """
     for i, (name, value) in enumerate(line.flags):
         if value is None or not _OPTION.fullmatch(name):
@@ -38,7 +38,7 @@ def replace_logger_names(line: ParsedLine) -> None:
 
 
 def replace_in_config(content: Any) -> Any:
-    """Return what a config, or what --trainer is given, holds with our loggers' class paths where it names one."""
+    """Return the content of a config, or of --trainer, with the names of our loggers replaced by class paths."""
     if not isinstance(content, dict):
         return content
     if "logger" in content:
@@ -51,7 +51,7 @@ def replace_in_config(content: Any) -> Any:
 
 
 def with_class_paths(value: Any) -> Any:
-    """Return what is said of loggers with our class paths."""
+    """Return the value of a logger setting with the names of our loggers replaced by class paths."""
     if isinstance(value, list):
         return [with_class_paths(one) for one in value]
     if isinstance(value, dict) and "class_path" in value:
@@ -68,7 +68,7 @@ def _in_full(name: str) -> str:
 
 
 def _check(flag: str, value: str) -> None:
-    """Make sure that a bare name is a logger's; what has dots or ends as a file is left to jsonargparse."""
+    """Make sure that a bare name is that of a logger. A class path or a file is left to jsonargparse."""
     names = [name.strip() for name in value.strip("[] ").split(",")]
     is_bare = all(_BARE.fullmatch(name) for name in names)
     if not is_bare or value.lower() in _NO_NAMES:

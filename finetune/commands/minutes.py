@@ -1,4 +1,4 @@
-"""`--minutes M`: how long a fit trains, at which size and, of random heads, how many networks, to end in time here."""
+"""`--minutes M`: choose epochs, image size and, with random heads, members of a fit, so that it ends in time."""
 
 import logging
 import math
@@ -29,26 +29,26 @@ from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
 
-# What else can say how long to train, and what it is where it does not.
+# Other limits of the length of training, and their values if unset.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
-_CHOSEN = ("max_epochs", "limit_train_batches")  # what a config says of these is overruled
-# share of what several networks are to see that is enough once a trial of them has taken time, too
+_CHOSEN = ("max_epochs", "limit_train_batches")  # values of a config are overruled
+# Share of the training that several networks should get. It is enough after a trial of them, which takes time, too.
 _NEARLY = 0.9
-# the default, and smaller ones that pretrained networks still take well
+# the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The length of a fit, and what goes with it.
+    """The length of a fit, and the settings that were chosen with it.
 
     Attributes:
         max_epochs: Epochs.
         limit_train_batches: Batches of each epoch; None for all.
         image_size: Side of the training images in pixels.
-        members: Networks that answer together.
+        members: Networks of the ensemble.
         has_cache: Whether decoded images are cached.
-        precision: In which the steps were timed; None if none were.
+        precision: The precision in which steps were timed; None if none were.
     """
 
     max_epochs: int
@@ -59,7 +59,7 @@ class Choice:
     precision: str | None = None
 
     def put(self, config: Any) -> None:
-        """Write it into the options of `fit`, as if it had been given."""
+        """Write the choice into the options of `fit`, like explicit settings."""
         config.trainer.max_epochs = self.max_epochs
         config.trainer.limit_train_batches = self.limit_train_batches
         config.data.init_args.image_size = self.image_size
@@ -68,7 +68,7 @@ class Choice:
             config.data.init_args.cache_limit_gb = 0.0
 
     def flags(self, resume: str | bool) -> list[str]:
-        """Return the flags that give another process the same, in place of `--minutes`.
+        """Return the flags with which another process makes the same choice, without `--minutes`.
 
         Args:
             resume: The run that continues; False for a new one.
@@ -91,22 +91,23 @@ class Choice:
 def settle_minutes(
     config: Any, explicit: ExplicitSettings, began: float, make: Make, rank_0_seconds: float = 0.0
 ) -> str:
-    """Choose the length of a fit that is given minutes, and return in words what was chosen.
+    """Choose the length of a fit with `--minutes`, and return a message about the choice.
 
-    What is chosen stands in the config as if it had been given, so that the run can be repeated: the minutes do not.
+    The choice is written to the config like explicit settings, and the minutes are removed, so that the run can be
+    repeated.
 
     Args:
-        config: Of `fit`, as parsed; changed in place.
-        explicit: The settings that flags give: a limit among them is not overruled, but refused.
-        began: `time.monotonic` when the command began.
-        make: Gives the pictures and a network as the config has them.
-        rank_0_seconds: Seconds since `began` that the processes of other devices do not spend, too.
+        config: The options of `fit`, as parsed; changed in place.
+        explicit: The settings of the command line: a limit that a flag gives is refused, not overruled.
+        began: `time.monotonic` when the command started.
+        make: Makes a data module and a network with the current settings.
+        rank_0_seconds: Seconds since `began` that only rank 0 has spent.
 
     Raises:
-        WrongUsage: Another limit is given, by a config max_steps and the like (its epochs are overruled), or more steps
-            at least than there is time for; the pictures' size is to change; validation does not come by the epoch; the
-            fit goes on from a checkpoint; or several machines are to work together.
-        ValueError: The time does not suffice for a single step.
+        WrongUsage: There is another limit (epochs of a config are overruled, but not its max_steps, for example). The
+            minimum number of epochs or steps takes longer. The image size changes during training. Validation is not a
+            share of an epoch. The fit starts from a checkpoint. Or it uses several machines.
+        ValueError: The time is not enough for a single step.
     """
     minutes, config.minutes = config.minutes, None
     if minutes is None:
@@ -131,7 +132,7 @@ def settle_minutes(
 
 
 def _measure(aim: Aim, make: Make, config: Any, explicit: ExplicitSettings) -> Length:
-    """Return how long a fit can be; set the size and the number of networks that suit it in the config."""
+    """Return how long the fit can be, and set image size and number of members in the config."""
     if config.trainer.precision is None:
 
         def faster_on_cpu() -> str:
@@ -153,11 +154,11 @@ def _measure(aim: Aim, make: Make, config: Any, explicit: ExplicitSettings) -> L
 
 
 def _choice(minutes: float, length: Length, config: Any) -> Choice:
-    """Return what is chosen.
+    """Return the choice for a length.
 
     Raises:
-        ValueError: There is no time for a step.
-        WrongUsage: The config asks for more epochs or steps than there is time for.
+        ValueError: The time is not enough for a step.
+        WrongUsage: The config asks for more epochs or steps than the time is enough for.
     """
     if length.plan is None:
         smaller_ones = " or ".join(
@@ -189,7 +190,7 @@ def _steps(length: Length, config: Any) -> int:
 
 
 def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
-    """Return in words what was chosen."""
+    """Return the message about the choice."""
     assert length.plan is not None
     part = f" of {choice.limit_train_batches} batches each" if choice.limit_train_batches else ""
     text = (
@@ -208,7 +209,14 @@ def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
 
 
 def _choose_members(aim: Aim, make: Make, single: Length, config: Any) -> tuple[int, Length]:
-    """Return how many networks there are to be, and how long they can learn, where one can as long as `single`."""
+    """Return the number of members, and how long they can train.
+
+    Args:
+        aim: The time to meet.
+        make: As for `settle_minutes`.
+        single: How long one network can train.
+        config: As for `settle_minutes`; its number of members changes during the trial.
+    """
     num, _ = single.of_members()
     if num == 1:
         return 1, single
@@ -219,16 +227,16 @@ def _choose_members(aim: Aim, make: Make, single: Length, config: Any) -> tuple[
         if not _is_of_memory(error):
             raise
     else:
-        # they take longer than so many times one
+        # several networks may take longer than their number times one network
         fewer, length = several.of_members(num, tried=num, patience=_NEARLY)
         return (fewer, length) if fewer > 1 else (1, single.now())
-    # of what the error held until here: processes of their own may train on this GPU
+    # Free the memory that the error has held: subprocesses may train on this GPU.
     torch.cuda.empty_cache()
     return 1, single.now()
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Return whether a device had too little memory; cuDNN and the CPU say so in words alone."""
+    """Return whether a device has run out of memory; cuDNN and the CPU report it only in the message."""
     words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         word in str(error) for word in words
@@ -236,14 +244,14 @@ def _is_of_memory(error: Exception) -> bool:
 
 
 def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> None:
-    """Make sure that a fit can be given minutes.
+    """Make sure that a fit can have `--minutes`.
 
     Raises:
         WrongUsage: See `settle_minutes`.
     """
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
-    if config.resume:  # the limits of the run that goes on are no others
+    if config.resume:  # the config has the limits of the resumed run, which are allowed
         limits = [name for name in _LIMITS if explicit.has_flag(f"trainer.{name}")]
     else:
         limits = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
@@ -286,7 +294,7 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
 
 
 def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | None:
-    """Return what the run that continues was begun with; None for a new run."""
+    """Return the choice that the resumed run began with; None for a new run."""
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
     try:
@@ -316,7 +324,7 @@ def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | 
         config.resume,
         choice.max_epochs,
     )
-    # What the command line gives all the same is for resuming to refuse or allow, as without --minutes.
+    # Explicit settings stay: resuming refuses or allows them, as without --minutes.
     if explicit.has_flag("data.image_size"):
         choice = replace(choice, image_size=config.data.init_args.image_size)
     if explicit.has_flag("model.members"):
@@ -325,9 +333,9 @@ def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | 
 
 
 def _may_use_several_members(config: Any, explicit: ExplicitSettings) -> bool:
-    """Return whether several networks are worth a try: nobody chose their number, and they would differ by their heads.
+    """Return whether to try several members: their number is not set, and they would have random heads.
 
-    From pretrained weights one network starts from a fitted head, which several could not: theirs are random.
+    A single network from pretrained weights starts from a fitted head. Members cannot: they differ by random heads.
     """
     model = config.model
     if explicit.has_flag("model.members") or model.members != 1 or model.freeze is not None:
@@ -336,7 +344,7 @@ def _may_use_several_members(config: Any, explicit: ExplicitSettings) -> bool:
 
 
 def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:
-    """Return whether nobody has said a size; networks of timm's have their own."""
+    """Return whether the image size may be reduced: it is not set, and timm does not define it."""
     return (
         not explicit.has_flag("data.image_size")
         and config.data.init_args.image_size == _SIZES[0]
@@ -345,7 +353,7 @@ def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:
 
 
 def _smaller(make: Make) -> list[int]:
-    """Return the smaller sizes that the network takes: a transformer of torchvision's has but one."""
+    """Return the smaller image sizes that the network supports: torchvision's transformers support only one size."""
     _, model = make()
     taken = []
     for size in _SIZES[1:]:

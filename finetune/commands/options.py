@@ -1,8 +1,7 @@
-"""The options of the command line: one table of their names, and one file of all that the parser has.
+"""The options of the command line: a table of their names, and a file with all options of the parser.
 
-`TABLE` has what people see or type: short words, positions, help, and what other tools call an option.
-Help pages, checks before torch is imported, suggestions and messages are derived from it. config.yaml and
-configs have full names only.
+`TABLE` has the short words, positions, help texts, and the names that other tools use. Help pages, checks before torch
+is imported, suggestions and messages are derived from it. config.yaml and configs have full names only.
 
 `options.json` has all options with the kinds of their values. `make options` generates it from the parser.
 """
@@ -20,11 +19,11 @@ class Option(NamedTuple):
     Attributes:
         full: The full name, as in config.yaml.
         word: The short word for it; "" for none.
-        place: How usage lines write it where it is named by position; "" where it is not.
+        place: The positional arguments in the usage line, if it is one of them; "" if it is not positional.
         value: Placeholder of the value; "" for a switch.
         text: A line of help: what the option does, with its unit.
-        default: As YAML has it; None for none worth showing.
-        synonyms: What other tools call it.
+        default: The default as in YAML; None to show none.
+        synonyms: Its names in other tools.
         title: The heading of its section.
         commands: The commands that have it.
     """
@@ -40,9 +39,9 @@ class Option(NamedTuple):
     commands: tuple[str, ...]
 
 
-# Sections of options that the same commands have: "heading: commands". A row is a line of the help page: position,
-# short word and full name, the placeholder of the value, then the help with the default in brackets. The line below
-# a row, further indented, has what other tools call the option, where the nearest spelling is another one or none.
+# Sections of options: "heading: commands that have them". A row is a line of the help page: position, short word and
+# full name, the placeholder of the value, then the help with the default in brackets. An indented line below a row has
+# the names that other tools use, if the most similar name is another option's or none.
 _TABLE = """
 not shown: fit benchmark
   FOLDER, --data.root FOLDER
@@ -237,7 +236,7 @@ WORDS = MappingProxyType(
         for command in _COMMANDS
     }
 )
-# command: {full name: how usage lines write it}, in the order of the positions
+# command: {full name: positional arguments in the usage line}, in the order of the positions
 POSITIONS = MappingProxyType(
     {
         command: {
@@ -248,7 +247,7 @@ POSITIONS = MappingProxyType(
         for command in _COMMANDS
     }
 )
-# full name: what other tools call it
+# full name: names in other tools
 SYNONYMS = MappingProxyType({option.full: option.synonyms for option in TABLE if option.synonyms})
 # options whose values are paths
 _PATH_VALUES = ("CKPT", "FILE", "FOLDER", "PICTURES")
@@ -261,18 +260,18 @@ PATHS = frozenset(
     }
 )
 
-# The kind of an option's value: "number", a list of choices, or None where only the parser knows.
+# The kind of an option's value: "number", a list of choices, or None if only the parser knows.
 Kind = str | list[str] | None
 
 FILE = Path(__file__).with_name("options.json")
 _PARSER = json.loads(FILE.read_text("utf-8"))
-# The versions that the file was generated for: their options, and their networks.
+# The versions for which the file was generated. Options depend on Lightning's, names of networks on torchvision's.
 LIGHTNING: str = _PARSER["lightning"]
 TORCHVISION: str = _PARSER["torchvision"]
 BACKBONES: tuple[str, ...] = tuple(_PARSER["backbones"])
 AUTO_BACKBONE = "auto"  # chooses a network by the images
 OPTIMIZERS: tuple[str, ...] = tuple(_PARSER["optimizers"])
-# command: {full name: kind of value}; options of classes that a class_path names are not there
+# command: {full name: kind of value}; without the options of classes that a class_path names
 OPTIONS: MappingProxyType[str, dict[str, Kind]] = MappingProxyType(
     {
         command: {**options, **(_PARSER["shared"] if command in _PARSER["shared_by"] else {})}
@@ -282,12 +281,12 @@ OPTIONS: MappingProxyType[str, dict[str, Kind]] = MappingProxyType(
 
 
 def in_full(command: str, name: str) -> str:
-    """Return the full name of an option, without dashes; a full one as it is."""
+    """Return the full name of an option, without dashes; a full name is returned as it is."""
     return WORDS.get(command, {}).get(name, name)
 
 
 def flag_names(command: str, full: str) -> str:
-    """Return an option as messages have it: its position or short word, and the full flag."""
+    """Return an option as written in messages: its position or short word, and the full flag."""
     if place := POSITIONS.get(command, {}).get(full):
         return f"finetune {command} {place} (--{full})"
     word = next((word for word, name in WORDS.get(command, {}).items() if name == full), None)
@@ -295,24 +294,24 @@ def flag_names(command: str, full: str) -> str:
 
 
 def word_for(full: str) -> str | None:
-    """Return the short word for a full name, where any command has one."""
+    """Return the short word for a full name, if any command has one."""
     return next(
         (word for words in WORDS.values() for word, name in words.items() if name == full), None
     )
 
 
-# An argument of Python in a message: with its group, or alone if nothing else is spelt so.
+# A Python argument in a message: with its group, or alone if the name is unambiguous.
 _ARGUMENT = re.compile(
     r"""(?<![\w.\-/'"=])((?:data|model|trainer)\.[a-z_.]*[a-z]|[a-z]+_[a-z_]+|members|mixup|cutmix)(?![\w=/'"]|\.\w)"""
 )
 
 
 def with_options(command: str, message: str) -> str:
-    """Return a message in which arguments of Python, such as batch_size, are options, as `flag_names` writes them."""
+    """Return a message with Python arguments, such as batch_size, replaced by options as in `flag_names`."""
 
     def as_option(match: re.Match[str]) -> str:
         name = match[1]
-        # not those of a class
+        # without the arguments of classes
         options = [full for full in OPTIONS.get(command, ()) if full.count(".") <= 1]
         matches = [full for full in options if full == name or full.endswith(f".{name}")]
         return flag_names(command, matches[0]) if len(matches) == 1 else name

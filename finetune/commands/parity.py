@@ -1,4 +1,4 @@
-"""`finetune parity`: every way of using several devices, held against the same training on one."""
+"""`finetune parity`: compare every way of using several devices with the same training on one device."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from finetune.parity import communication_volume, many_processes, one_process
 from finetune.parity.one_process import Trained, distance
 from finetune.system.messages import WrongUsage
 
-# Rounding differs where sums are taken in another order, and grows with the steps: 1e-16 a sum in float64, 1e-7 in
-# float32. Any mistake (a gradient forgotten, a mean for a sum) is above 1e-4 after ten steps: see the tests' controls.
+# Rounding depends on the order of sums, and its error grows with the steps: 1e-16 per sum in float64, 1e-7 in float32.
+# Any mistake (a missing gradient, a mean instead of a sum) is above 1e-4 after ten steps: see the tests' controls.
 TOLERANCES = {"float64": 1e-10, "float32": 2e-6}
 _PICTURES_PER_DEVICE = 16
 
 
 @dataclass
 class Row:
-    """A way of training beside the same on one device, or the reason why it was left out."""
+    """A way of training, compared with one device, or the reason why it was skipped."""
 
     name: str
     network: str
@@ -31,7 +31,7 @@ class Row:
     difference: float | None = None  # the largest of any weight on any device
     moved: float = 0.0  # the largest change of any weight since the start
     seconds: float = 0.0
-    num_bytes: int = 0  # of the device that sends most, in a step
+    num_bytes: int = 0  # sent per step by the device that sends most
     skipped: str = ""
 
 

@@ -1,11 +1,11 @@
-"""What stands on a command line: flags with their values, and what is named by position. As argparse would have it."""
+"""Parse a command line into flags and positional arguments, with the rules of argparse."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-# Flags that mean a logger: `--wandb` is `--trainer.logger WandbLogger`.
+# Flags that stand for a logger: `--wandb` is `--trainer.logger WandbLogger`.
 LOGGERS = MappingProxyType(
     {
         "tensorboard": "TensorBoardLogger",
@@ -13,19 +13,19 @@ LOGGERS = MappingProxyType(
         "mlflow": "MLFlowLogger",
     }
 )
-# Flags that take no value from the next argument, of all commands.
+# Flags of all commands that take no value from the next argument.
 ALONE = frozenset({"h", "help", "print_config", "resume", *LOGGERS})
-_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # argparse's own: these are values
+_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # as in argparse: negative numbers are values
 
 
 @dataclass
 class ParsedLine:
-    """A command line, taken apart.
+    """A parsed command line.
 
     Attributes:
-        flags: Name without dashes and value of each, in their order; None where there is none.
-        as_typed: The dashes and name of each flag, as typed.
-        positionals: All that is named by position.
+        flags: The name without dashes and the value of each flag, in order; None for no value.
+        as_typed: The dashes and the name of each flag, as typed.
+        positionals: The positional arguments.
     """
 
     flags: list[tuple[str, str | None]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class ParsedLine:
     positionals: list[str] = field(default_factory=list)
 
     def last(self, *names: str) -> str | None:
-        """Return the last value of a flag that may have several names; None where it is not there."""
+        """Return the last value of a flag that may have several names; None if it does not occur."""
         return next((value for name, value in reversed(self.flags) if name in names), None)
 
     def has(self, *names: str) -> bool:
@@ -44,7 +44,7 @@ class ParsedLine:
 
 
 def parse_line(arguments: Sequence[str]) -> ParsedLine:
-    """Return the arguments that follow a command."""
+    """Parse the arguments after a command."""
     line, i = ParsedLine(), 0
     while i < len(arguments):
         argument = arguments[i]
@@ -57,7 +57,7 @@ def parse_line(arguments: Sequence[str]) -> ParsedLine:
             continue
         typed, equals, text = argument.partition("=")
         name, value = typed.lstrip("-"), text if equals else None
-        if typed.startswith("-c"):  # and perhaps its value at once
+        if typed.startswith("-c"):  # its value may follow without a space
             name = "config"
             value = argument[2:].removeprefix("=") or None
             typed = "-c"
@@ -67,21 +67,22 @@ def parse_line(arguments: Sequence[str]) -> ParsedLine:
             typed = "-h"
         if value is None and name not in ALONE and i < len(arguments) and not is_flag(arguments[i]):
             value = arguments[i] if arguments[i] != "--" else None
-            i += value is not None
+            if value is not None:
+                i += 1
         line.flags.append((name, value))
         line.as_typed.append(typed)
     return line
 
 
 def is_flag(argument: str) -> bool:
-    """Return whether an argument begins an option; a negative number and a lone dash are values."""
+    """Return whether an argument is a flag; a negative number and a single dash are values."""
     if len(argument) < 2 or argument[0] != "-" or argument == "--" or _NUMBER.match(argument):
         return False
     return " " not in argument.partition("=")[0]
 
 
 def format_line(command: str, line: ParsedLine) -> list[str]:
-    """Return the arguments again, each flag in full and those named by position behind `--`."""
+    """Return the command line as arguments, with positional arguments after `--`."""
     arguments = [command]
     for name, value in line.flags:
         if value is None:

@@ -1,4 +1,4 @@
-"""The parser of all commands: wrong flags and keys in one line with the nearest right one; what a command line says."""
+"""The parser of all commands. Its errors are one line and suggest the nearest valid flag or key."""
 
 import ast
 import importlib
@@ -35,7 +35,7 @@ _UNKNOWN = (
 )
 
 _NO_VALUE = re.compile(r"argument --([\w.]+): expected one argument")
-# A value that fits none of the types that a key may have.
+# Parts of the message about a value that fits none of the types of a key.
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
@@ -44,13 +44,16 @@ _NO_CLASS = re.compile(
 )
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
-_OF_CLASSES = ("path but ", "dot import path")  # how jsonargparse tried to read a class's arguments
+_OF_CLASSES = (
+    "path but ",
+    "dot import path",
+)  # jsonargparse's attempts to read the arguments of a class
 
 _load_yaml = get_loader("yaml")
 
 
 def _load(text: str) -> Any:
-    """Read YAML, but no name of what is there, such as a folder `Dogs: 2024`, as if it were some."""
+    """Read YAML, except text that is the name of a file or folder, such as `Dogs: 2024`."""
     if (": " in text or text.startswith(("[", "{"))) and os.path.lexists(text):
         return text
     # Configs of earlier versions name our classes by their modules.
@@ -72,10 +75,10 @@ jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign, assignme
 
 
 class OneLineErrorParser(ArgumentParser):
-    """A parser whose errors are one line on stderr and exit code 2; the beginning of a flag is not the flag.
+    """A parser whose errors are one line on stderr, with exit code 2. Flags cannot be abbreviated.
 
     Attributes:
-        command: The command, where it is not the last word of `prog`.
+        command: The command, if it is not the last word of `prog`.
     """
 
     command = ""
@@ -89,7 +92,7 @@ class OneLineErrorParser(ArgumentParser):
 
 
 def explain(parser: ArgumentParser, message: str) -> str:
-    """Return `message` in one line: about an unknown option or a wrong value as before torch is imported."""
+    """Return an error message in one line, with the same text as the checks before torch is imported."""
     command = _command(parser)
     for pattern in _UNKNOWN:
         if match := pattern.search(message):
@@ -108,7 +111,7 @@ def explain(parser: ArgumentParser, message: str) -> str:
 
 
 def _explain_value(command: str, key: str, message: str) -> str:
-    """Return in one line a message about the value of a key."""
+    """Return an error message about the value of a key in one line."""
     word = word_for(key)
     option = f"{key} (--{word})" if word else key
     if missing := _NO_CLASS.search(message):
@@ -132,7 +135,7 @@ def _explain_value(command: str, key: str, message: str) -> str:
 
 
 def _command(parser: ArgumentParser) -> str:
-    """Return the command of a parser, or of its only subcommand; "" for the parser of a class's arguments."""
+    """Return the command of a parser, or of its only subcommand; "" for the parser of the arguments of a class."""
     for action in parser._actions:
         for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
             return _command(subparser)
@@ -141,7 +144,7 @@ def _command(parser: ArgumentParser) -> str:
 
 
 def _kind(expected: Sequence[str]) -> Kind:
-    """Return the kind of value that the types of a message stand for."""
+    """Return the kind of value that the types in a message mean."""
     types = [one for one in expected if one != "<class 'NoneType'>"]
     if types and all(one in ("<class 'int'>", "<class 'float'>") for one in types):
         return "number"
@@ -162,12 +165,12 @@ def _plain_type(match: re.Match[str]) -> str:
 
 
 def valid_keys(parser: ArgumentParser) -> list[str]:
-    """Return the dotted names of all options of a parser, those of its subcommands included."""
+    """Return the dotted names of all options of a parser and of its subcommands."""
     keys: list[str] = []
     for action in parser._actions:
         keys += [option.lstrip("-") for option in action.option_strings]
         default: Any = action.default
-        # its arguments can be given, too
+        # the arguments of the default class are options, too
         if isinstance(default, (dict, Namespace)) and "class_path" in default:
             module, _, name = default["class_path"].rpartition(".")
             arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters

@@ -1,4 +1,4 @@
-"""What a fit goes on from, decided once: `settle` makes the plan, and the steps of the command take it."""
+"""The plan of a fit: what it starts or continues from. `settle` makes it once, and the steps of the command use it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,14 +10,14 @@ from finetune.runs.resume import Changes, Start
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fit goes on from, and what was decided for the user.
+    """What a fit starts or continues from, and what was decided for the user.
 
     Attributes:
         arguments: The command line; if the fit continues a run, with that run's settings inserted before it.
         run: The folder of the run that continues; None for a new run.
         settings: The content of that run's config.yaml.
         start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
-        newer: Newer runs, where `--resume` does not look.
+        newer: Newer runs in places that `--resume` does not search.
         changes: The settings of the run that continues, and of this command; None for a new run.
         ranking: How the network was chosen among several, for about.json; None if it was not.
         messages: What to report before training, in the order in which it was decided.

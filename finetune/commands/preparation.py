@@ -1,4 +1,4 @@
-"""How pictures are prepared for a network of timm's: as its weights say, unless somebody says otherwise."""
+"""Prepare images for a network of timm as its weights require, unless explicit settings differ."""
 
 import os
 from typing import Any
@@ -11,11 +11,11 @@ from finetune.runs.resume import Start
 
 
 def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> str:
-    """Prepare a fit's pictures as the weights of timm were learned with; return what to tell of it.
+    """Set the preparation of images with which timm's weights were trained; return a message about it.
 
-    What the command line says holds, and what a config says that names this network (the config of an earlier run) or
-    leaves the choice to the data. What others say was meant for another network. A run that goes on prepares them as
-    before: the folder may be another, or gone, by then.
+    Flags take precedence. So do configs that name this network, such as the config of an earlier run, or that leave the
+    choice of the network to the data. Values in other configs are meant for another network and are replaced. A resumed
+    run prepares images as before, since the folder of the weights may have changed or disappeared.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -23,7 +23,7 @@ def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | N
         start: The checkpoint from which training starts; None for none.
 
     Raises:
-        ValueError: The weights want what can't be had here.
+        ValueError: The weights require a preparation that is not supported.
     """
     if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
         return ""
@@ -45,7 +45,7 @@ def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | N
 
 
 def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
-    """Return who says how pictures are prepared, and the values of `PREPARATION`."""
+    """Return the source of the recommended preparation, and its values for `PREPARATION`."""
     if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
         before = start.content["datamodule_hyper_parameters"]
         return str(start.path), {name: before[name] for name in PREPARATION if name in before}
@@ -56,7 +56,7 @@ def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
 
 
 def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
-    """Return which of `PREPARATION` are given for this network."""
+    """Return the names in `PREPARATION` that flags or configs set for this network."""
     explicit_names = {name for name in PREPARATION if explicit.has_flag(f"data.{name}")}
     for config in explicit.configs:
         named = config.settings.get("model.backbone")

@@ -1,4 +1,4 @@
-"""`finetune report`: what came out of a run, or of several side by side, on one page."""
+"""`finetune report`: write the report of a run, or a comparison of several runs, on one page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +16,10 @@ from finetune.system.messages import WrongUsage
 
 
 def report(arguments: Sequence[str], command: str = "report") -> None:
-    """Write the page of a run, or of several next to each other; see `finetune report --help`.
+    """Write the report of one run, or the comparison of several; see `finetune report --help`.
 
     Args:
-        arguments: Those of the command.
+        arguments: The arguments of the command.
         command: `report`, or `compare`, which takes at least two runs.
     """
     usage = "RUN [RUN ...] [--output FILE.html] [--check check.json]"
@@ -77,12 +77,12 @@ def page_of(
     target: Path | None = None,
     check: DataCheck | None = None,
 ) -> Path:
-    """Write the page of a run that has ended.
+    """Write the report of a run that has ended, and return its path.
 
     Args:
-        record: What its folder holds.
-        target: The page; None is report.html in the folder.
-        check: What `finetune check` said of its data.
+        record: The content of the folder of the run.
+        target: The path of the report; None for report.html in the folder.
+        check: The results of `finetune check` on its data.
     """
     checkpoint = _checkpoint(record)
     if checkpoint is None:
@@ -93,7 +93,7 @@ def page_of(
 
 
 def _checkpoint(run: RunRecord) -> Path | None:
-    """Return the best checkpoint of a fit, or that which a test has measured; None where neither is there."""
+    """Return the best checkpoint of a fit, or the checkpoint of a test; None if neither exists."""
     measured = run.result.get("checkpoint")
     places = [run.path / "checkpoints" / "best.ckpt", *([run.path / measured] if measured else [])]
     return next((path for path in places if path.is_file()), None)

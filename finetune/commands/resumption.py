@@ -1,4 +1,4 @@
-"""`--resume`: find the run that a fit continues, once, and put its settings below those of the command line."""
+"""`--resume`: find the run that a fit continues, once, and use its settings where the command line has none."""
 
 import json
 import os
@@ -41,7 +41,7 @@ _ANY_DATA = "finetune.ImageFolderData"
 
 
 def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan:
-    """Return whether a fit continues a run, and which, with its checkpoint.
+    """Return the plan of a fit: whether it continues a run, which one, and its checkpoint.
 
     Args:
         parser: The parser of the command; here it reads the explicit options, without defaults.
@@ -55,7 +55,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     explicit = _explicit_options(parser, arguments)
     if explicit is None or not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
         return new
-    read = cache(read_start)  # several questions are answered by one checkpoint
+    read = cache(read_start)  # each checkpoint is read only once
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
         found = _run_by_path(Path(explicit.resume), explicit, read)
@@ -94,7 +94,7 @@ def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Names
     """Return the options that the command line gives, without defaults; None if it cannot ask for `--resume`."""
     if not any(re.match(r"--(resume|config)(=|$)", argument) for argument in arguments):
         return None
-    # with defaults, which are left out below
+    # --print_config prints defaults, too, which the call below omits
     if any(argument.startswith("--print_config") for argument in arguments):
         return None
     # The parser requires data, which may be in the settings of the run.
@@ -161,7 +161,7 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         class_path = settings["data"].get("class_path")
-        # which the command does not name: it is not imported, nor fetched
+        # The command does not name this class: it is not imported, and its data is not downloaded.
         if class_path != (data_class or _ANY_DATA):
             return False
         own = explicit.data.get("init_args") or Namespace()

@@ -1,4 +1,4 @@
-"""`finetune serve`: a checkpoint that answers requests, with a page for people."""
+"""`finetune serve`: serve the predictions of a checkpoint, with an API and a web page."""
 
 import logging
 import os
@@ -70,7 +70,9 @@ def serve(
         from finetune.serving.uploads import Limits
     except ImportError as error:
         raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
-    with listen(host, port) as listener:  # before the work of loading: a taken port is told at once
+    with listen(
+        host, port
+    ) as listener:  # before the model is loaded, so that a used port is reported at once
         be_quiet()
         limits = Limits(
             int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout
@@ -99,8 +101,8 @@ def serve(
 def _loaded(
     ckpt_path: str, device: str, precision: str | None, limits: "Limits", max_batch: int
 ) -> tuple["Service", str]:
-    """Return the service of a checkpoint, and in words what it is."""
-    # with torch, which takes seconds
+    """Return the service of a checkpoint, and a description of it."""
+    # imports torch, which takes seconds
     from finetune.inference.predictor import Predictor, device_named
     from finetune.serving.service import Service
     from finetune.training.precision import allow_tf32

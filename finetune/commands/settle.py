@@ -1,4 +1,4 @@
-"""The order in which the plan and the settings of a fit are decided, each step with what those before it decided."""
+"""Decide the plan and the settings of a fit in a fixed order. Each step uses the decisions of earlier steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ class Command:
         config: All settings, with the subcommand; the steps change them in place.
         explicit: The settings that configs and flags give.
         parser: The parser of its options.
-        began: `time.monotonic` when it began.
-        make: Makes images and network of the settings as they are when it is called.
+        began: `time.monotonic` when it started.
+        make: Makes a data module and a network with the settings at the time of the call.
     """
 
     config: Namespace
@@ -100,7 +100,7 @@ def _minutes(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(message)
 
 
-# Before the first: `resumption.find_run_to_resume`, since a run that continues gives settings to the parser.
+# `resumption.find_run_to_resume` comes before these, since a resumed run gives settings to the parser.
 SETTINGS: tuple[Step, ...] = (
     _solved_head,
     _run_settings,
@@ -110,7 +110,7 @@ SETTINGS: tuple[Step, ...] = (
     _start,
     _preparation,
 )
-# These look at the images.
+# These steps read the images.
 TRIALS: tuple[Step, ...] = (_backbone, _minutes)
 # After the last: the usual number of epochs (`training.run_length`) and the precision (`trainer.complete`), which need
 # the data module and the plugins.
@@ -120,12 +120,12 @@ def settle(plan: Plan, command: Command, steps: tuple[Step, ...]) -> Plan:
     """Return the plan after some steps, which also complete the settings of the command.
 
     Args:
-        plan: What is decided so far.
+        plan: The decisions so far.
         command: The command; its settings change in place.
         steps: `SETTINGS`, then `TRIALS`.
 
     Raises:
-        ValueError: The settings do not go together, or the checkpoint cannot be used.
+        ValueError: Settings contradict each other, or the checkpoint cannot be used.
     """
     for step in steps:
         plan = step(plan, command)

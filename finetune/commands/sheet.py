@@ -1,4 +1,4 @@
-"""`finetune sheet`: predicted pictures with their probabilities, on one sheet."""
+"""`finetune sheet`: draw a contact sheet of images with their predictions."""
 
 import math
 from functools import cache
@@ -58,7 +58,7 @@ def sheet(
     prepared = list[np.ndarray]()
     parts = list[np.ndarray]()
     for num, i in enumerate(chosen, 1):
-        picture = decode(paths[int(i)])  # one at a time is here whole
+        picture = decode(paths[int(i)])  # only one image at a time is in memory at full size
         shown.append(predictor.prepare(picture, SIDE))
         prepared.append(predictor.prepare(picture))
         if num == len(chosen) or len(prepared) == predictor.batch_size:
@@ -76,7 +76,7 @@ def sheet(
 def caption(
     probability: float, label: str, class_names: list[str], path: Path
 ) -> tuple[str, tuple[int, int, int]]:
-    """Return the text below a picture and its colour."""
+    """Return the caption of an image and its colour."""
     colour = _GREY
     own = class_name(path.parent)
     if own in map(composed, class_names):
@@ -85,7 +85,7 @@ def caption(
 
 
 def caption_text(label: str, probability: float) -> str:
-    """Return what stands below a picture."""
+    """Return the caption of an image: the predicted class and its probability."""
     return f"{label} {100 * probability:.0f} %"
 
 
@@ -96,7 +96,7 @@ def draw_sheet(
     side: int = SIDE,
     gap: int = 8,
 ) -> Image.Image:
-    """Lay pictures (N, h, w, 3) uint8 out in rows with a caption below each."""
+    """Draw images (N, h, w, 3) uint8 in rows, with a caption below each."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     width, height = columns * (side + gap) + gap, rows * (side + _CAPTION + gap) + gap
@@ -114,12 +114,12 @@ def draw_sheet(
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return DejaVu Sans, which matplotlib brings: Pillow's own has hardly a letter but those of English."""
-    spec = find_spec("matplotlib")  # its import would read settings of the user's
+    """Return DejaVu Sans, which matplotlib contains: Pillow's font has few letters beyond ASCII."""
+    spec = find_spec("matplotlib")  # not imported: that would read the user's settings
     assert spec and spec.origin, "it is installed with finetune"
     try:
         return ImageFont.truetype(
             Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size
         )
-    except OSError:  # some distributions keep fonts elsewhere
+    except OSError:  # some distributions install fonts elsewhere
         return ImageFont.load_default(size)

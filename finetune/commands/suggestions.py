@@ -1,6 +1,6 @@
-"""Mistakes in options: the messages, and which option was probably meant.
+"""Messages about wrong options, with the option that was probably meant.
 
-The messages are those of the checks before torch is imported and of the parser after it.
+Both the checks before torch is imported and the parser use them.
 """
 
 import difflib
@@ -11,17 +11,17 @@ from collections.abc import Collection, Mapping
 from finetune.commands.options import OPTIONS, SYNONYMS, WORDS, Kind, flag_names, in_full
 from finetune.system.messages import did_you_mean
 
-# Where the classes are that an option can name.
+# The modules with the classes that an option can name.
 _CLASSES = {
     "model.optimizer": "torch.optim",
     "model.scheduler": "torch.optim.lr_scheduler",
     "trainer.callbacks": "pytorch_lightning.callbacks",
 }
-_BASES = {"Optimizer", "LRScheduler", "Callback"}  # which do nothing themselves
+_BASES = {"Optimizer", "LRScheduler", "Callback"}  # base classes, which cannot be used
 
 
-_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # others are left to the parser
-# what YAML may read as something else than text
+_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # other values are left to the parser
+# YAML may read these as something other than text
 _YAML_WORDS = ("", "~", "null", "none", "true", "false", "inf", "nan")
 
 
@@ -45,9 +45,9 @@ def unknown_option_message(command: str, typed: str, valid: Collection[str] | No
 
 
 def _hint(command: str, name: str, valid: Collection[str]) -> str:
-    """Return the end of the message: what was probably meant, in both spellings, or which command has it."""
+    """Return the end of the message: the option that was probably meant, or the command that has this option."""
     others = [other for other in OPTIONS if name in OPTIONS[other] or name in WORDS[other]]
-    # A command without short words calls its options as it likes: the nearest one is meant.
+    # A command without short words has option names of its own: suggest its nearest one.
     if others and name not in valid and command in WORDS:
         word = flag_names(others[0], in_full(others[0], name))
         return f": {word} is one of finetune {others[0]}"
@@ -65,12 +65,12 @@ def _hint(command: str, name: str, valid: Collection[str]) -> str:
 
 
 def missing_value_message(command: str, full: str) -> str:
-    """Return the message about an option without its value."""
+    """Return the message about an option that has no value."""
     return f"{flag_names(command, full)} needs a value"
 
 
 def wrong_value(value: str, kind: Kind) -> str:
-    """Return why an option of a kind cannot have a value; "" where it may be right."""
+    """Return why a value is wrong for an option of this kind; "" if it may be right."""
     if value.lower() in _YAML_WORDS:
         return ""
     if isinstance(kind, list) and value not in kind:
@@ -81,7 +81,7 @@ def wrong_value(value: str, kind: Kind) -> str:
 
 
 def nearest_key(key: str, valid: list[str]) -> str | None:
-    """Return the valid dotted key that was probably meant by `key`: another word for it, or one spelt like it."""
+    """Return the valid dotted key that was probably meant: a synonym of `key`, or the most similar one."""
     key = key.replace("-", "_")
     group, _, last = key.rpartition(".")
     if key in valid:
@@ -106,17 +106,17 @@ def nearest_key(key: str, valid: list[str]) -> str | None:
         for word in synonyms
         if option in valid
     }
-    long = [word for word in meant if len(word) > 4]  # shorter ones are like too much else
+    long = [word for word in meant if len(word) > 4]  # shorter names resemble too many others
     near = difflib.get_close_matches(last, long, n=1, cutoff=0.7)
     return meant[near[0]] if near else None
 
 
 def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> str | None:
-    """Return the full name of the option that was probably meant by a flag: by a short word, too.
+    """Return the full name of the option that was probably meant by a flag, which may be a short word.
 
     Args:
         key: The flag as typed, without its dashes.
-        words: The short words and the full names that they stand for.
+        words: The full name of each short word.
         valid: The full names of all options.
     """
     key = key.replace("-", "_").lower()
@@ -130,10 +130,10 @@ def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> 
 
 
 def class_names(option: str) -> list[str]:
-    """Return the names of the classes that an option can name without their module, none where that is not known."""
+    """Return the classes that an option can name without a module; an empty list if this is unknown."""
     if (home := _CLASSES.get(option)) is None:
         return []
-    module = importlib.import_module(home)  # the parser has it already
+    module = importlib.import_module(home)  # the parser has imported it already
     own = (
         key
         for key, value in vars(module).items()

@@ -1,4 +1,4 @@
-"""The arguments of a command's Trainer: precision, processes, callbacks, loggers, and the files that they write."""
+"""Make the arguments of a command's Trainer: precision, processes, callbacks, plugins and loggers."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ from finetune.training.progress_bar import ImageProgressBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
-# Our defaults of Lightning's flags.
+# Our defaults for Lightning's flags.
 DEFAULTS = {
     "default_root_dir": "runs",
-    "use_distributed_sampler": False,  # ours shares every batch exactly
+    "use_distributed_sampler": False,  # our sampler splits every batch exactly
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 10,
@@ -56,9 +56,9 @@ def complete(
     Args:
         config: `options.trainer` with its classes instantiated; changed in place.
         options: The options of the command; the precision is written there, too, for config.yaml.
-        run: The run that the callbacks and loggers write.
+        run: The run whose files the callbacks and loggers write.
         parser: The parser of the command, for config.yaml.
-        automatic: Returns the precision if nobody gave one.
+        automatic: Returns the precision if none is set.
 
     Raises:
         WrongUsage: A setting is not supported.
@@ -153,7 +153,9 @@ def check_allowed(config: Any) -> None:
     Raises:
         WrongUsage: A setting is not supported.
     """
-    if config["sync_batchnorm"]:  # Lightning's would also replace, and so unfreeze, what is frozen
+    if config[
+        "sync_batchnorm"
+    ]:  # Lightning's would also replace frozen layers, and so unfreeze them
         raise WrongUsage(
             "leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway"
         )
@@ -163,10 +165,10 @@ def check_allowed(config: Any) -> None:
 
 
 def check_strategy(strategy: Any) -> None:
-    """Check that a strategy has a complete network in each process, and starts processes as new programs.
+    """Check that a strategy has a complete network on each rank, and does not fork processes.
 
     Args:
-        strategy: `trainer.strategy`: a name, an object, or the settings of one that is not instantiated yet.
+        strategy: `trainer.strategy`: a name, an object, or the settings of an object that is not instantiated yet.
 
     Raises:
         WrongUsage: The strategy is not supported.
@@ -179,7 +181,7 @@ def check_strategy(strategy: Any) -> None:
         )
         is_supported = is_ddp or isinstance(strategy, SingleDeviceStrategy)
     else:
-        is_supported = True  # settings of a class: checked again once it is instantiated
+        is_supported = True  # settings of a class, which is checked again after it is instantiated
     if not is_supported:
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise WrongUsage(
@@ -189,10 +191,16 @@ def check_strategy(strategy: Any) -> None:
 
 
 def patience(num: int, has_clock: bool = False) -> EarlyStopping:
-    """Return what ends a fit after `num` validations that did not raise val/accuracy, perhaps by a clock."""
+    """Return the callback that ends a fit after `num` validations without a higher val/accuracy.
+
+    Args:
+        num: Number of validations.
+        has_clock: Whether validations are scheduled by time.
+    """
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    # Not strict: a limit may end the run before its first validation. With a clock Lightning can not tell when to look.
+    # Not strict: a limit may end the run before its first validation. With a clock Lightning cannot choose when to
+    # check.
     at_end = False if has_clock else None
     return EarlyStopping(
         "val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end
@@ -200,18 +208,18 @@ def patience(num: int, has_clock: bool = False) -> EarlyStopping:
 
 
 def make_ready(trainer: Trainer) -> Trainer:
-    """Return a new Trainer with what Lightning leaves to others: its processes' end, arithmetic, memory, epochs."""
+    """Complete a new Trainer: the end of its processes, arithmetic, memory allocator, and counting of epochs."""
     if lightning_private.has_validation_clock(trainer) and trainer.world_size > 1:
         hint = "give trainer.val_check_interval in batches, or --devices 1"
         raise WrongUsage(
             f"several devices would each validate by a clock of its own, and wait for one another: {hint}"
         )
     take_over(trainer)
-    # which Lightning reads from what a shell may still have of another job
+    # Lightning reads the rank from the environment, which may still have that of another job.
     if trainer.world_size == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
     prepare_arithmetic(trainer)
-    # Where it has no file, a profile goes to Lightning's log, of which we show little.
+    # A profile without a file goes to Lightning's log, most of which we hide.
     logging.getLogger("pytorch_lightning.profilers.profiler").setLevel(logging.INFO)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()

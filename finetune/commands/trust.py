@@ -1,7 +1,7 @@
-"""What a checkpoint may make us import: our own data modules and albumentations' transforms, and nothing else.
+"""Which modules a checkpoint may import: our data modules and the transforms of albumentations, and nothing else.
 
-To import a module is to run it, before anybody can look at what it holds. A checkpoint from a stranger must not choose
-which; the user may, by naming the module on the command line.
+Importing a module runs its code. An untrusted checkpoint must not choose the module. The user can, by naming the module
+on the command line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,23 @@ _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 
 
 def add_trust_flag(parser: ArgumentParser) -> None:
-    """Add the flag by which a user lets a checkpoint name a module."""
+    """Add the flag with which a user allows a checkpoint to import a module."""
     text = "Modules, separated by commas, that the checkpoint may import for its data class and transforms."
     parser.add_argument(f"--{_FLAG}", type=str | None, default=None, help=text)
 
 
 def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> dict[str, Any]:
-    """Return class path and arguments of the data module that a checkpoint comes from, which are safe to import.
+    """Return class path and arguments of the data module of a checkpoint, after checking that they are safe to import.
 
     Args:
-        checkpoint: As `read_checkpoint` gives it.
-        explicit: The settings of the command line: a class that its flags name is the user's own choice.
+        checkpoint: As returned by `read_checkpoint`.
+        explicit: The settings of the command line: a class that its flags name is trusted.
 
     Raises:
-        ValueError: It names a module that is neither ours nor the user's.
+        ValueError: The checkpoint names a module that is neither ours nor trusted.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
-    # which a data class of the user's own, or an earlier version, saved
+    # A data class of the user, or an earlier version, may have saved these.
     for name in (*_OF_THE_MACHINE, *REMOVED):
         settings.pop(name, None)
     trusted = str(explicit.flags.get(_FLAG) or "").split(",")
@@ -59,13 +59,13 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
 def check_root(
     command: str, config: Any, checkpoint: Mapping[str, Any] | None, explicit: ExplicitSettings
 ) -> None:
-    """Make sure that the data set of a checkpoint is there: a checkpoint decides neither what to fetch nor where to.
+    """Make sure that the data set of a checkpoint exists: a checkpoint must not start a download.
 
     Args:
         command: The command.
         config: Its options, as parsed.
-        checkpoint: As `read_checkpoint` gives it; None where there is none to trust.
-        explicit: The settings of the command line. A data class that its flags name is the user's own choice.
+        checkpoint: As returned by `read_checkpoint`; None if none is used.
+        explicit: The settings of the command line. A data class that its flags name may download.
 
     Raises:
         ValueError: The data set is not in its folder.
@@ -90,7 +90,7 @@ def check_root(
 
 
 def _check(class_path: Any, modules: Sequence[str]) -> None:
-    module = _module(class_path) or _TRANSFORMS  # as `build_transform` has it
+    module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
     if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
         hint = f"--{_FLAG} {module.partition('.')[0]} lets it, if you know that module"
         raise ValueError(f"the checkpoint would import {class_path}, which is not ours: {hint}")
