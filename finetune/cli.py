@@ -122,7 +122,8 @@ def main(args: Sequence[str] | None = None) -> None:
         has_failed = True
         # the reader of the output, such as `head`, has exited
         if isinstance(error, BrokenPipeError) and redirect_closed_outputs():
-            end_with(code := 141)
+            code = 141
+            end_with(code)
             sys.exit(code)
         message = one_line(error)
         if message is not None and not os.environ.get("FINETUNE_DEBUG"):

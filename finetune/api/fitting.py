@@ -175,8 +175,10 @@ class _InProcessCLI(FinetuneCLI):
     kind_of_parser = _Parser
 
     def before_instantiate_classes(self) -> None:
-        asked = self.config[self.requested_subcommand].trainer
-        if needs_processes(asked.devices, asked.num_nodes, asked.accelerator, asked.strategy):
+        trainer = self.config[self.requested_subcommand].trainer
+        if needs_processes(
+            trainer.devices, trainer.num_nodes, trainer.accelerator, trainer.strategy
+        ):
             raise _NeedsProcesses
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -218,11 +220,11 @@ def _raise_in_one_line(error: Exception) -> NoReturn:
         raise error
     if line.startswith("out of"):
         # A notebook keeps the last error. Its frames hold the tensors that have filled the memory.
-        for one in chain:
-            traceback.clear_frames(one.__traceback__)
+        for link in chain:
+            traceback.clear_frames(link.__traceback__)
             chain += [
                 other
-                for other in (one.__cause__, one.__context__)
+                for other in (link.__cause__, link.__context__)
                 if other is not None and other not in chain
             ]
         raise MemoryError(line) from None

@@ -44,15 +44,11 @@ class LoadedModel:
 
     def __init__(self, path: str | os.PathLike[str], device: str = "auto") -> None:
         checkpoint_path, _ = checkpoint_of(os.path.expanduser(os.fspath(path)))
-        self.path, self.predictor = (
-            Path(checkpoint_path),
-            Predictor(checkpoint_path, device_named(device), None),
-        )
+        self.path = Path(checkpoint_path)
+        self.predictor = Predictor(checkpoint_path, device_named(device), None)
         self._pid = os.getpid()
-        self.class_names, self.image_size = (
-            list(self.predictor.class_names),
-            self.predictor.image_size,
-        )
+        self.class_names = list(self.predictor.class_names)
+        self.image_size = self.predictor.image_size
 
     def predict(
         self,
@@ -69,8 +65,8 @@ class LoadedModel:
         Args:
             pictures: One or several of: the path of an image, a folder, a glob or a .txt file with a path on each
                 line; the bytes of an image file; a PIL image; an RGB array (H, W, 3) or a grey one (H, W), uint8.
-            on_bad_image: `error` raises at an image that cannot be decoded; `skip` leaves it out, and the `index` of
-                the others tells which they are.
+            on_bad_image: `error` raises at an image that cannot be decoded; `skip` skips it, and `index` gives the
+                positions of the others.
             abstain_below: Predict `unsure` where the class has a lower probability than this, from 0 to 1.
 
         Returns:
@@ -196,7 +192,7 @@ class LoadedModel:
             root: Folder of the data set for int8; None for that of the model's run.
 
         Raises:
-            ValueError: The format is unknown, or the file does not compute what the network computes.
+            ValueError: The format is unknown, or the outputs of the file differ from those of the network.
         """
         from finetune.commands.export import export
         from finetune.inference.exporters import format_of
@@ -214,15 +210,18 @@ class LoadedModel:
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
             raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
-        inputs, batch_size = list(iterate_images(pictures)), self.predictor.batch_size
+        inputs = list(iterate_images(pictures))
+        batch_size = self.predictor.batch_size
         with ThreadPoolExecutor(num_cores()) as threads:
             for start in range(0, len(inputs), batch_size):
-                some = inputs[start : start + batch_size]
-                images = threads.map(lambda one: self._prepare(one[0], one[1], on_bad_image), some)
-                places = range(start, start + len(some))
+                batch = inputs[start : start + batch_size]
+                images = threads.map(
+                    lambda item: self._prepare(item[0], item[1], on_bad_image), batch
+                )
+                places = range(start, start + len(batch))
                 good = [
                     (i, name, picture, image)
-                    for i, (name, picture), image in zip(places, some, images, strict=True)
+                    for i, (name, picture), image in zip(places, batch, images, strict=True)
                     if image is not None
                 ]
                 if good:

@@ -226,11 +226,11 @@ def _load(
         Unusable: Its weights are not available, or it does not take images of this size.
     """
     weights = _weights_here(candidate, reachable)
-    own = config.clone()
-    _write_candidate(own, candidate)
+    candidate_config = config.clone()
+    _write_candidate(candidate_config, candidate)
     try:
-        settle_preparation(own, explicit)
-        settings = own["fit"].data.init_args.as_dict()
+        settle_preparation(candidate_config, explicit)
+        settings = candidate_config["fit"].data.init_args.as_dict()
         prepare = preparation(settings)
         network = Features(candidate.backbone, weights, settings["image_size"])
     except (ValueError, OSError) as error:
@@ -238,7 +238,7 @@ def _load(
     size = prepare["image_size"]
     try:
         network(torch.zeros(1, 3, size, size, dtype=torch.uint8))
-    except Exception as error:  # each network has its own way to say that images are too small
+    except Exception as error:  # networks raise different errors if images are too small
         raise Unusable(f"it does not take images of {size} pixels ({reason(error)})") from error
     transform = eval_transform(**prepare)
     read = _reader(split, size)
@@ -380,11 +380,11 @@ def _needs_download(candidate: Candidate) -> bool:
 def _check_configs(explicit: ExplicitSettings) -> None:
     """Refuse a config that names one network."""
     for source, settings in explicit.configs:
-        named = settings.get("model.backbone")
-        if named is not None and not is_choice(named):
+        backbone = settings.get("model.backbone")
+        if backbone is not None and not is_choice(backbone):
             where = source if Path(source).is_file() else "the config"
             raise WrongUsage(
-                f"{_option()} and the backbone {named} of {where} both choose the network: leave one out"
+                f"{_option()} and the backbone {backbone} of {where} both choose the network: leave one out"
             )
 
 

@@ -25,7 +25,7 @@ _WEIGHTS = ("state_dict", "optimizer_states", "callbacks")  # the large sections
 def is_settled(trainer: Trainer, data: ImageDataModule, run: Run) -> bool:
     """Return whether nothing is left to choose.
 
-    That is so if there is nothing to choose on, if the run did not start from a fitted head, or if the choice was made
+    This is the case without validation images, if the run did not start from a fitted head, or if the choice was made
     and recorded.
     """
     if not _has_choice(trainer, data, run):

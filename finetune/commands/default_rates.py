@@ -35,14 +35,14 @@ _DEFAULT = "AdamW"  # of `Classifier`
 def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
     """Set the usual learning rate of a fit's optimizer if its rate is for another optimizer; return a message.
 
-    Its other arguments get their usual values if nobody gave them: the parser leaves those of the default optimizer.
+    Its other arguments get their usual values if they are not set: the parser leaves those of the default optimizer.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
         explicit: The settings that configs and flags give.
 
     Raises:
-        WrongUsage: No rate is usual for it, and none is given.
+        WrongUsage: The optimizer has no usual rate, and none is set.
     """
     if config.subcommand != "fit":
         return ""

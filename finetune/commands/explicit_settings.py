@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from finetune.commands.parsed_line import ParsedLine, parse_line
 
-# Settings that may be given as a table: text, or the path of a file.
+# Settings whose value may be a table: as text, or as the path of a file.
 _TABLES = frozenset({"", "data", "model", "trainer", "model.optimizer", "trainer.logger"})
 _CLASSES = frozenset({"data", "model.optimizer"})  # a name alone is that of a class
 
@@ -35,8 +35,8 @@ class ExplicitSettings:
     """The settings of a command line, by full names without `init_args`.
 
     Attributes:
-        flags: Those of the flags, of which the last one counts. A value is text unless it is part of a table.
-        configs: Those of the configs, in their order. They are not merged: a learning rate belongs to the optimizer of
+        flags: The settings of flags; the last one counts. A value is text unless it is part of a table.
+        configs: The settings of configs, in order. They are not merged: a learning rate belongs to the optimizer of
             its own config.
     """
 
@@ -82,7 +82,7 @@ def _settings(name: str, value: Any, folder: str) -> dict[str, Any]:
 
     Args:
         name: Where the value belongs; "" for a config.
-        value: Text, or what YAML holds.
+        value: Text, or a value of YAML.
         folder: The folder that paths in it are relative to.
     """
     if name not in _TABLES:

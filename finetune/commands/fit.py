@@ -148,12 +148,12 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     trainer = parts.trainer
     run = parts.run
     plan = parts.plan
-    known = _read_weights(parts) if plan.start is None else None
+    licence_of_weights = _read_weights(parts) if plan.start is None else None
     if plan.run is not None:
         assert plan.start is not None, "a run that continues has a checkpoint"
         go_on(trainer, run, plan.start, changed, plan.newer)
     else:
-        _begin(parts, known)
+        _begin(parts, licence_of_weights)
     if parts.options.patience is not None:
         check_validated(trainer, parts.data, "--patience counts validations")
     if parts.options.threshold is not None:

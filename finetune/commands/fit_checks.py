@@ -1,4 +1,4 @@
-"""Check before training what a fit could not do after hours of it."""
+"""Check before training that the fit will be able to validate, choose a threshold, and start from its checkpoint."""
 
 import json
 
@@ -75,21 +75,19 @@ def check_begun_from(start: Start, model: Classifier) -> None:
     hint = "say the same" + (
         f", or begin with its weights alone: --weights {path}" if is_one else ""
     )
-    weighed = checkpoint["hyper_parameters"].get("class_weights")
-    if weighed != model.class_weights:
-        difference = (
-            f"model.class_weights {json.dumps(weighed)}, not {json.dumps(model.class_weights)}"
-        )
+    class_weights = checkpoint["hyper_parameters"].get("class_weights")
+    if class_weights != model.class_weights:
+        difference = f"model.class_weights {json.dumps(class_weights)}, not {json.dumps(model.class_weights)}"
         raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
     # Optimizers differ in their numeric settings. Boolean settings differ between versions of torch.
-    wanted = {
+    settings = {
         name for name, value in optimizer.defaults.items() if type(value) in (int, float, tuple)
     }
-    known = [
+    groups = [
         group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
     ]
-    if known and (lacking := sorted(wanted - known[0].keys())):
+    if groups and (lacking := sorted(settings - groups[0].keys())):
         difference = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
         raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")

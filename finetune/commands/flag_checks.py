@@ -140,7 +140,7 @@ def replace_shorthands(command: str, line: ParsedLine) -> None:
         line: The arguments that follow it; changed in place.
 
     Raises:
-        WrongUsage: A name stands where a group of settings is expected; the message suggests the right option.
+        WrongUsage: An option that takes a group of settings has a name; the message suggests the right option.
     """
     optimizers = {name.lower(): name for name in OPTIMIZERS}
     for i, (name, value) in enumerate(line.flags):
@@ -197,7 +197,7 @@ def _names_of_timm() -> frozenset[str]:
 
 
 def _check_group(command: str, full: str, value: str) -> None:
-    """Refuse a name where a table of settings is expected."""
+    """Refuse a name as the value of an option that takes a table of settings."""
     if (
         full not in ("model", "trainer", "data")
         or not _SIMPLE_NAME.fullmatch(value)

@@ -350,7 +350,7 @@ def run_lightning(
     be_quiet()
     sys.argv = [sys.argv[0], *arguments]  # Lightning starts the other ranks with these arguments
     handlers = {signum: signal.getsignal(signum) for signum in stop_signals()}
-    install_stop_at_once()  # until training begins, where Checkpoints takes over
+    install_stop_at_once()  # until training begins, when Checkpoints handles signals
     try:
         return kind(arguments, typed, began)
     except Exception as error:

@@ -53,7 +53,7 @@ def replace_in_config(content: Any) -> Any:
 def with_class_paths(value: Any) -> Any:
     """Return the value of a logger setting with the names of our loggers replaced by class paths."""
     if isinstance(value, list):
-        return [with_class_paths(one) for one in value]
+        return [with_class_paths(item) for item in value]
     if isinstance(value, dict) and "class_path" in value:
         return value | {"class_path": with_class_paths(value["class_path"])}
     value = _in_full(value) if isinstance(value, str) else value
@@ -63,8 +63,8 @@ def with_class_paths(value: Any) -> Any:
 
 def _in_full(name: str) -> str:
     """Return `WandbLogger` for `wandb`, in any case."""
-    known = {**LOGGERS, **{full.lower(): full for full in _OURS}}
-    return known.get(name.lower(), name)
+    full_names = {**LOGGERS, **{full.lower(): full for full in _OURS}}
+    return full_names.get(name.lower(), name)
 
 
 def _check(flag: str, value: str) -> None:
@@ -87,10 +87,6 @@ def _in_text(text: str) -> str:
     except yaml.YAMLError:
         return text
     replaced = with_class_paths(value)
-    return (
-        text
-        if replaced == value
-        else replaced
-        if isinstance(replaced, str)
-        else flow_yaml(replaced)
-    )
+    if replaced == value:
+        return text
+    return replaced if isinstance(replaced, str) else flow_yaml(replaced)

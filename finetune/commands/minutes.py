@@ -355,9 +355,9 @@ def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:
 def _smaller(make: Make) -> list[int]:
     """Return the smaller image sizes that the network supports: torchvision's transformers support only one size."""
     _, model = make()
-    taken = []
+    supported = []
     for size in _SIZES[1:]:
         with suppress(ValueError):
             check_first_pass(model.image_classifier, model.backbone, size)
-            taken.append(size)
-    return taken
+            supported.append(size)
+    return supported

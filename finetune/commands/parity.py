@@ -77,7 +77,7 @@ def compare(
     k: int,
     steps: int,
     dtype: str,
-    report_status: Callable[[str], None] = lambda way: None,
+    report_status: Callable[[str], None] = lambda name: None,
 ) -> list[Row]:
     """Train in every way and return a row for each.
 

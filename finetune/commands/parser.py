@@ -145,10 +145,10 @@ def _command(parser: ArgumentParser) -> str:
 
 def _kind(expected: Sequence[str]) -> Kind:
     """Return the kind of value that the types in a message mean."""
-    types = [one for one in expected if one != "<class 'NoneType'>"]
-    if types and all(one in ("<class 'int'>", "<class 'float'>") for one in types):
+    types = [name for name in expected if name != "<class 'NoneType'>"]
+    if types and all(name in ("<class 'int'>", "<class 'float'>") for name in types):
         return "number"
-    literals = [re.fullmatch(r"typing\.Literal(\[[^]]+\])", one) for one in types]
+    literals = [re.fullmatch(r"typing\.Literal(\[[^]]+\])", name) for name in types]
     if len(literals) == 1 and literals[0]:
         return [str(choice) for choice in ast.literal_eval(literals[0][1])]
     return None

@@ -59,7 +59,7 @@ def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
     """Return the names in `PREPARATION` that flags or configs set for this network."""
     explicit_names = {name for name in PREPARATION if explicit.has_flag(f"data.{name}")}
     for config in explicit.configs:
-        named = config.settings.get("model.backbone")
-        if named == backbone or is_choice(named):
+        backbone_of_config = config.settings.get("model.backbone")
+        if backbone_of_config == backbone or is_choice(backbone_of_config):
             explicit_names |= {name for name in PREPARATION if f"data.{name}" in config.settings}
     return explicit_names

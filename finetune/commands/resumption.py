@@ -58,36 +58,36 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     read = cache(read_start)  # each checkpoint is read only once
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
-        found = _run_by_path(Path(explicit.resume), explicit, read)
+        search = _run_by_path(Path(explicit.resume), explicit, read)
     elif explicit.get("name"):
-        found = _run_by_name(root / "fit" / explicit.name, explicit, read)
+        search = _run_by_name(root / "fit" / explicit.name, explicit, read)
     else:
-        found = find_run(root, _wanted(explicit, read), read)
-    if found.run is None:
-        _check_has_data(explicit, root, found)
+        search = find_run(root, _wanted(explicit, read), read)
+    if search.run is None:
+        _check_has_data(explicit, root, search)
         if explicit.get("name"):
             run = root / "fit" / explicit.name
             return new.with_messages(f"--resume found no run {run}: a new run begins")
-        return new.with_messages(not_found(root, found.passed, found.unnamed))
-    start = read(last_checkpoint(found.run))
+        return new.with_messages(not_found(root, search.passed, search.unnamed))
+    start = read(last_checkpoint(search.run))
     check_resumable(start)
-    settings = _settings_below_command_line(found, arguments)
+    settings = _settings_below_command_line(search, arguments)
     plan = Plan(
         [arguments[0], "--config", yaml.safe_dump(settings), *arguments[1:]],
-        run=found.run,
-        settings=found.settings,
+        run=search.run,
+        settings=search.settings,
         start=start,
-        newer=found.newer(),
+        newer=search.newer(),
     )
-    if found.begun and (
+    if search.begun and (
         limit := ended_by(start.content, _limits(parser.parse_args(plan.arguments)[arguments[0]]))
     ):
         # The user means the later run, not the finished one before it.
-        ended = f"{found.begun} ended before its first checkpoint"
+        ended = f"{search.begun} ended before its first checkpoint"
         return new.with_messages(
-            f"{found.run} is finished, with {limit}, and {ended}: a new run begins"
+            f"{search.run} is finished, with {limit}, and {ended}: a new run begins"
         )
-    return plan.with_messages(f"passed over: {passed_over(found.passed)}" if found.passed else "")
+    return plan.with_messages(f"passed over: {passed_over(search.passed)}" if search.passed else "")
 
 
 def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace | None:
@@ -103,7 +103,7 @@ def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Names
     ]
 
 
-def _check_has_data(explicit: Namespace, root: Path, found: Found) -> None:
+def _check_has_data(explicit: Namespace, root: Path, search: Found) -> None:
     """Make sure that there is data for a new run.
 
     Raises:
@@ -111,7 +111,7 @@ def _check_has_data(explicit: Namespace, root: Path, found: Found) -> None:
     """
     is_folder = explicit.get("data.class_path") == _ANY_DATA
     if is_folder and explicit.get("data.init_args.root") is None:
-        why = f", since {passed_over(found.passed)}" if found.passed else ""
+        why = f", since {passed_over(search.passed)}" if search.passed else ""
         hint = "and there is no data for a new one: finetune fit FOLDER --resume"
         raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
 
@@ -164,8 +164,8 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
         # The command does not name this class: it is not imported, and its data is not downloaded.
         if class_path != (data_class or _ANY_DATA):
             return False
-        own = explicit.data.get("init_args") or Namespace()
-        arguments = {**(settings["data"].get("init_args") or {}), **own.as_dict()}
+        explicit_arguments = explicit.data.get("init_args") or Namespace()
+        arguments = {**(settings["data"].get("init_args") or {}), **explicit_arguments.as_dict()}
         key = json.dumps([class_path, arguments], sort_keys=True, default=str)
         try:
             if key not in made:
@@ -219,20 +219,20 @@ def _folder_of_runs(run: Path) -> Path:
     return run.parent.parent
 
 
-def _settings_below_command_line(found: Found, arguments: Sequence[str]) -> dict[str, Any]:
+def _settings_below_command_line(search: Found, arguments: Sequence[str]) -> dict[str, Any]:
     """Return a run's settings as a config that the parser reads before the command line."""
-    assert found.run is not None
-    settings = dict(found.settings)
+    assert search.run is not None
+    settings = dict(search.settings)
     # options of the command that began the run
     for name in ("resume", "allow_changes", "ckpt_path", "minutes"):
         settings.pop(name, None)
     trainer = dict(settings.get("trainer") or {})
-    trainer["default_root_dir"] = str(_folder_of_runs(found.run))
+    trainer["default_root_dir"] = str(_folder_of_runs(search.run))
     if has_launcher():  # torchrun or srun decides; the run may have begun with another number
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
-    _locate_data(settings, begun_in(found.run))
+    _locate_data(settings, begun_in(search.run))
     _drop_missing_excluded(settings)
     for argument in arguments[1:]:
         # A list on the command line replaces the list of the run; it does not extend it.
@@ -291,7 +291,7 @@ def data_module(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModul
 
 
 def _limits(options: Namespace) -> Limits:
-    """Return what can end a fit, from its options."""
+    """Return the limits that can end a fit, from its options."""
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)

@@ -20,7 +20,7 @@ RIGHT = (22, 128, 60)
 WRONG = (190, 30, 45)
 _GREY = (70, 70, 70)
 _PAPER = (255, 255, 255)
-SIDE, _CAPTION = 120, 22  # pixels: of each picture, and below it
+SIDE, _CAPTION = 120, 22  # pixels: side of each image, height of its caption
 
 
 def sheet(
@@ -78,9 +78,9 @@ def caption(
 ) -> tuple[str, tuple[int, int, int]]:
     """Return the caption of an image and its colour."""
     colour = _GREY
-    own = class_name(path.parent)
-    if own in map(composed, class_names):
-        colour = RIGHT if own == composed(label) else WRONG
+    true_class = class_name(path.parent)
+    if true_class in map(composed, class_names):
+        colour = RIGHT if true_class == composed(label) else WRONG
     return caption_text(label, probability), colour
 
 
@@ -105,11 +105,19 @@ def draw_sheet(
     for i, (image, (text, colour)) in enumerate(zip(images, captions, strict=True)):
         x, y = gap + i % columns * (side + gap), gap + i // columns * (side + _CAPTION + gap)
         paper.paste(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC), (x, y))
-        font = next(
-            f for s in range(14, 0, -1) if draw.textlength(text, f := _font(s)) <= side or s == 1
-        )
+        font = _fitting_font(draw, text, side)
         draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, font, anchor="mm")
     return paper
+
+
+def _fitting_font(
+    draw: ImageDraw.ImageDraw, text: str, width: int
+) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the largest font, of at most 14 points, in which a text is not wider than `width` pixels."""
+    for size in range(14, 1, -1):
+        if draw.textlength(text, _font(size)) <= width:
+            return _font(size)
+    return _font(1)
 
 
 @cache

@@ -80,7 +80,7 @@ def complete(
         config["devices"], config["num_nodes"], plugins
     )
     plugins += cluster_environment(plugins)
-    own = _as_list(config["callbacks"])
+    user_callbacks = _as_list(config["callbacks"])
     callbacks: list[Callback] = [
         folder,
         LoggedConfig(folder),
@@ -90,13 +90,13 @@ def complete(
     ]
     if run.command == "fit":
         callbacks += _callbacks_of_fit(run, options, config["val_check_interval"])
-        _check_one_patience(callbacks, own)
+        _check_one_patience(callbacks, user_callbacks)
     else:
         callbacks += _callbacks_of_evaluation(run, options)
-    has_bar = any(isinstance(callback, ProgressBar) for callback in own)
+    has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
     if config["enable_progress_bar"] is not False and not has_bar:
         callbacks.append(ImageProgressBar())
-    config["callbacks"] = [*own, *callbacks]
+    config["callbacks"] = [*user_callbacks, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
     return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
 
@@ -117,14 +117,14 @@ def _callbacks_of_fit(run: Run, options: Namespace, val_check_interval: Any) -> 
     return callbacks
 
 
-def _check_one_patience(callbacks: Sequence[Callback], own: Sequence[Callback]) -> None:
+def _check_one_patience(callbacks: Sequence[Callback], user_callbacks: Sequence[Callback]) -> None:
     """Make sure that `--patience` and the user's callbacks do not both stop a fit by the same number.
 
     Raises:
         WrongUsage: They do.
     """
     ours = {callback.state_key for callback in callbacks if isinstance(callback, EarlyStopping)}
-    if any(callback.state_key in ours for callback in own):
+    if any(callback.state_key in ours for callback in user_callbacks):
         raise WrongUsage(
             "--patience ends a fit by val/accuracy, as an EarlyStopping of trainer.callbacks does: leave one of the "
             "two out"

@@ -39,7 +39,7 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
         explicit: The settings of the command line: a class that its flags name is trusted.
 
     Raises:
-        ValueError: The checkpoint names a module that is neither ours nor trusted.
+        ValueError: The checkpoint names another module, which is not trusted.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
     # A data class of the user, or an earlier version, may have saved these.

@@ -17,8 +17,8 @@ HEADER_BYTES = 64
 
 def cache_dir() -> Path:
     """Return the folder of all caches: FINETUNE_CACHE, or else `finetune` in the user's cache folder."""
-    own = os.environ.get("FINETUNE_CACHE")
-    return Path(own) if own else user_cache_path("finetune", appauthor=False)
+    folder = os.environ.get("FINETUNE_CACHE")
+    return Path(folder) if folder else user_cache_path("finetune", appauthor=False)
 
 
 def available_bytes(folder: Path) -> float:
