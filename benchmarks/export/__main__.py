@@ -76,7 +76,7 @@ def in_turns(runs: dict[str, Callable[[int], object]], num: int, at_once: int) -
 def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
     """Return what there is to know of the files of one checkpoint."""
     from finetune import ImageFolderData
-    from finetune.inference.export_check import opened
+    from finetune.inference.export_check import load_exported
     from finetune.inference.predictor import Predictor
 
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
         for name, path in files.items():
             finetune("export", best, "--output", path, *options[name])
         predictor = Predictor(best)
-        runs: dict[str, Network] = {name: opened(path) for name, path in files.items()} | {
+        runs: dict[str, Network] = {name: load_exported(path) for name, path in files.items()} | {
             "torch": predictor.classify
         }
         sizes = {name: round(path.stat().st_size / 1e6, 2) for name, path in files.items()}

@@ -8,7 +8,7 @@ import numpy as np
 
 from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
-from finetune.inference.lens import lens
+from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.headline import headline
 from finetune.runs.inline_report import inline_report
@@ -90,7 +90,7 @@ class FittedRun:
         answers = self.record.answers
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""
-        viewer = lens(Predictor(self.best))
+        viewer = image_viewer(Predictor(self.best))
         chosen = np.sort(draw_indices(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
             (i, picture)

@@ -27,10 +27,10 @@ from finetune.inference.export_about import about
 from finetune.inference.export_check import (
     Agreement,
     Run,
+    compare_any_size,
+    compare_prepared,
     drawn_image,
-    hold_against,
-    hold_any_size_against,
-    opened,
+    load_exported,
 )
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
@@ -113,8 +113,8 @@ def export(
     with _workplace() as folder:
         file = folder / target.name
         write(module, predictor.image_size, packed(checkpoint, input), file)
-        run = opened(file)
-        agreement = hold_against(
+        run = load_exported(file)
+        agreement = compare_prepared(
             predictor, run, np.stack([predictor.prepare(read()) for read in pictures])
         )
         _check(agreement, suffix, what)
@@ -123,7 +123,7 @@ def export(
         if data is not None:
             file, quantized, message = _quantize(predictor, file, data)
         if input == "any_size":
-            reference = predictor.classify if data is None else opened(file)
+            reference = predictor.classify if data is None else load_exported(file)
             file, agreement = _prepend_preparation(predictor, file, reference, pictures)
             what = f"{what} and pieces of them, of many sizes"
             _check(agreement, suffix, what)
@@ -226,7 +226,7 @@ def _quantize(
     predictor: Predictor, source: Path, data: ImageDataModule
 ) -> tuple[Path, dict[str, Any], str]:
     """Return the file in int8, its entry in the description, and a message about it."""
-    from finetune.inference.quantize import compare, in_batches, quantize, readable
+    from finetune.inference.quantize import compare, prepared_batches, quantize, readable
 
     train, test = data.splits["train"], data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
@@ -234,7 +234,7 @@ def _quantize(
     tested = np.sort(draw_indices(len(test), _MAX_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
         calibrated, tested = readable(train, calibrated), readable(test, tested)
-    quantize(source, target, in_batches(predictor, train, calibrated, "adjusting int8"))
+    quantize(source, target, prepared_batches(predictor, train, calibrated, "adjusting int8"))
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
         raise ValueError(
@@ -266,8 +266,8 @@ def _prepend_preparation(
         preparation["resize"],
         preparation.get("crop_share", CROP_SHARE),
     )
-    return target, hold_any_size_against(
-        predictor, prepared_before, opened(target), (read() for read in pictures)
+    return target, compare_any_size(
+        predictor, prepared_before, load_exported(target), (read() for read in pictures)
     )
 
 

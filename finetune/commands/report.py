@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.commands.parser import OneLineErrorParser
-from finetune.inference.lens import lens
+from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
 from finetune.runs.data_check import DataCheck, data_check
@@ -67,7 +67,7 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         print(headline(records[0]))
     else:
         checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-        viewer = lens(Predictor(checkpoint)) if checkpoint else None
+        viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
         print(write_comparison(records, viewer, target))
     print(f"report in {target}")
 
@@ -88,7 +88,7 @@ def page_of(
     if checkpoint is None:
         return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
-    viewer = lens(predictor) if record.answers else None
+    viewer = image_viewer(predictor) if record.answers else None
     return write_report(record, viewer, predictor.versions, target=target, check=check)
 
 

@@ -1,12 +1,18 @@
-"""From a checkpoint to answers, without a Trainer.
+"""Inference without a Trainer, and export.
 
-`predictor` is a checkpoint as a function: pictures in, probabilities out. (`finetune predict` answers for very many
-pictures on any number of devices, by a Trainer: `runs/predictions`; `api/loaded_model` is for programs.) `lens` looks
-at pictures as `predictor` does, and shows where in them its network saw a class, by `class_activation`.
+Inference:
+- `predictor` is a checkpoint as a function from images to probabilities. `finetune predict` uses a
+  Trainer instead (`runs/predictions`), for many images on any number of devices. Programs use
+  `api/loaded_model`.
+- `class_activation` computes class activation maps. `image_viewer` draws them over images.
+- `tta` is test-time augmentation.
 
-`end_to_end` is the network as it leaves the tool, pixels in and probabilities out, of which `exporters` make files that
-`export_check` holds against the predictor, `quantize` one in int8, and `any_size` one that prepares pictures itself;
-`export_about` says what is to be known of a file. `onnx_network` puts such a file in the network's place again.
+Export:
+- `end_to_end` is the exported module, from pixels to probabilities.
+- `exporters` writes it to files. `export_check` verifies a file against the checkpoint.
+- `quantize` writes an int8 file. `any_size` writes a file that accepts images of any size.
+- `export_about` describes a file in JSON.
+- `onnx_network` runs an exported .onnx in the place of the network.
 
-`tta` averages over views of a picture. Another format goes into `exporters`; what corrects probabilities, here, too.
+Another format goes into `exporters`.
 """

@@ -1,9 +1,13 @@
-"""The preparation of pictures as a graph of ONNX, put before a network: a file that takes pictures of any size.
+"""Image preparation as an ONNX graph in front of a network, so that a file accepts images of any size.
 
-It computes bit for bit what `eval_transform` does by `data/resize`, whose two libraries compute with whole numbers:
-torch, where a side gets smaller, has weights of 16 bits and rounds to bytes after either direction; OpenCV, where none
-does, weights of 11 bits. Not so: pictures of more than `MAX_PIXELS` over the side that they are resized to (some
-700,000) rows, which `resize` takes in another order, with at most one grey level of difference.
+The graph computes bit for bit what `eval_transform` computes by `data/resize`. That uses two
+libraries, which both compute with integers:
+- torch, if a side gets smaller: weights of 16 bits, rounded to bytes after each direction.
+- OpenCV, if no side gets smaller: weights of 11 bits.
+
+There is one exception: an image with more than `MAX_PIXELS` / side rows (about 700,000), where side
+is the side that it is resized to. `resize` processes it in another order, and the result differs by
+at most one grey level.
 """
 
 from pathlib import Path
@@ -23,8 +27,8 @@ BYTE, INT, LONG, DOUBLE, FLOAT = (
     getattr(onnx.TensorProto, t) for t in ("UINT8", "INT32", "INT64", "DOUBLE", "FLOAT")
 )
 
-# Shapes: N pictures of H x W pixels; S is the side of the result. Lengths are scalars of float64, `first` and `size`
-# int64 of shape (1,): which part of the resized side is kept.
+# Shapes: N images of H x W pixels; S is the side of the result. Lengths are float64 scalars. `first` and `size` are
+# int64 of shape (1,): the centre crop starts at pixel `first` of the resized side and has `size` pixels.
 
 
 def prepend(
@@ -33,11 +37,11 @@ def prepend(
     """Write a copy of an .onnx whose `images` (N, H, W, 3) may have any H and W, resized bilinearly.
 
     Args:
-        source: The file, which takes prepared `images` (N, S, S, 3) uint8.
+        source: A file that takes prepared `images` (N, S, S, 3) uint8.
         target: The copy.
-        image_size: S.
-        resize: How pictures are brought to that, as `data.resize` has it.
-        crop_share: As `data.crop_share` has it.
+        image_size: S, in pixels.
+        resize: Resize mode, as in `data.resize`.
+        crop_share: As in `data.crop_share`.
     """
     model = onnx.load(source)
     prepared: list[Any] = ["batch", image_size, image_size, 3]
@@ -47,10 +51,10 @@ def prepend(
         output_types=[pixel[*prepared]],
     )
     first = inliner.inline_local_functions(first)
-    del first.graph.value_info[:]  # without types
+    del first.graph.value_info[:]  # these have no types
     first = compose.add_prefix(first, "preparation/", rename_inputs=False, rename_outputs=False)
     joined = compose.merge_models(first, model, io_map=[(PREPARED, "images")])
-    # Where it can be cut.
+    # `onnx_network` cuts the graph at this tensor.
     joined.graph.value_info.append(onnx.helper.make_tensor_value_info(PREPARED, BYTE, prepared))
     onnx.helper.set_model_props(joined, {prop.key: prop.value for prop in model.metadata_props})
     onnx.checker.check_model(joined)
@@ -59,7 +63,7 @@ def prepend(
 
 @script()
 def _kernel(num_in, num_out):
-    """Return for each of `num_out` pixels which of the old ones it is an average of, and their shares, (num_out, k)."""
+    """Return the k source pixels that each of `num_out` pixels averages, and their weights, both (num_out, k)."""
     scale = num_in / num_out
     reach = op.Max(scale, 1.0)
     centre = op.Unsqueeze(scale * (op.Range(0.0, num_out, 1.0) + 0.5), [1])
@@ -73,9 +77,10 @@ def _kernel(num_in, num_out):
 
 @script()
 def _averages(num_in, num_out, first, size):
-    """Return the weights of the kept pixels as two matrices of bytes (S, num_in), the first times 256, and their sum.
+    """Return the integer weights of the cropped pixels, and the integer that stands for weight 1.
 
-    torch takes as many bits after the point as leave the largest weight of all below 2**15, at most 22.
+    The weights are two byte matrices (S, num_in), `coarse` and `fine`: a weight is 256 * coarse + fine.
+    torch chooses the number of fractional bits such that the largest weight stays below 2**15, but at most 22.
     """
     taps, shares = _kernel(num_in, num_out)
     two = 2.0 + 0.0 * num_in
@@ -86,7 +91,7 @@ def _averages(num_in, num_out, first, size):
     taps = op.Slice(taps, first, first + size, [0])
     coarse = op.Floor(weights / 256.0)
     fine = weights - 256.0 * coarse
-    # Taps may lie behind the last pixel, with no weight: cut off again.
+    # Taps behind the last pixel have weight 0. They are cut off below.
     num = op.Unsqueeze(op.Cast(num_in, to=LONG), [0])
     blank = op.Expand(op.Cast(0, to=BYTE), op.Concat(size, num + op.Shape(taps, start=1), axis=0))
     coarse = op.Slice(
@@ -103,7 +108,7 @@ def _rounded(total, unit):
 
 @script()
 def _smaller(pixels, height, width, new_height, new_width, top, left, size):
-    """Return pixels (N, 3, H, W) as (N, 3, S, S), as torch's antialiased bilinear kernel for bytes makes them."""
+    """Resize pixels (N, 3, H, W) to (N, 3, S, S) as torch's antialiased bilinear kernel for bytes does."""
     coarse, fine, unit = _averages(width, new_width, left, size)
     sums = 256 * op.MatMulInteger(pixels, op.Transpose(coarse)) + op.MatMulInteger(
         pixels, op.Transpose(fine)
@@ -115,7 +120,7 @@ def _smaller(pixels, height, width, new_height, new_width, top, left, size):
 
 @script()
 def _neighbours(num_in, num_out, first, size):
-    """Return for each kept pixel the old ones before and behind it, and their weights: sums of 2048."""
+    """Return the two source pixels around each cropped pixel, and their weights, which add up to 2048."""
     scale = 1.0 / (num_out / num_in)
     place = op.Cast((op.Range(0.0, num_out, 1.0) + 0.5) * scale - 0.5, to=FLOAT)
     place = op.Slice(place, first, first + size, [0])
@@ -135,7 +140,7 @@ def _neighbours(num_in, num_out, first, size):
 
 @script()
 def _larger(pixels, height, width, new_height, new_width, top, left, size):
-    """Return pixels (N, 3, H, W) as (N, 3, S, S), as OpenCV's `INTER_LINEAR` makes them."""
+    """Resize pixels (N, 3, H, W) to (N, 3, S, S) as OpenCV's `INTER_LINEAR` does."""
     lower, upper, low, high = _neighbours(width, new_width, left, size)
     wide = op.Cast(op.Gather(pixels, lower, axis=3), to=INT) * low
     wide = (wide + op.Cast(op.Gather(pixels, upper, axis=3), to=INT) * high) / 16
@@ -146,6 +151,7 @@ def _larger(pixels, height, width, new_height, new_width, top, left, size):
 
 
 def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
+    """Return the ONNX function from images (N, H, W, 3) uint8 to prepared images (N, S, S, 3) uint8."""
     side = float(image_size if resize == "whole" else resized_side(image_size, crop_share))
     most = float(MAX_PIXELS)
 
@@ -156,7 +162,7 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
             op.Max(op.Round(height * scale), 1.0),
             op.Max(op.Round(width * scale), 1.0),
         )
-        # A line of pixels is cut to its middle before, as `SmallestMaxSize` does.
+        # A very long and thin image is first cut to its middle, as `SmallestMaxSize` does.
         num = op.Floor(most / (op.Min(new_height, new_width) * scale)) - 1.0
         is_line = op.Cast(new_height * new_width > most, to=DOUBLE)
         above = is_line * op.Floor(op.Max(height - num + 1.0, 0.0) / 2.0)

@@ -1,4 +1,4 @@
-"""The network as it leaves the tool: pixels in, probabilities out, so that nobody else prepares them otherwise."""
+"""The modules that are exported: they include normalization, so that no user of a file can get it wrong."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from finetune.models.stages import head, without_head
 
 
 class EndToEnd(nn.Module):
-    """Normalization, network and temperature in one module, from bytes as files are decoded to probabilities.
+    """Normalization, network, temperature and softmax in one module, from uint8 images to probabilities.
 
     Args:
-        model: Its weights are shared, and the names of its parts, which exported files keep.
-        temperature: By which logits are divided.
+        model: The image classifier. The module shares its weights and its parameter names, which exported files keep.
+        temperature: Divisor of the logits (calibration).
     """
 
     mean: Tensor
@@ -27,19 +27,19 @@ class EndToEnd(nn.Module):
         self.register_buffer("std", model.std.float())
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probability of each class (N, K), and the network's own logits (N, K).
+        """Return the probability of each class (N, K), and the logits (N, K) before temperature scaling.
 
         Args:
-            images: (N, h, w, 3) uint8 RGB, as files are decoded.
+            images: (N, h, w, 3) uint8 RGB.
         """
-        # Without `contiguous` the exporter leaves a tail of gathers.
+        # Without `contiguous` the exporter adds needless Gather nodes.
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         logits = self.network(normalize(pixels, self.mean, self.std))
         return (logits / self.temperature).softmax(dim=1), logits
 
 
 class Logits(ImageClassifier):
-    """An image classifier whose members answer as one in training mode, too."""
+    """An image classifier that combines the logits of its members in training mode too."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, H, W) uint8 RGB."""
@@ -47,13 +47,13 @@ class Logits(ImageClassifier):
 
 
 class Embedder(nn.Module):
-    """A network without its head, which shares the weights of the network.
+    """An image classifier without its head. The weights are shared.
 
     Args:
-        whole: With its head.
+        whole: The image classifier with its head.
 
     Attributes:
-        num_features: D; of an ensemble, that of all members together.
+        num_features: D, the number of features; for an ensemble the sum over its members.
     """
 
     def __init__(self, whole: ImageClassifier) -> None:
@@ -65,5 +65,5 @@ class Embedder(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return features (B, D), the input of the head, of images (B, 3, H, W) uint8 RGB; members are concatenated."""
+        """Return features (B, D), the inputs of the heads concatenated, of images (B, 3, H, W) uint8 RGB."""
         return torch.cat([part(images).flatten(1) for part in self.parts], dim=1)

@@ -1,4 +1,4 @@
-"""What a person or a program has to know of an exported file, as the .json beside it says it."""
+"""The description of an exported file, in the .json next to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,17 +13,18 @@ def about(
     predictor: Predictor,
     checkpoint: Mapping[str, Any],
     format: str,
-    takes: InputSize,
-    found: Mapping[str, Agreement],
+    input_size: InputSize,
+    agreements: Mapping[str, Agreement],
 ) -> dict[str, Any]:
-    """Return it as plain values.
+    """Return the description as plain values.
 
     Args:
-        predictor: Of the checkpoint.
-        checkpoint: As `read_checkpoint` gives it.
-        format: The kind of file.
-        takes: Pictures of which size.
-        found: How well the file agrees, or what it was made of, by the name that says which.
+        predictor: The predictor of the checkpoint.
+        checkpoint: The result of `read_checkpoint`.
+        format: Format of the file, a key of `WRITERS` in `exporters`.
+        input_size: Size of the images that the file takes.
+        agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
+            their key in the description.
     """
     size, how = predictor.image_size, predictor.preparation
     resized = resized_side(size, how.get("crop_share", CROP_SHARE))
@@ -33,7 +34,8 @@ def about(
         "whole": f"resize to {size} x {size} pixels",
     }
     preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
-    is_whole, is_any = format != "safetensors", takes == "any_size"
+    is_whole = format != "safetensors"  # else the file holds weights only
+    is_any = input_size == "any_size"
     whole = ["N", *(("H", "W") if is_any else (size, size)), 3, "uint8 RGB"]
     return {
         "format": format,
@@ -53,14 +55,14 @@ def about(
         "began_with": begun_with(checkpoint),
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
-        **{name: _agreement(one) for name, one in found.items()},
+        **{name: _as_plain(agreement) for name, agreement in agreements.items()},
     }
 
 
-def _agreement(found: Agreement) -> dict[str, Any]:
+def _as_plain(agreement: Agreement) -> dict[str, Any]:
     return {
-        "num_pictures": found.num_pictures,
-        "largest_difference": found.largest,
-        "milliseconds_of_the_network": round(found.milliseconds[0], 3),
-        "milliseconds_of_the_file": round(found.milliseconds[1], 3),
+        "num_pictures": agreement.num_pictures,
+        "largest_difference": agreement.largest,
+        "milliseconds_of_the_network": round(agreement.milliseconds[0], 3),
+        "milliseconds_of_the_file": round(agreement.milliseconds[1], 3),
     }

@@ -1,4 +1,4 @@
-"""Holds an exported file against the network that it was made of, on pictures."""
+"""Verifies an exported file against its checkpoint: the same images must give the same probabilities."""
 
 import statistics
 import time
@@ -14,19 +14,22 @@ import torch
 from finetune.inference.onnx_network import open_session
 from finetune.inference.predictor import Predictor
 
-LARGEST = 1e-4  # difference of a probability; float32's rounding gives 1e-8 to 5e-6
-_TIE = 1e-6  # of probabilities: which class is said then is a matter of float32's rounding
-# Threads of torch and of onnxruntime wait busily for a while: a first call after the other library's took 2.5 times as
-# long (ResNet-18 at 128 pixels, two cores), so that each has several calls, of which the last counts.
-_ROUNDS, _CALLS = 7, 5
+# Largest difference of a probability that is accepted. Rounding in float32 causes 1e-8 to 5e-6.
+MAX_DIFFERENCE = 1e-4
+# If probabilities differ by less, a different class is a tie: rounding in float32 decides.
+_TIE = 1e-6
+# Idle threads of torch and onnxruntime spin for a while. The first call after one of the other library took 2.5 times
+# as long (ResNet-18 at 128 pixels, two cores). So each library makes several calls in a row, and the last is timed.
+_ROUNDS = 7
+_CALLS = 5
 
-_MOST_TIMED = 4  # pictures as they are, which may be large
-# pictures (N, h, w, 3) uint8, prepared or not, to probabilities (N, K)
+_MOST_TIMED = 4  # images of their original size, which may be large
+# From images (N, h, w, 3) uint8, prepared or not, to probabilities (N, K).
 Run = Callable[[np.ndarray], np.ndarray]
 
 
 def drawn_image(seed: int, size: int = 96) -> np.ndarray:
-    """Return an image (size, size, 3) of ellipses on a smooth background, in random colours and with some noise."""
+    """Draw a synthetic image (size, size, 3): ellipses on a smooth background, in random colours, with noise."""
     rng = np.random.default_rng(seed)
     background = rng.integers(0, 256, (4, 4, 3), np.uint8)
     image = cv2.resize(background, (size, size), interpolation=cv2.INTER_CUBIC)
@@ -41,13 +44,13 @@ def drawn_image(seed: int, size: int = 96) -> np.ndarray:
 
 
 class Agreement(NamedTuple):
-    """What came of it.
+    """The result of a comparison of two runs on the same images.
 
     Attributes:
-        num_pictures: On how many.
-        largest: Difference of a probability.
-        num_other: Of pictures of which another class is said, ties apart.
-        milliseconds: The network's for one picture at a time, and the file's: medians, taken in turns.
+        num_pictures: Number of images.
+        largest: Largest difference of a probability.
+        num_other: Number of images with different predicted classes, without ties.
+        milliseconds: Median time for one image, of the checkpoint and of the file.
     """
 
     num_pictures: int
@@ -57,11 +60,11 @@ class Agreement(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        return self.largest <= LARGEST and self.num_other == 0
+        return self.largest <= MAX_DIFFERENCE and self.num_other == 0
 
 
-def opened(path: Path) -> Run:
-    """Return what an exported file computes, as a program of another kind than ours would have it."""
+def load_exported(path: Path) -> Run:
+    """Load an exported file as another program would, and return the function that it computes."""
     if path.suffix == ".onnx":
         session = open_session(str(path))
         return lambda images: session.run(["probabilities"], {"images": images})[0]
@@ -71,42 +74,48 @@ def opened(path: Path) -> Run:
     return Predictor(path).classify
 
 
-def hold_against(predictor: Predictor, run: Run, images: np.ndarray) -> Agreement:
-    """Compare what a file says of prepared pictures (N, h, w, 3), one, two and all at a time, with the network."""
-    own = predictor.classify(images)
-    found = [_differences(predictor, own[:num], run(images[:num])) for num in (1, 2, len(images))]
-    largest, num_other = (max(values) for values in zip(*found, strict=True))
-    return Agreement(len(images), largest, num_other, timed(predictor.classify, run, images))
+def compare_prepared(predictor: Predictor, run: Run, images: np.ndarray) -> Agreement:
+    """Compare a file with the checkpoint on prepared images (N, h, w, 3), in batches of 1, 2 and N."""
+    expected = predictor.classify(images)
+    differences = [
+        _differences(predictor, expected[:num], run(images[:num])) for num in (1, 2, len(images))
+    ]
+    largest, num_other = (max(values) for values in zip(*differences, strict=True))
+    milliseconds = time_in_turns(predictor.classify, run, images)
+    return Agreement(len(images), largest, num_other, milliseconds)
 
 
-def hold_any_size_against(
-    predictor: Predictor, own: Run, run: Run, pictures: Iterable[np.ndarray]
+def compare_any_size(
+    predictor: Predictor, reference: Run, run: Run, pictures: Iterable[np.ndarray]
 ) -> Agreement:
-    """Compare what two say of pictures (H, W, 3) of any sizes, and of tiny, wide, tall, large pieces of the first ones.
+    """Compare two runs on images (H, W, 3) of any sizes.
+
+    The first images are also compared as tiny, wide, tall and large pieces, and in batches of two.
 
     Args:
-        predictor: Which decides about classes.
-        own: What the file should say.
-        run: What it says.
-        pictures: Any number of them, one held at a time.
+        predictor: Gives the predicted class for probabilities.
+        reference: Computes the expected probabilities.
+        run: Computes the probabilities to verify.
+        pictures: Any number of images. Only the first few are held in memory; the others one at a time.
     """
     rest = iter(pictures)
     first = list(islice(rest, _MOST_TIMED))
-    cut = (piece for picture in first for piece in _pieces(picture))
-    alone = (picture[None] for picture in chain(first, cut, rest))
+    pieces = (piece for picture in first for piece in _pieces(picture))
+    singles = (picture[None] for picture in chain(first, pieces, rest))
+    pairs = (np.stack([picture, picture[::-1]]) for picture in first)
     num = 0
     largest = 0.0
     num_other = 0
-    for batch in chain(alone, (np.stack([picture, picture[::-1]]) for picture in first)):
-        differs, others = _differences(predictor, own(batch), run(batch))
-        num = num + len(batch)
-        largest = max(largest, differs)
-        num_other = num_other + others
-    return Agreement(num, largest, num_other, timed(own, run, first))
+    for batch in chain(singles, pairs):
+        difference, others = _differences(predictor, reference(batch), run(batch))
+        num += len(batch)
+        largest = max(largest, difference)
+        num_other += others
+    return Agreement(num, largest, num_other, time_in_turns(reference, run, first))
 
 
 def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield parts of a picture (H, W, 3), and four of it side by side."""
+    """Yield parts of an image (H, W, 3), and a mosaic of four copies of it."""
     height, width = picture.shape[:2]
     for rows, columns in (
         (1, 1),
@@ -119,21 +128,25 @@ def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
     yield np.tile(picture, (2, 2, 1))
 
 
-def _differences(predictor: Predictor, own: np.ndarray, found: np.ndarray) -> tuple[float, int]:
-    """Return by how much a probability differs, and of how many pictures the class does."""
-    if found.shape != own.shape or not np.isfinite(found).all():
-        return float("inf"), len(own)
-    differs = np.abs(found - own).max(axis=1)
-    is_other = predictor.decide(found.astype(np.float64)) != predictor.decide(
-        own.astype(np.float64)
-    )
-    return float(differs.max()), int((is_other & (differs > _TIE)).sum())
+def _differences(
+    predictor: Predictor, expected: np.ndarray, actual: np.ndarray
+) -> tuple[float, int]:
+    """Return the largest difference of a probability, and how many images have different classes, without ties."""
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return float("inf"), len(expected)
+    differences = np.abs(actual - expected).max(axis=1)
+    expected_classes = predictor.decide(expected.astype(np.float64))
+    is_other = predictor.decide(actual.astype(np.float64)) != expected_classes
+    return float(differences.max()), int((is_other & (differences > _TIE)).sum())
 
 
-def timed(
+def time_in_turns(
     first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray
 ) -> tuple[float, float]:
-    """Return the milliseconds that each takes for one of the pictures (h, w, 3): medians, taken in turns."""
+    """Return the median milliseconds of two runs for one image (h, w, 3).
+
+    The runs take turns, so that other load on the machine affects both.
+    """
     seconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):
         image = images[i % len(images)][None]

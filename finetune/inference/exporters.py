@@ -1,4 +1,4 @@
-"""Writes a network as a file of another kind: ONNX, torch.export's, safetensors."""
+"""Writes a network to a file: ONNX, torch.export (.pt2) or safetensors."""
 
 import io
 import logging
@@ -13,24 +13,24 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
 from finetune.system.messages import WrongUsage, install
 
-OPSET = 20  # of ONNX: what torch's exporter writes best
+OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
 
 def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
-    """Write one .onnx file, weights included, for any number of pictures at a time.
+    """Write one .onnx file that contains the weights and takes batches of any size.
 
     Args:
-        module: What is written, on the CPU and in evaluation.
-        image_size: Side in pixels of the pictures that it takes.
-        description: What the file says of itself.
+        module: The module to export, on the CPU and in evaluation mode.
+        image_size: Side of the input images in pixels.
+        description: JSON that goes into the metadata of the file.
         path: The file.
 
     Raises:
-        ValueError: A package is missing.
+        ValueError: onnx or onnxscript is missing.
     """
     try:
         import onnx
-        import onnxscript  # noqa: F401 - torch's exporter imports it, and would say so in many lines
+        import onnxscript  # noqa: F401 - torch's exporter needs it, and its own error has many lines
     except ImportError as error:
         raise ValueError(f"{error}: {install('export')}") from error
     with _quiet():
@@ -52,30 +52,30 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         *model.graph.initializer,
         *model.graph.input,
     ):
-        del part.metadata_props[:]  # lines of our source with the folders that they lie in
+        del part.metadata_props[:]  # stack traces with the paths of source files
     for part in (*model.graph.output, model.graph, *model.functions):
         del part.metadata_props[:]
     onnx.helper.set_model_props(model, {KEY: description})
     onnx.checker.check_model(model)
-    onnx.save_model(model, path)  # with the weights, in one file
+    onnx.save_model(model, path)  # one file, weights included
 
 
 def write_program(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
-    """Write a .pt2 file for `torch.export.load`, likewise; its `extra_files` have the description."""
+    """Write a .pt2 file for `torch.export.load`, with the description in its `extra_files`."""
     with _quiet():
         batch = torch.export.Dim("batch")
         program = torch.export.export(
             module, (_example(image_size),), dynamic_shapes={"images": {0: batch}}
         )
         for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # as above
-        content = io.BytesIO()  # where a disk is full torch ends the process
+            node.meta.pop("stack_trace", None)  # it has the paths of source files
+        content = io.BytesIO()  # on a full disk torch would abort the process
         torch.export.save(program, content, extra_files={KEY: description})
     path.write_bytes(content.getbuffer())
 
 
 def write_weights(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
-    """Write the weights as .safetensors, by the names that the network's own library gives them."""
+    """Write the weights as .safetensors, with the parameter names of torchvision or timm."""
     from safetensors.torch import save
 
     state = {name: value.contiguous() for name, value in module.network.state_dict().items()}
@@ -90,13 +90,13 @@ WRITERS = {
 
 
 def _example(image_size: int) -> torch.Tensor:
-    # Two, for the exporter takes one for a constant; black, for a .pt2 keeps them.
+    # Two images, since the exporter would treat a batch of one as a constant. Black, since a .pt2 stores them.
     return torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's words about its own steps off the screen."""
+    """Suppress log messages and warnings of torch's exporters."""
     loggers = [
         logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
     ]
@@ -113,14 +113,14 @@ def _quiet() -> Iterator[None]:
 
 
 def format_of(target: str) -> str:
-    """Return the format that is meant by its name, or by the suffix of a file to write.
+    """Return the format that a target means, by its name or by the suffix of a file.
 
     Raises:
-        WrongUsage: There is no such format.
+        WrongUsage: The target is neither a format nor a file with one of their suffixes.
     """
     formats = {suffix: name for name, (suffix, _) in WRITERS.items()}
-    found = target if target in WRITERS else formats.get(Path(target).suffix)
-    if found is None:
+    format = target if target in WRITERS else formats.get(Path(target).suffix)
+    if format is None:
         valid = f"a format ({', '.join(WRITERS)}) or a file that ends in {', '.join(formats)}"
         raise WrongUsage(f"target must be {valid}, not {target!r}")
-    return found
+    return format

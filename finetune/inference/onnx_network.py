@@ -1,4 +1,4 @@
-"""An exported network in the place of the one it was made of, so that all that takes a checkpoint works with it."""
+"""An exported .onnx in the place of the network, so that commands which take a checkpoint also take the file."""
 
 import os
 from collections.abc import Mapping
@@ -11,37 +11,37 @@ from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.system.messages import install
 
-PREPARED = "prepared"  # what a file that takes pictures of any size makes of them, for its network
+PREPARED = "prepared"  # the tensor of prepared images in a file that takes images of any size
 
 
 class OnnxNetwork(nn.Module):
-    """A file of `finetune export --format onnx` as a network, computed by onnxruntime on the CPU.
+    """A file of `finetune export --format onnx` as a network that onnxruntime computes on the CPU.
 
-    Of one that takes pictures of any size it is what follows their preparation, which is done already.
+    The input is prepared already. Of a file that takes images of any size, only the part after the preparation runs.
 
     Args:
-        path: The file, which normalises by itself.
-        num_classes: That it should have.
+        path: The file. It contains the normalization.
+        num_classes: Expected number of classes.
 
     Raises:
-        ValueError: onnxruntime is missing or can't run the file.
+        ValueError: onnxruntime is missing or cannot run the file.
     """
 
     def __init__(self, path: str, num_classes: int) -> None:
         super().__init__()
         self.path = path
         self.num_classes = num_classes
-        self.session = _of_prepared(path)
+        self.session = _open_prepared(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "session": None}  # which can't go into another process
+        return {**self.__dict__, "session": None}  # a session cannot be pickled
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.session = _of_prepared(self.path)
+        self.session = _open_prepared(self.path)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return logits (B, K) of grey levels (B, 3, h, w) that are whole numbers."""
+        """Return logits (B, K) of images (B, 3, h, w) whose values are whole numbers from 0 to 255."""
         images = pixels.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         (logits,) = self.session.run(["logits"], {self.session.get_inputs()[0].name: images})
         if logits.shape != (len(images), self.num_classes):
@@ -51,12 +51,15 @@ class OnnxNetwork(nn.Module):
 
 
 def forbid_telemetry() -> None:
-    """Let onnxruntime (1.32) write no identifier into the user's folders and send nothing: before it is imported."""
+    """Disable the telemetry of onnxruntime (1.32), which writes an identifier into the user's folders.
+
+    This must run before onnxruntime is imported.
+    """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
-def _of_prepared(path: str) -> Any:
-    """Return a session that takes prepared pictures: of the whole file, or of what follows `PREPARED` in it."""
+def _open_prepared(path: str) -> Any:
+    """Return a session that takes prepared images: of the whole file, or of the graph after `PREPARED`."""
     session = open_session(path)
     if all(type(side) is int for side in session.get_inputs()[0].shape[1:]):
         return session
@@ -72,7 +75,7 @@ def _of_prepared(path: str) -> Any:
 
 
 def open_session(path: str, content: bytes | None = None) -> Any:
-    """Return onnxruntime's session of a file, or of its content, with as many threads as torch has."""
+    """Return an onnxruntime session of a file, or of its content, with as many threads as torch uses."""
     forbid_telemetry()
     try:
         import onnxruntime
@@ -85,14 +88,14 @@ def open_session(path: str, content: bytes | None = None) -> Any:
         return onnxruntime.InferenceSession(
             content or path, options, providers=["CPUExecutionProvider"]
         )
-    except Exception as error:  # of onnxruntime's own kinds
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         raise ValueError(
             f"{path!r} can't be run by onnxruntime: {str(error).strip().splitlines()[0]}"
         ) from error
 
 
 def put_exported(model: ImageClassifier, checkpoint: Mapping[str, Any]) -> None:
-    """Replace the network by the .onnx file that a checkpoint was read from, if it was read from one."""
+    """Replace the network by the .onnx file if the checkpoint was read from one."""
     if isinstance(checkpoint, ExportedCheckpoint) and checkpoint.is_onnx:
         num_classes = len(checkpoint["hyper_parameters"]["class_names"])
         model.network = OnnxNetwork(str(checkpoint.path), num_classes)

@@ -1,4 +1,4 @@
-"""A checkpoint as a function: pictures in, probabilities out."""
+"""A checkpoint as a function from images to probabilities."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,34 +32,33 @@ _MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Predictor:
-    """A classifier out of a checkpoint, which prepares pictures as its training has evaluated them.
+    """A classifier from a checkpoint. It prepares images exactly as training did for validation.
 
     Args:
-        ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
-        device: Where it computes.
-        precision: As `trainer.precision` of `finetune predict`; null for what that would take on such a device.
-        checkpoint: What `read_checkpoint` has read of it, where that was done already.
+        ckpt_path: A checkpoint of `finetune fit`, or a file of `finetune export`.
+        device: The device to compute on.
+        precision: As `trainer.precision` of `finetune predict`; null for its default on this device.
+        checkpoint: The content of the checkpoint, if `read_checkpoint` has read it already.
 
     Attributes:
-        path: The checkpoint, or the file.
+        path: The checkpoint or exported file.
         model: The image classifier, in eval mode.
-        device: Where it is.
-        precision: What it computes in.
-        image_size: Side in pixels of what the network sees.
-        preparation: How a picture is brought to that: arguments of `eval_transform`.
-        batch_size: How many pictures `finetune predict` answers at once unless it is told another number: their number
-            decides about the last bits.
-        calibration: How its logits are read.
-        class_names: What each column of the probabilities is called.
-        backbone: The name of its network.
-        num_members: Number of networks.
-        network_name: The backbone, of an ensemble with how many there are.
-        versions: Of what made the checkpoint, by name.
+        device: The device of the model.
+        precision: The precision of the computation.
+        image_size: Side of the network's input in pixels.
+        preparation: Arguments of `eval_transform`, which prepares an image for the network.
+        batch_size: Default batch size of `finetune predict`. The last bits of the results depend on the batch size.
+        calibration: Turns logits into probabilities and probabilities into classes.
+        class_names: Names of the columns of the probabilities.
+        backbone: The name of the network.
+        num_members: Number of networks in the ensemble; 1 for a single network.
+        network_name: The backbone, for an ensemble with the number of its members.
+        versions: Versions of finetune and torch that wrote the checkpoint.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of ours, or its network can't take pictures of its size.
-        WrongUsage: There is no such precision.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not a checkpoint of finetune, or its network does not support its image size.
+        WrongUsage: The precision is not supported.
     """
 
     def __init__(
@@ -70,7 +69,8 @@ class Predictor:
         checkpoint: dict[str, Any] | None = None,
     ) -> None:
         checkpoint = read_checkpoint(ckpt_path) if checkpoint is None else checkpoint
-        self.path, data = str(ckpt_path), checkpoint["datamodule_hyper_parameters"]
+        self.path = str(ckpt_path)
+        data = checkpoint["datamodule_hyper_parameters"]
         self.preparation = preparation(data)
         self.image_size: int = self.preparation["image_size"]
         self.batch_size: int = data.get("batch_size", 64)
@@ -78,7 +78,7 @@ class Predictor:
         self.device = torch.device(device)
         kind = "cuda" if self.device.type == "cuda" else "cpu"
         self.precision = precision or automatic_precision(kind, checkpoint, is_resumed=False)
-        # which a Trainer, too, takes for this on a CPU
+        # as a Trainer does on a CPU
         if kind == "cpu" and self.precision == "16-mixed":
             self.precision = "bf16-mixed"
         if self.precision not in (*_TRUE, *_MIXED):
@@ -96,9 +96,9 @@ class Predictor:
             settings.get("network_size"),
             members=self.num_members,
         ).eval()
-        # A copy of the network that a program trains further has the same frozen stages.
+        # Programs may copy this network and train it further: it keeps its frozen stages.
         self.model.freeze(settings.get("freeze"))
-        # before there are weights: float64 would be rounded to float32
+        # Before the weights are loaded: otherwise float64 weights would be rounded to float32.
         self.model.to(_TRUE.get(self.precision))
         put_exported(self.model, checkpoint)
         if isinstance(self.model.network, OnnxNetwork):
@@ -109,7 +109,7 @@ class Predictor:
             self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:
             self.model.load_checkpoint_state(checkpoint["state_dict"])
-        except RuntimeError as error:  # with all names that are too many or too few
+        except RuntimeError as error:  # torch's message lists all missing and unexpected names
             raise ValueError(
                 f"{str(ckpt_path)!r} does not hold the weights of {self.backbone}"
             ) from error
@@ -124,30 +124,34 @@ class Predictor:
         }
 
     def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
-        """Bring a picture (H, W, 3) uint8 RGB to the part and size that the network sees, or to another size.
+        """Crop and resize an image (H, W, 3) uint8 RGB as for the network.
+
+        Args:
+            picture: The image.
+            side: Side of the result in pixels, `image_size` by default.
 
         Returns:
             (side, side, 3) uint8.
         """
         size = side or self.image_size
-        if size not in self._transforms:  # making one takes longer than most pictures do
+        if size not in self._transforms:  # building a transform takes longer than applying it
             self._transforms[size] = eval_transform(**{**self.preparation, "image_size": size})
         return self._transforms[size](image=picture)["image"]
 
     def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probability of each class, (N, K) float64, for N pictures (H, W, 3) uint8 RGB of any sizes.
+        """Return the probability of each class, (N, K) float64, for N images (H, W, 3) uint8 RGB of any sizes.
 
         Raises:
-            NotFinite: Some are not finite numbers.
+            NotFinite: Some probabilities are not finite.
         """
         probabilities = self.classify(np.stack([self.prepare(picture) for picture in pictures]))
         self.check(probabilities)
         return probabilities
 
     def classify(self, images: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (N, K) float64, for prepared pictures (N, h, w, 3) uint8 RGB.
+        """Return the probability of each class, (N, K) float64, for prepared images (N, h, w, 3) uint8 RGB.
 
-        They are as the network computes them, finite or not: `decide` checks them.
+        The probabilities may be NaN or infinite. `check` and `decide` raise an error then.
         """
         dtype = _MIXED.get(self.precision)
         with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype is not None):
@@ -155,14 +159,14 @@ class Predictor:
         return self.calibration.probabilities(logits).cpu().numpy()
 
     def check(self, probabilities: np.ndarray, names: Sequence[object] | None = None) -> None:
-        """Make sure that probabilities (N, K) are finite numbers.
+        """Check that probabilities are finite.
 
         Args:
-            probabilities: Of N pictures.
-            names: What an error calls each.
+            probabilities: Of N images, (N, K).
+            names: Names of the images for the error message.
 
         Raises:
-            NotFinite: Some are not.
+            NotFinite: Some probabilities are not finite.
         """
 
         def name_of(row: int) -> object:
@@ -176,19 +180,19 @@ class Predictor:
         """Return the index of the predicted class (N,), by the checkpoint's threshold if it has one.
 
         Args:
-            probabilities: Of N pictures, (N, K).
-            names: What an error calls each.
+            probabilities: Of N images, (N, K).
+            names: Names of the images for the error message.
 
         Raises:
-            NotFinite: Some probabilities are not finite numbers.
+            NotFinite: Some probabilities are not finite.
         """
         self.check(probabilities, names)
         return self.calibration.decide(torch.from_numpy(probabilities)).numpy()
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
-        """Return where the network saw a class in each prepared picture (N, h, w, 3); see `mean_activation`."""
+        """Return class activation maps of prepared images (N, h, w, 3), or None; see `mean_activation`."""
         if isinstance(self.model.network, OnnxNetwork):
-            return None  # only its answer can be had
+            return None  # its feature maps are not accessible
         with torch.no_grad():
             x = self.model.normalized(self._pixels(images))
         return mean_activation(self.model.members, x, classes)
@@ -198,10 +202,10 @@ class Predictor:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device that `auto`, `cpu`, `cuda` or `cuda:1` means here.
+    """Return the device for a name: `auto`, `cpu`, `cuda` or `cuda:1`.
 
     Raises:
-        WrongUsage: There is no such.
+        WrongUsage: This machine has no such device.
     """
     has_gpu = torch.cuda.is_available()
     if name == "auto":

@@ -1,4 +1,7 @@
-"""An .onnx of a float network in int8: a quarter of the size, faster on a CPU, and measured before it is trusted."""
+"""Static int8 quantization of an .onnx: a quarter of the size, and faster on a CPU.
+
+Accuracy and time are measured on test images before the file is accepted.
+"""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -10,24 +13,24 @@ import numpy as np
 
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
-from finetune.inference.export_check import opened, timed
+from finetune.inference.export_check import load_exported, time_in_turns
 from finetune.inference.onnx_network import forbid_telemetry
 from finetune.inference.predictor import Predictor
 from finetune.system.progress import track
 
-POINT = 0.01  # of accuracy that may be lost
-_AT_ONCE = 25  # pictures
+MAX_ACCURACY_LOSS = 0.01
+_BATCH_SIZE = 25
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
-class Loss(NamedTuple):
-    """What int8 costs and what it gives.
+class QuantizationResult(NamedTuple):
+    """Accuracy and speed of an int8 file next to those of its float file.
 
     Attributes:
-        num_pictures: On how many it was measured.
-        accuracy: The float file's, and that of int8.
-        num_other: Of pictures of which int8 says another class.
-        milliseconds: For one picture at a time, likewise: medians, taken in turns.
+        num_pictures: Number of test images.
+        accuracy: Accuracy of the float file and of the int8 file.
+        num_other: Number of images for which the int8 file predicts another class.
+        milliseconds: Median time for one image, of the float file and of the int8 file.
     """
 
     num_pictures: int
@@ -37,9 +40,10 @@ class Loss(NamedTuple):
 
     @property
     def reason_against(self) -> str:
-        """Why the file is of no use, in words; "" where it is."""
-        (floats, ints), (slow, fast) = self.accuracy, self.milliseconds
-        if floats - ints > POINT + 1e-9:
+        """Why the int8 file should not be used, in words; "" if it may be used."""
+        floats, ints = self.accuracy
+        slow, fast = self.milliseconds
+        if floats - ints > MAX_ACCURACY_LOSS + 1e-9:
             return (
                 f"it loses more than a point of accuracy: {ints:.4f}, where float has {floats:.4f}"
             )
@@ -49,17 +53,18 @@ class Loss(NamedTuple):
 
 
 def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
-    """Write a copy of an .onnx whose convolutions and products are computed in int8.
+    """Write a copy of an .onnx that computes convolutions and matrix products in int8.
 
-    Static, with a scale for each channel of the weights. Activations are unsigned: twice as fast as signed ones on
-    processors without instructions of their own for int8. Weights have 7 bits (`reduce_range`), for there 8 overflow in
-    the middle of a sum: a probability of a network for hot dogs moved by 0.52 then (once seen), with 7 bits
-    by 0.06 to 0.07 (three networks, `benchmarks/export`).
+    Quantization is static, with one scale for each output channel of the weights. Activations are
+    unsigned: that is twice as fast as signed on processors without int8 instructions. Weights have
+    7 bits (`reduce_range`), since 8 bits overflow within a sum on such processors. With 8 bits a
+    probability of a hot dog classifier changed by 0.52 (seen once), with 7 bits by 0.06 to 0.07
+    (three networks, `benchmarks/export`).
 
     Args:
-        source: The file of a float network.
-        target: The file to write, in a folder that may be written to.
-        batches: Prepared training pictures (n, h, w, 3) uint8, by which the activations' ranges are found.
+        source: The file of the float network.
+        target: The file to write, in a writable folder.
+        batches: Batches of prepared training images (n, h, w, 3) uint8. They give the ranges of the activations.
     """
     forbid_telemetry()
     import onnx
@@ -88,9 +93,9 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
             "reduce_range": True,
         }
         nodes = [*onnx.load(prepared).graph.node]
-        # What follows the last products stays in float: of 256 steps neither logits nor probabilities would be exact.
+        # Nodes after the last products stay in float: 256 steps are too coarse for logits and probabilities.
         tail = [
-            *_behind_products(nodes),
+            *_nodes_after_products(nodes),
             *(node.name for node in nodes if node.op_type == "Softmax"),
         ]
         options |= {
@@ -105,9 +110,10 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     onnx.save_model(model, target)
 
 
-def _behind_products(nodes: list[Any]) -> list[str]:
-    """Return the names of the nodes that no convolution or product follows, of a graph in its order."""
-    leading, names = set[str](), list[str]()  # tensors from which one is reached
+def _nodes_after_products(nodes: list[Any]) -> list[str]:
+    """Return the names of the nodes after the last convolution or product, for nodes in topological order."""
+    leading = set[str]()  # tensors from which a product is reached
+    names = list[str]()
     for node in reversed(nodes):
         if node.op_type in _PRODUCTS or not leading.isdisjoint(node.output):
             leading.update(node.input)
@@ -117,10 +123,10 @@ def _behind_products(nodes: list[Any]) -> list[str]:
 
 
 def readable(split: Samples, chosen: np.ndarray) -> np.ndarray:
-    """Return those of the chosen pictures of a split that can be decoded.
+    """Return the indices of the chosen images of a split that can be decoded.
 
     Raises:
-        ValueError: None can.
+        ValueError: None of them can be decoded.
     """
 
     def is_good(i: int) -> bool:
@@ -136,36 +142,41 @@ def readable(split: Samples, chosen: np.ndarray) -> np.ndarray:
     return good
 
 
-def in_batches(
+def prepared_batches(
     predictor: Predictor, split: Samples, chosen: np.ndarray, what: str
 ) -> Iterator[np.ndarray]:
-    """Yield the chosen pictures of a split as the network sees them, (n, h, w, 3) uint8."""
-    starts = range(0, len(chosen), _AT_ONCE)
+    """Yield the chosen images of a split in prepared batches, (n, h, w, 3) uint8."""
+    starts = range(0, len(chosen), _BATCH_SIZE)
     for start in track(starts, len(starts), what):
         yield np.stack(
-            [predictor.prepare(split.read(int(i))) for i in chosen[start : start + _AT_ONCE]]
+            [predictor.prepare(split.read(int(i))) for i in chosen[start : start + _BATCH_SIZE]]
         )
 
 
 def compare(
     predictor: Predictor, source: Path, target: Path, split: Samples, chosen: np.ndarray
-) -> Loss:
-    """Measure both files on the chosen pictures of a split."""
-    said: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    runs, images = (opened(source), opened(target)), np.empty(0)
-    for i, images in enumerate(in_batches(predictor, split, chosen, "measuring int8")):
-        names = [split.paths[int(k)] for k in chosen[i * _AT_ONCE : (i + 1) * _AT_ONCE]]
-        for run, answers in zip(runs, said, strict=True):
-            answers.append(predictor.decide(run(images).astype(np.float64), names))
-    floats, ints = (np.concatenate(answers) for answers in said)
+) -> QuantizationResult:
+    """Measure the float file and the int8 file on the chosen images of a split."""
+    predictions: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    runs = (load_exported(source), load_exported(target))
+    images = np.empty(0)
+    for i, images in enumerate(prepared_batches(predictor, split, chosen, "measuring int8")):
+        names = [split.paths[int(k)] for k in chosen[i * _BATCH_SIZE : (i + 1) * _BATCH_SIZE]]
+        for run, classes in zip(runs, predictions, strict=True):
+            classes.append(predictor.decide(run(images).astype(np.float64), names))
+    floats, ints = (np.concatenate(classes) for classes in predictions)
     labels = split.targets.labels[chosen]
-    accuracy = float((floats == labels).mean()), float((ints == labels).mean())
-    return Loss(len(chosen), accuracy, int((floats != ints).sum()), timed(*runs, images))
+    return QuantizationResult(
+        num_pictures=len(chosen),
+        accuracy=(float((floats == labels).mean()), float((ints == labels).mean())),
+        num_other=int((floats != ints).sum()),
+        milliseconds=time_in_turns(*runs, images),
+    )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep onnxruntime's advice, which it gives by the root logger, off the screen."""
+    """Suppress onnxruntime's advice, which goes to the root logger."""
     logging.disable(logging.WARNING)
     try:
         yield

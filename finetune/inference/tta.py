@@ -1,4 +1,4 @@
-"""Test-time augmentation: what is said of a picture is said of several views of it, and averaged."""
+"""Test-time augmentation: average the predictions for several views of an image."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class AverageFlip(pl.Callback):
-    """Lets `finetune validate`, `test` and `predict` see each picture as it is and mirrored, and take the mean logits.
+    """Averages the logits of each image and its mirror image in `finetune validate`, `test` and `predict`.
 
-    Logits rather than probabilities: temperature and threshold then mean what they meant. It takes twice the time of
-    the network, and decodes nothing twice. Where a mirrored picture shows another class, as of letters, leave it out.
+    It averages logits, not probabilities, so that temperature and threshold still apply. The network takes twice the
+    time; each image is decoded once. Do not use it where a mirror image may be of another class, such as a letter.
     """
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,10 +1,12 @@
-"""A checkpoint that answers requests: a page for people, JSON for programs.
+"""Serving a checkpoint over HTTP: a page for people, JSON for programs.
 
-`app` has the addresses. `service` is what happens to a request with pictures: `uploads` takes them out of it, under
-limits, they wait for each other in `batcher` only while the network is busy, and `service_metrics` counts them.
-`guard` says who may ask, `refusal` what is told to whom gets no answer.
-`http_server` listens, and stops when it is asked to, with nothing left unanswered. `openapi` says all of this to
-programs, the templates to people.
+- `app` has the routes, and `service` handles prediction requests.
+- `uploads` reads the images of a request, within limits.
+- `batcher` batches images of concurrent requests.
+- `service_metrics` exports counts to Prometheus.
+- `guard` authorizes requests. `refusal` has the error responses.
+- `http_server` listens, and shuts down gracefully.
+- `openapi` describes the service to programs.
 
-A new address goes into `app`, and its description into `openapi`.
+A new route goes into `app`, and its description into `openapi`.
 """

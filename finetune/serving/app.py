@@ -1,4 +1,4 @@
-"""The addresses of a service, and what is at each."""
+"""The routes of the service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,16 +18,17 @@ from finetune.system.html_page import render
 from finetune.system.messages import shown
 
 
-class Addresses:
-    """What GET answers.
+class Pages:
+    """The handlers of GET requests.
 
     Args:
-        service: Which they tell of.
-        has_token: Whether requests need one; the page asks for it.
+        service: The service that they describe.
+        has_token: Whether requests need a token. The page asks for it then.
     """
 
     def __init__(self, service: Service, has_token: bool) -> None:
-        self.service, self.limits = service, service.limits
+        self.service = service
+        self.limits = service.limits
         self._page = render("serving/page.html", has_token=has_token, limits=self.limits)
 
     async def page(self, request: Request) -> Response:
@@ -41,17 +42,12 @@ class Addresses:
 
     async def readyz(self, request: Request) -> Response:
         is_ready = (
-            not self.service.is_stopping and self.service.room.waiting < self.limits.max_waiting
+            not self.service.is_stopping and self.service.capacity.waiting < self.limits.max_waiting
         )
         return JSONResponse({"status": "ready" if is_ready else "busy"}, 200 if is_ready else 503)
 
     async def about(self, request: Request) -> Response:
         p = self.service.predictor
-        known = {
-            "class_names": p.class_names,
-            "backbone": p.backbone,
-            "image_size": p.image_size,
-        }
         aim, choice = p.calibration.aim, p.calibration.choice
         threshold = (
             aim
@@ -60,7 +56,14 @@ class Addresses:
             and {"label": p.class_names[aim.positive], "at_least": choice.value}
         )
         return JSONResponse(
-            {**known, "precision": p.precision, "threshold": threshold, "versions": p.versions}
+            {
+                "class_names": p.class_names,
+                "backbone": p.backbone,
+                "image_size": p.image_size,
+                "precision": p.precision,
+                "threshold": threshold,
+                "versions": p.versions,
+            }
         )
 
     async def prometheus(self, request: Request) -> Response:
@@ -68,14 +71,14 @@ class Addresses:
 
 
 def make_app(service: Service, token: str | None, host: str) -> Starlette:
-    """Return the application that a server calls.
+    """Return the ASGI application.
 
     Args:
-        service: What answers.
-        token: That requests must bear, if any.
-        host: Where the server listens.
+        service: The service that answers prediction requests.
+        token: The token that requests must send; None for no token.
+        host: The host name or address that the server listens on.
     """
-    addresses = Addresses(service, token is not None)
+    pages = Pages(service, token is not None)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -83,16 +86,16 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
         service.close()
 
     routes = [
-        Route("/", addresses.page),
-        Route("/openapi.json", addresses.openapi),
-        Route("/healthz", addresses.healthz),
-        Route("/readyz", addresses.readyz),
-        Route("/model", addresses.about),
-        Route("/metrics", addresses.prometheus),
+        Route("/", pages.page),
+        Route("/openapi.json", pages.openapi),
+        Route("/healthz", pages.healthz),
+        Route("/readyz", pages.readyz),
+        Route("/model", pages.about),
+        Route("/metrics", pages.prometheus),
         Route("/predict", service.predict, methods=["POST"]),
     ]
 
-    def told(request: Request, error: Exception) -> Response:
+    def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         paths = " ".join(route.path for route in routes)
         what = {404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}"}
@@ -105,7 +108,7 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
             headers=dict(error.headers or {}),
         ).response()
 
-    def failed(request: Request, error: Exception) -> Response:
+    def internal_error(request: Request, error: Exception) -> Response:
         return Refused(500, "the service failed, and its log says why").response()
 
     return Starlette(
@@ -113,6 +116,6 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
         middleware=[
             Middleware(Guard, token=token, host=host, seconds=service.limits.seconds),
         ],
-        exception_handlers={HTTPException: told, Exception: failed},
+        exception_handlers={HTTPException: http_error, Exception: internal_error},
         lifespan=lifespan,
     )

@@ -1,7 +1,7 @@
-"""Pictures of all clients, classified together: as many as wait while the network is busy, and none waits without need.
+"""Dynamic batching: images that arrive while the network is busy make the next batch.
 
-While nothing is computed a picture is computed at once, alone; those that come meanwhile make the next batch. So a lone
-client waits for nobody, and under load the batches grow by themselves.
+If the network is idle, an image is computed at once. So a single client never waits for others, and
+batches grow with the load.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ import numpy as np
 
 
 class Batcher:
-    """Calls a function of a batch for pictures that come one by one.
+    """Collects images of concurrent requests into batches.
 
     Args:
-        classify: From pictures (N, h, w, 3) uint8, all of one size, to N rows. It runs in a thread of its own.
-        max_batch: Pictures at a time at most.
-        on_batch: Told how many pictures each batch has.
+        classify: Maps images (N, h, w, 3) uint8, all of one size, to N rows. It runs in a separate thread.
+        max_batch: Largest number of images in a batch.
+        on_batch: Called with the number of images of each batch.
 
     Attributes:
-        is_busy: Whether a batch is computed now.
+        is_busy: Whether a batch is being computed.
     """
 
     def __init__(
@@ -39,28 +39,28 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
 
     async def __call__(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the rows (N, ...) of pictures; who no longer waits for them is not computed for."""
+        """Return the rows (N, ...) of N images. If the caller is cancelled, its waiting images are not computed."""
         loop = asyncio.get_running_loop()
         rows = [loop.create_future() for _ in images]
         self._waiting.extend(zip(images, rows, strict=True))
-        self._next()
+        self._start_batch()
         return np.stack(await asyncio.gather(*rows))
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function where the network computes, between two batches."""
+        """Call a function in the network's thread, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def close(self) -> None:
-        """End the thread, after what it computes now."""
+        """End the thread after the current batch."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _next(self) -> None:
+    def _start_batch(self) -> None:
         if self.is_busy:
             return
         batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = []
         while self._waiting and len(batch) < self._max_batch:
             image, row = self._waiting.popleft()
-            if not row.done():  # its client has gone
+            if not row.done():  # a row that is done was cancelled: its client has disconnected
                 batch.append((image, row))
         if batch:
             self.is_busy = True
@@ -82,4 +82,4 @@ class Batcher:
                 row.set_exception(error)
             else:
                 row.set_result(done.result()[i])
-        self._next()
+        self._start_batch()

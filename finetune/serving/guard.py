@@ -1,4 +1,4 @@
-"""Who may ask: by a token, or else only from this machine under its own name."""
+"""Authorization of requests: by a token, or without one by the Host header."""
 
 import hmac
 import ipaddress
@@ -9,7 +9,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from finetune.serving.refusal import Refused, drain
 from finetune.system.messages import shown
 
-_OPEN = {"/", "/openapi.json", "/healthz", "/readyz"}  # which say nothing of the model
+_OPEN = {
+    "/",
+    "/openapi.json",
+    "/healthz",
+    "/readyz",
+}  # these need no token: they reveal nothing about the model
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -18,7 +23,7 @@ _HEADERS = [
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's to itself."""
+    """Return whether an address or a name is this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -26,16 +31,17 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Refuses who may not ask, before anything else looks at the request.
+    """Middleware that rejects unauthorized requests.
 
-    Without a token, and listening on this machine alone, it answers only to this machine's names: a web page that
-    points a name of its own at 127.0.0.1 would otherwise read the answers.
+    A service without a token that listens on the loopback only accepts only loopback names in the Host
+    header. This prevents DNS rebinding: a web page could point its own name at 127.0.0.1 and read the
+    responses.
 
     Args:
-        app: What answers.
-        token: That requests must bear, if any.
-        host: Where the service listens.
-        seconds: In which a refused request may bring the rest of its body.
+        app: The application behind the guard.
+        token: The token that requests must send; None for no token.
+        host: The host name or address that the service listens on.
+        seconds: Time in which a rejected request may send the rest of its body.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, host: str, seconds: float) -> None:
@@ -61,12 +67,12 @@ class Guard:
 
     def _refused(self, headers: Headers, path: str) -> Refused | None:
         if self.token is not None:
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            is_known = (
-                hmac.compare_digest(given.strip().encode(), self.token.encode())
-                and kind.lower() == "bearer"
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            is_authorized = (
+                hmac.compare_digest(token.strip().encode(), self.token.encode())
+                and scheme.lower() == "bearer"
             )
-            if path in _OPEN or is_known:
+            if path in _OPEN or is_authorized:
                 return None
             bearer = {"WWW-Authenticate": "Bearer"}
             return Refused(

@@ -1,4 +1,4 @@
-"""Listening: a socket, uvicorn on it, and an end that leaves no accepted request without its answer."""
+"""The HTTP server: uvicorn on a socket, with a graceful shutdown that answers every accepted request."""
 
 import gc
 import os
@@ -16,9 +16,9 @@ from finetune.serving.guard import is_loopback
 from finetune.system.messages import WrongUsage, reason
 
 _MAX_HEADER_BYTES = 2**14
-# connections that the system holds until they are taken, which asyncio does with all of them at once
+# Connections that the system queues until they are accepted. asyncio accepts all of them at once.
 _BACKLOG = 1024
-_FILES = 24  # that are open beside connections
+_FILES = 24  # open file descriptors that are not connections
 
 
 class _Server(uvicorn.Server):
@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.on_stop()
         if self.should_exit and sig == signal.SIGINT and not self.has_ended:
-            # Python would wait for threads that decode, and each request tell of its end in a traceback.
+            # A normal exit would wait for the decoder threads, and print a traceback for each request.
             os._exit(128 + sig)
         super().handle_exit(sig, frame)
 
@@ -52,19 +52,19 @@ def _backlog() -> int:
 
 
 def most_connections() -> int:
-    """Return how many connections there may be.
+    """Return the largest number of connections.
 
-    So many that those which asyncio takes next still find a file descriptor each: without one it tries again and
-    again, and writes a traceback each time.
+    The limit leaves a file descriptor for each connection of the backlog. Without a free descriptor
+    asyncio retries again and again, and logs a traceback each time.
     """
     return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _backlog() - _FILES)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any that is free.
+    """Return a socket that is bound to an address; port 0 means any free port.
 
     Raises:
-        WrongUsage: There is no such address here, or the port is taken.
+        WrongUsage: This machine does not have the address, or the port is in use.
     """
     if not 0 <= port < 2**16:
         raise WrongUsage(
@@ -81,7 +81,7 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except UnicodeError as error:  # of a name that could be no host's
+    except UnicodeError as error:  # the name cannot be a host name
         raise WrongUsage(f"--host {host} --port {port}: that is no name of a host") from error
     except OSError as error:
         raise _taken(host, port, error) from error
@@ -94,7 +94,7 @@ def _taken(host: str, port: int, error: OSError) -> WrongUsage:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address that a browser on this machine takes."""
+    """Return the URL for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "localhost"
@@ -108,21 +108,21 @@ def serve_until_stopped(
     on_start: Callable[[], None],
     on_stop: Callable[[], None],
 ) -> None:
-    """Answer until Ctrl-C, SIGTERM or a closed terminal, then finish what was accepted.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP, then finish the accepted requests.
 
     Args:
-        app: What answers.
-        listener: As `listen` makes it.
-        seconds: That requests have to end, once it stops; a second Ctrl-C ends the process, with status 130.
-        on_start: Called when requests are taken, by a loop that runs.
-        on_stop: Called when it is asked to stop.
+        app: The application.
+        listener: The socket that `listen` returned.
+        seconds: Time for the accepted requests to finish. A second Ctrl-C ends the process at once, with status 130.
+        on_start: Called in the running event loop when the server accepts requests.
+        on_stop: Called when a signal asks the server to stop.
 
     Raises:
-        WrongUsage: Another has begun to listen at the port in the meantime.
+        WrongUsage: Another process has taken the port in the meantime.
     """
     config = uvicorn.Config(
         app,
-        http="h11",  # the parser in pure Python, which limits headers
+        http="h11",  # this parser limits the size of headers
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -136,7 +136,7 @@ def serve_until_stopped(
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
     server = _Server(config, on_start, on_stop)
-    # uvicorn raises the signals that ended it once more, when its own handlers are gone: its end is no error here.
+    # After the shutdown uvicorn raises the signals again, without its own handlers. Ours make that a normal exit.
     signums = [
         s
         for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -147,13 +147,13 @@ def serve_until_stopped(
     }
     try:
         try:
-            # who asks from now on is answered, as soon as the loop runs
+            # Connections are queued from here on, and answered as soon as the event loop runs.
             listener.listen(_backlog())
         except OSError as error:
             host, port = listener.getsockname()[:2]
             raise _taken(host, port, error) from error
-        # Each full collection would look through all that torch and we have loaded, and every client wait for it: the
-        # slowest hundredth of 64 clients waited twice as long.
+        # Without `freeze` each full garbage collection scans all loaded modules while every client waits. With 64
+        # clients the 99th percentile of the response time was twice as long.
         gc.collect()
         gc.freeze()
         server.run(sockets=[listener])

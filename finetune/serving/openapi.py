@@ -1,4 +1,4 @@
-"""What the service takes and gives, for programs: OpenAPI 3.1."""
+"""The OpenAPI 3.1 description of the service."""
 
 from typing import Any
 
@@ -141,7 +141,7 @@ def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_token(operation: dict[str, Any]) -> dict[str, Any]:
-    """Say of an operation that it needs the token, where the service has one."""
+    """Return the description of an operation with the token that it needs, if the service has one."""
     refusals = {status: _json(_REFUSALS[int(status)], _FAULT) for status in ("401", "403")}
     responses = dict(sorted({**operation["responses"], **refusals}.items()))
     return {**operation, "responses": responses, "security": [{}, {"token": []}]}

@@ -1,4 +1,4 @@
-"""What a request is told when it gets no answer: JSON in a form of its own, which says what to do."""
+"""Error responses: JSON with a message that says what is wrong and what to do."""
 
 import asyncio
 import contextlib
@@ -8,16 +8,16 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Receive
 
-_DRAINED = 2**26  # bytes, of a body that nobody wants, that are taken so that its sender reads why
+_MAX_DRAINED_BYTES = 2**26
 
 
 class Refused(Exception):
-    """A request that gets no answer.
+    """A request is rejected.
 
     Args:
-        status: The HTTP status.
+        status: HTTP status.
         message: One line: what is wrong, and what to do.
-        pictures: Which pictures are at fault: `index` in the request, `name`, `error`.
+        pictures: The images that caused the error: `index` in the request, `name`, `error`.
         headers: Further headers of the response.
     """
 
@@ -42,14 +42,14 @@ class Refused(Exception):
 
 
 def busy(message: str, seconds: float) -> Refused:
-    """Return a refusal for now: who comes back after so many seconds has a chance."""
+    """Return a 429 with a Retry-After header of so many seconds."""
     return Refused(
         429, f"{message}; try again in {max(1, round(seconds))} s", headers=_after(seconds)
     )
 
 
 def too_late(message: str, seconds: float) -> Refused:
-    """Return a refusal of what took too long here."""
+    """Return a 503, for a request that took the service too long, with a Retry-After header."""
     return Refused(503, message, headers=_after(seconds))
 
 
@@ -58,16 +58,18 @@ def _after(seconds: float) -> dict[str, str]:
 
 
 async def drain(receive: Receive, seconds: float) -> None:
-    """Take the rest of a request's body: a sender whose connection is closed on it would not see the response.
+    """Read and discard the rest of a request's body.
+
+    If the connection were closed while the client is sending, the client would not see the response.
 
     Args:
-        receive: Of the request.
-        seconds: That it may take; who sends slowly is answered then.
+        receive: The ASGI callable of the request.
+        seconds: Time limit. A slower client gets its response then.
     """
     num_bytes = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while num_bytes < _DRAINED:
+            while num_bytes < _MAX_DRAINED_BYTES:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):

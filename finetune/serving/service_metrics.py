@@ -1,4 +1,4 @@
-"""What a service has done so far, as Prometheus reads it."""
+"""The counts of a service for Prometheus."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,11 +9,11 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class ServiceMetrics:
-    """Counts of one service, in a registry of its own.
+    """The counts of one service, in a separate registry.
 
     Args:
-        class_names: What may be said of a picture.
-        waiting: Returns how many pictures have no answer yet.
+        class_names: The classes that may be predicted.
+        waiting: Returns the number of accepted images without a response yet.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -28,31 +28,33 @@ class ServiceMetrics:
             "finetune_request_seconds", text, buckets=_SECONDS, registry=registry
         )
         text = "Pictures by the class that was said."
-        self._said = Counter("finetune_pictures", text, ["label"], registry=registry)
+        self._predictions = Counter("finetune_pictures", text, ["label"], registry=registry)
         text = "Pictures that were classified together."
         self._batches = Histogram(
             "finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry
         )
         text = "Pictures accepted that have no answer yet."
         Gauge("finetune_waiting_pictures", text, registry=registry).set_function(waiting)
-        for name in class_names:  # from zero: a rate can be had of the first
-            self._said.labels(name)
+        for name in (
+            class_names
+        ):  # a counter must start at zero, or Prometheus computes no rate from its first count
+            self._predictions.labels(name)
 
-    def answered(self, status: int, seconds: float) -> None:
+    def count_request(self, status: int, seconds: float) -> None:
         """Count a request to /predict."""
         self._requests.labels(str(status)).inc()
         if status == 200:
             self._seconds.observe(seconds)
 
-    def said(self, labels: Sequence[str]) -> None:
-        """Count pictures of a request by their classes."""
+    def count_predictions(self, labels: Sequence[str]) -> None:
+        """Count the images of a request by their predicted classes."""
         for label in labels:
-            self._said.labels(label).inc()
+            self._predictions.labels(label).inc()
 
-    def batch(self, size: int) -> None:
+    def count_batch(self, size: int) -> None:
         """Count a batch."""
         self._batches.observe(size)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
+        """Return all counts in Prometheus' text format."""
         return generate_latest(self._registry)

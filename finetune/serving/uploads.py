@@ -1,4 +1,4 @@
-"""The pictures of a request, in memory, within limits that hold while they arrive, whatever it says of itself."""
+"""The images of a request, read into memory. The limits hold while bytes arrive, whatever the headers say."""
 
 import re
 from base64 import b64decode
@@ -16,24 +16,24 @@ from finetune.data.decode import READERS
 from finetune.serving.refusal import Refused, busy
 from finetune.system.messages import shown
 
-_REQUESTS_HELD = 16  # of the largest size, whose bytes may be here at once
+_REQUESTS_HELD = 16  # bodies of the largest size that fit into the memory for all requests
 _LONGEST_NAME = 200
-# Of the names in a form. Some that Python knows take seconds for what is sent in a moment.
+# Charsets of the names in a form. Some of Python's other codecs take seconds for a small input.
 _CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
-_HEAD = 64  # bytes from which it is seen that text was sent instead of an image
+_HEAD = 64  # bytes that show whether text was sent instead of an image
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{16}")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may take.
+    """The limits of requests.
 
     Attributes:
-        max_bytes: Of a request's body.
-        max_pictures: In a request.
-        max_pixels: Of a picture, width times height.
-        max_waiting: Pictures that were accepted and have no answer yet, of all requests.
-        seconds: For a request, from its headers to its answer.
+        max_bytes: Bytes of a request's body.
+        max_pictures: Images in a request.
+        max_pixels: Width times height of an image.
+        max_waiting: Accepted images without a response yet, of all requests.
+        seconds: Time for a request, from its headers to its response.
     """
 
     max_bytes: int
@@ -44,25 +44,26 @@ class Limits:
 
 
 class Upload(NamedTuple):
-    """A picture as it came.
+    """An image file in a request.
 
     Attributes:
-        name: What its sender calls it; "" where it has none.
-        content: Of its file.
+        name: File name in the request; "" if there is none.
+        content: Bytes of the file.
     """
 
     name: str
     content: bytes
 
 
-class Room:
-    """How much is here at once: pictures without an answer, and bytes of bodies.
+class Capacity:
+    """Counts the images and bytes of all requests against the limits.
 
-    A request takes room for its pictures when it is here whole, so that slow senders keep nobody waiting.
+    The images of a request count once all of its body has arrived, so that slow clients do not block others.
 
     Attributes:
-        waiting: Pictures without an answer.
-        rate: Pictures a second that were answered of late, or None before the first.
+        waiting: Accepted images without a response yet.
+        num_bytes: Bytes of all bodies in memory.
+        rate: Moving average of the images per second; None before the first batch.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -73,14 +74,14 @@ class Room:
 
     @property
     def seconds(self) -> float:
-        """How long what is waiting now will take."""
+        """Estimated time in seconds until the waiting images are classified."""
         return self.waiting / self.rate if self.rate else 1.0
 
     def check(self, num_pictures: int = 1) -> None:
-        """Make sure that there is room for more pictures.
+        """Check that more images can be accepted.
 
         Raises:
-            Refused: There is none.
+            Refused: Too many images are waiting.
         """
         if self.waiting + num_pictures > self.limits.max_waiting:
             raise busy(
@@ -90,7 +91,11 @@ class Room:
 
     @contextmanager
     def pictures(self, number: int) -> Iterator[None]:
-        """Take room for pictures until they are answered."""
+        """Count images as waiting within the context.
+
+        Raises:
+            Refused: Too many images are waiting.
+        """
         self.check(number)
         self.waiting += number
         try:
@@ -99,27 +104,27 @@ class Room:
             self.waiting -= number
 
     def add_bytes(self, number: int) -> None:
-        """Take room for a part of a body.
+        """Count bytes of a body.
 
         Raises:
-            Refused: There is none.
+            Refused: The bodies in memory are too large.
         """
         if self.num_bytes + number > _REQUESTS_HELD * self.limits.max_bytes:
             raise busy("too many large requests are being sent", self.seconds)
         self.num_bytes += number
 
-    def answered(self, number: int, seconds: float) -> None:
-        """Note how fast a batch was."""
+    def update_rate(self, number: int, seconds: float) -> None:
+        """Update the rate with the time of a batch of so many images."""
         rate = number / max(seconds, 1e-6)
         self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 
 
 def text_format(content: bytes, content_type: str) -> str:
-    """Return which text was sent where an image is expected; "" if it looks like none.
+    """Return which kind of text was sent instead of an image; "" if the content does not look like text.
 
     Args:
-        content: Of a body or of a file in a form.
-        content_type: Of the request. It is only a hint: curl's --data-binary calls everything a form.
+        content: Bytes of a body or of a file in a form.
+        content_type: Content type of the request. It is only a hint: curl's --data-binary calls everything a form.
     """
     head, kind = content[:_HEAD].lstrip(), content_type.partition(";")[0].strip().lower()
     if content.startswith(tuple(READERS)):
@@ -128,7 +133,7 @@ def text_format(content: bytes, content_type: str) -> str:
         return "JSON"
     if head[:5].lower() == b"data:":
         return "a data: address"
-    letters = head.replace(b"-", b"+").replace(b"_", b"/")  # of the variant for addresses
+    letters = head.replace(b"-", b"+").replace(b"_", b"/")  # URL-safe base64 to standard base64
     if (base64 := _BASE64.match(letters)) and b64decode(base64[0]).startswith(tuple(READERS)):
         return "base64"
     if kind == "application/x-www-form-urlencoded" and re.match(rb"[\w.%\[\]-]+=", head):
@@ -137,40 +142,41 @@ def text_format(content: bytes, content_type: str) -> str:
 
 
 class _InMemory(MultiPartParser):
-    # never to a disk, of which there may be none: what is held is limited already
+    # Never spool to disk: there may be none, and memory is limited by `Capacity`.
     spool_max_size = 0
-    is_whole = False
+    is_complete = False
 
     def on_end(self) -> None:
         super().on_end()
-        self.is_whole = True
+        self.is_complete = True
 
 
 class Body:
-    """The body of a request, while its bytes are here.
+    """The body of a request while it is in memory.
 
     Args:
-        request: Whose.
-        room: In which its bytes count until `leave`.
+        request: The request.
+        capacity: Counts the bytes of the body until `release`.
 
     Attributes:
-        has_arrived: Whether all of it was read.
+        num_bytes: Bytes that have arrived.
+        has_arrived: Whether all of the body has arrived.
     """
 
-    def __init__(self, request: Request, room: Room) -> None:
+    def __init__(self, request: Request, capacity: Capacity) -> None:
         self.request = request
-        self.room = room
+        self.capacity = capacity
         self.num_bytes = 0
         self.has_arrived = False
 
     async def uploads(self) -> list[Upload]:
-        """Return the pictures of the request: the files of a multipart form, else the body as one picture.
+        """Return the images of the request: the files of a multipart form, or the body as one image.
 
         Raises:
-            Refused: There is none, there are too many, they are too large, or one is text.
-            ClientDisconnect: The sender has gone.
+            Refused: There is no image, there are too many, they are too large, or one is text.
+            ClientDisconnect: The client has disconnected.
         """
-        headers, limits = self.request.headers, self.room.limits
+        headers, limits = self.request.headers, self.capacity.limits
         if headers.get("content-encoding", "identity") != "identity":
             raise Refused(
                 415,
@@ -184,7 +190,7 @@ class Body:
             headers.get("content-type", "").partition(";")[0].strip().lower()
             == "multipart/form-data"
         ):
-            uploads = await self._of_form()
+            uploads = await self._form_uploads()
         else:
             uploads = [Upload("", b"".join([chunk async for chunk in self._stream()]))]
         if not uploads or uploads == [Upload("", b"")]:
@@ -201,13 +207,13 @@ class Body:
                 )
         return uploads
 
-    def leave(self) -> None:
-        """Give back the room of the body's bytes."""
-        self.room.num_bytes -= self.num_bytes
+    def release(self) -> None:
+        """Stop counting the bytes of the body."""
+        self.capacity.num_bytes -= self.num_bytes
         self.num_bytes = 0
 
-    async def _of_form(self) -> list[Upload]:
-        limits = self.room.limits
+    async def _form_uploads(self) -> list[Upload]:
+        limits = self.capacity.limits
         charset = parse_options_header(self.request.headers["content-type"])[1].get(
             b"charset", _CHARSETS[0]
         )
@@ -217,14 +223,14 @@ class Body:
                 f"the multipart form is in {shown(charset.decode('latin-1'))[:_LONGEST_NAME]!r}: use UTF-8",
             )
 
-        async def whole() -> AsyncGenerator[bytes, None]:
+        async def complete_body() -> AsyncGenerator[bytes, None]:
             async for chunk in self._stream():
                 yield chunk
-            if not parser.is_whole:  # what came of its last part would be missing
+            if not parser.is_complete:  # the parser would drop the unfinished last part in silence
                 raise MultiPartException("it ends before its last boundary")
 
         parser = _InMemory(
-            self.request.headers, whole(), max_files=limits.max_pictures, max_fields=8
+            self.request.headers, complete_body(), max_files=limits.max_pictures, max_fields=8
         )
         try:
             form = await parser.parse()
@@ -234,33 +240,33 @@ class Body:
                     413, f"a request has at most {limits.max_pictures} pictures"
                 ) from error
             raise Refused(400, f"the multipart form can't be read: {error.message}") from error
-        found = []
+        uploads = []
         for field, value in form.multi_items():
             if not isinstance(value, UploadFile):
                 raise Refused(
                     422,
                     f"the field {shown(field)[:_LONGEST_NAME]!r} is no file: curl -F picture=@a.jpg sends one",
                 )
-            found.append(Upload(shown(value.filename or "")[:_LONGEST_NAME], await value.read()))
+            uploads.append(Upload(shown(value.filename or "")[:_LONGEST_NAME], await value.read()))
             await value.close()
-        return found
+        return uploads
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        # known with the last bytes: whoever reads on would wait for the client to leave
+        # Stop at the last chunk: a further `receive` would wait until the client disconnects.
         while not self.has_arrived:
             message = await self.request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             self.has_arrived = not message.get("more_body", False)
             chunk = message.get("body", b"")
-            self.room.add_bytes(len(chunk))
+            self.capacity.add_bytes(len(chunk))
             self.num_bytes += len(chunk)
-            if self.num_bytes > self.room.limits.max_bytes:
+            if self.num_bytes > self.capacity.limits.max_bytes:
                 raise self._too_large()
             yield chunk
 
     def _too_large(self) -> Refused:
         return Refused(
             413,
-            f"a request has at most {self.room.limits.max_bytes:,} bytes: send smaller pictures, or fewer",
+            f"a request has at most {self.capacity.limits.max_bytes:,} bytes: send smaller pictures, or fewer",
         )

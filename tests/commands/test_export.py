@@ -128,13 +128,13 @@ def test_plain_onnxruntime_says_what_predict_says(run, colours):
 
 
 def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
-    opened, there = export_check.opened, []
+    load_exported, there = export_check.load_exported, []
 
     def spoilt(path):
         there.extend(tmp_path.rglob("*"))
-        return lambda x: opened(path)(x) * np.float32(0.9)
+        return lambda x: load_exported(path)(x) * np.float32(0.9)
 
-    monkeypatch.setattr("finetune.commands.export.opened", spoilt)
+    monkeypatch.setattr("finetune.commands.export.load_exported", spoilt)
     with pytest.raises(
         ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"
     ):
@@ -269,8 +269,8 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
     run, colours, cli, tmp_path, capsys, monkeypatch
 ):
     # whatever this machine is
-    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (2.0, 1.0))
-    monkeypatch.setattr("finetune.inference.quantize.POINT", 1.0)
+    monkeypatch.setattr("finetune.inference.quantize.time_in_turns", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr("finetune.inference.quantize.MAX_ACCURACY_LOSS", 1.0)
     cli(
         "export",
         run / "checkpoints/best.ckpt",
@@ -309,7 +309,7 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
         "said.csv",
     )
     assert len((tmp_path / "said.csv").read_text().splitlines()) == 31
-    monkeypatch.setattr("finetune.inference.quantize.timed", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr("finetune.inference.quantize.time_in_turns", lambda *_: (1.0, 2.0))
     with pytest.raises(
         ValueError,
         match=r"the int8 file was not kept: it is no faster here: .* on 30 test pictures",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from finetune.inference import export_check
-from finetune.inference.export_check import LARGEST, hold_against, hold_any_size_against
+from finetune.inference.export_check import MAX_DIFFERENCE, compare_any_size, compare_prepared
 from finetune.inference.predictor import Predictor
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ def images() -> np.ndarray:
 
 
 def test_the_network_agrees_with_itself(predictor, images):
-    found = hold_against(predictor, predictor.classify, images)
+    found = compare_prepared(predictor, predictor.classify, images)
     assert found.is_good and found.num_pictures == 9 and found.num_other == 0
     assert found.largest < 1e-6  # batches of other sizes add in another order
     assert all(milliseconds > 0 for milliseconds in found.milliseconds)
@@ -47,8 +47,8 @@ def no_numbers(predictor):
     "wrong", [upside_down, without_temperature, another_first, of_one_alone, no_numbers]
 )
 def test_what_is_wrong_is_seen(predictor, images, wrong):
-    found = hold_against(predictor, wrong(predictor), images)
-    assert not found.is_good and found.largest > LARGEST
+    found = compare_prepared(predictor, wrong(predictor), images)
+    assert not found.is_good and found.largest > MAX_DIFFERENCE
 
 
 def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypatch):
@@ -56,10 +56,14 @@ def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypat
     for moved, num in ((2e-6, 9), (1e-7, 0)):
         # no two say the same
         monkeypatch.setattr(predictor, "decide", lambda p: (p[:, 0] * 1e9).astype(int))
-        found = hold_against(
+        found = compare_prepared(
             predictor, lambda images, moved=moved: p[: len(images)] + moved, images
         )
-        assert found.num_other == num and found.largest < LARGEST and found.is_good == (num == 0)
+        assert (
+            found.num_other == num
+            and found.largest < MAX_DIFFERENCE
+            and found.is_good == (num == 0)
+        )
 
 
 def test_pictures_of_many_sizes_are_held_against_the_network(small):
@@ -75,7 +79,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
         seen.append(batch.shape)
         return predictor(batch)
 
-    found = hold_any_size_against(predictor, predictor, run, iter(pictures))
+    found = compare_any_size(predictor, predictor, run, iter(pictures))
     assert found.is_good and found.largest == 0
     compared = seen[: -export_check._ROUNDS * export_check._CALLS]
     assert found.num_pictures == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
@@ -94,7 +98,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
         lambda batch: predictor(batch[:, ::2, ::2] if batch.size > 35_000 else batch),
         lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
     ):
-        assert not hold_any_size_against(predictor, predictor, wrong, iter(pictures)).is_good
+        assert not compare_any_size(predictor, predictor, wrong, iter(pictures)).is_good
 
 
 def test_a_first_call_after_the_other_is_not_counted(monkeypatch):
@@ -108,7 +112,9 @@ def test_a_first_call_after_the_other_is_not_counted(monkeypatch):
         return run
 
     monkeypatch.setattr(export_check.time, "perf_counter", lambda: clock[0])
-    assert export_check.timed(run_of("a"), run_of("b"), np.zeros((2, 4, 4, 3), np.uint8)) == (
+    assert export_check.time_in_turns(
+        run_of("a"), run_of("b"), np.zeros((2, 4, 4, 3), np.uint8)
+    ) == (
         1000,
         1000,
     )

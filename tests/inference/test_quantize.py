@@ -12,9 +12,15 @@ from small_fits import data
 from torch import nn
 
 from finetune.inference.end_to_end import EndToEnd
-from finetune.inference.export_check import opened
+from finetune.inference.export_check import load_exported
 from finetune.inference.exporters import write_onnx
-from finetune.inference.quantize import Loss, compare, in_batches, quantize, readable
+from finetune.inference.quantize import (
+    QuantizationResult,
+    compare,
+    prepared_batches,
+    quantize,
+    readable,
+)
 from finetune.models.ensemble import Ensemble
 from finetune.models.image_classifier import ImageClassifier
 
@@ -36,7 +42,7 @@ def images() -> np.ndarray:
 
 def distance(floats, ints, images) -> float:
     """How far probabilities are from each other, over how far those of the pictures are, in standard deviations."""
-    own, found = (opened(path)(images) for path in (floats, ints))
+    own, found = (load_exported(path)(images) for path in (floats, ints))
     return float((own - found).std() / (own - own.mean(axis=0)).std())
 
 
@@ -62,7 +68,7 @@ def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
 
 def test_what_it_says_is_no_coarser_than_float(floats, images, tmp_path):
     quantize(floats, tmp_path / "ints.onnx", iter([images[:40]]))
-    found = opened(tmp_path / "ints.onnx")(images)
+    found = load_exported(tmp_path / "ints.onnx")(images)
     # in 256 steps it misses by 0.004
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
     (last,) = [
@@ -111,9 +117,9 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
     test = data(colours, resize="squash").splits["test"]
     quantize(floats, tmp_path / "ints.onnx", iter([images]))
     found = compare(predictor, floats, tmp_path / "ints.onnx", test, np.arange(30))
-    prepared = np.concatenate(list(in_batches(predictor, test, np.arange(30), "some")))
+    prepared = np.concatenate(list(prepared_batches(predictor, test, np.arange(30), "some")))
     said = [
-        predictor.decide(opened(path)(prepared).astype(np.float64))
+        predictor.decide(load_exported(path)(prepared).astype(np.float64))
         for path in (floats, tmp_path / "ints.onnx")
     ]
     assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
@@ -134,7 +140,7 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
     ],
 )
 def test_what_speaks_against_it_is_told(accuracy, milliseconds, reason):
-    assert Loss(800, accuracy, 3, milliseconds).reason_against == reason
+    assert QuantizationResult(800, accuracy, 3, milliseconds).reason_against == reason
 
 
 def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours, tmp_path):

@@ -207,7 +207,7 @@ def held(service, monkeypatch):
 def test_requests_are_classified_together_while_the_network_is_busy(service, held, picture):
     async def scenario():
         tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(5)]
-        while service.room.waiting < 5:
+        while service.capacity.waiting < 5:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)  # decoded
         held.may_go.set()
@@ -220,7 +220,7 @@ def test_requests_are_classified_together_while_the_network_is_busy(service, hel
 def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(service, held, picture):
     async def scenario():
         tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(8)]
-        while service.room.waiting < 8:
+        while service.capacity.waiting < 8:
             await asyncio.sleep(0.01)
         refused = await service.predict(request(picture()))
         held.may_go.set()
@@ -230,7 +230,7 @@ def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(servic
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert [response.status_code for response in responses] == [
         200
-    ] * 8 and service.room.waiting == 0
+    ] * 8 and service.capacity.waiting == 0
 
 
 def test_who_goes_away_is_not_computed_for(service, held, picture):
@@ -240,7 +240,7 @@ def test_who_goes_away_is_not_computed_for(service, held, picture):
             await asyncio.sleep(0.01)
         gone = asyncio.Event()
         second = asyncio.create_task(service.predict(request(picture(), gone)))
-        while service.room.waiting < 2:
+        while service.capacity.waiting < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         gone.set()
@@ -249,7 +249,7 @@ def test_who_goes_away_is_not_computed_for(service, held, picture):
         return status, (await first).status_code
 
     assert asked(service, scenario) == (499, 200)
-    assert held.sizes == [1] and service.room.waiting == 0
+    assert held.sizes == [1] and service.capacity.waiting == 0
 
 
 def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
@@ -294,7 +294,7 @@ def test_a_request_has_its_time(predictor, picture, monkeypatch):
     late, slow = asked(service, scenario)
     assert late.status_code == 503 and "0.3 s" in late.body.decode() and late.headers["retry-after"]
     assert slow.status_code == 408 and "arrive" in slow.body.decode()
-    assert service.room.waiting == 0 and service.room.num_bytes == 0
+    assert service.capacity.waiting == 0 and service.capacity.num_bytes == 0
 
 
 def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):

@@ -8,9 +8,9 @@ from finetune.serving.service_metrics import ServiceMetrics
 def test_what_was_done_is_counted():
     metrics = ServiceMetrics(["a", "b c"], lambda: 3)
     for status, seconds in ((200, 0.03), (200, 7.0), (422, 0.5)):
-        metrics.answered(status, seconds)
-    metrics.said(["b c", "b c"])
-    metrics.batch(2)
+        metrics.count_request(status, seconds)
+    metrics.count_predictions(["b c", "b c"])
+    metrics.count_batch(2)
     families = text_string_to_metric_families(metrics.text().decode())
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
     assert (
@@ -28,6 +28,6 @@ def test_what_was_done_is_counted():
 
 def test_two_services_in_a_process_count_for_themselves():
     first, second = (ServiceMetrics(["a"], lambda: 0) for _ in range(2))
-    first.answered(200, 1.0)
+    first.count_request(200, 1.0)
     assert b'finetune_requests_total{status="200"} 1.0' in first.text()
     assert b'finetune_requests_total{status="200"}' not in second.text()

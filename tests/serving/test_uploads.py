@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from finetune.serving.refusal import Refused
-from finetune.serving.uploads import Body, Limits, Room, Upload
+from finetune.serving.uploads import Body, Capacity, Limits, Upload
 
 KIND = "multipart/form-data; boundary=edge"
 LIMITS = Limits(max_bytes=1000, max_pictures=2, max_pixels=10_000, max_waiting=3, seconds=5)
@@ -23,7 +23,7 @@ def form(*files: tuple[str, bytes]) -> tuple[dict[str, str], bytes]:
 
 
 def taken(
-    headers: dict[str, str], content: bytes, room: Room | None = None, step: int = 100
+    headers: dict[str, str], content: bytes, capacity: Capacity | None = None, step: int = 100
 ) -> list[Upload]:
     """Return what is in a request whose body comes in steps, without a length of its own."""
     chunks = [content[i : i + step] for i in range(0, len(content), step)] or [b""]
@@ -43,21 +43,21 @@ def taken(
         "query_string": b"",
         "headers": raw,
     }
-    room = room or Room(LIMITS)
+    capacity = capacity or Capacity(LIMITS)
 
-    held = room.num_bytes
+    held = capacity.num_bytes
 
     async def read():
-        body = Body(Request(scope, receive), room)
+        body = Body(Request(scope, receive), capacity)
         try:
             return await body.uploads()
         finally:
-            body.leave()
+            body.release()
 
     try:
         return asyncio.run(read())
     finally:
-        assert room.num_bytes == held
+        assert capacity.num_bytes == held
 
 
 @pytest.mark.parametrize(
@@ -166,30 +166,33 @@ def test_an_image_is_one_whatever_the_request_calls_it(kind):
 
 
 def test_bodies_together_have_a_limit_too():
-    room = Room(LIMITS)
-    room.num_bytes = 15_500  # of 16,000
+    capacity = Capacity(LIMITS)
+    capacity.num_bytes = 15_500  # of 16,000
     with pytest.raises(Refused, match="too many large requests") as refused:
-        taken({}, b"x" * 600, room)
+        taken({}, b"x" * 600, capacity)
     assert refused.value.status == 429 and refused.value.headers["Retry-After"] == "1"
 
 
 def test_pictures_take_room_until_they_are_answered():
-    room = Room(LIMITS)
-    with room.pictures(2):
-        room.answered(10, 2.0)
-        room.check()
-        with pytest.raises(Refused, match="2 pictures are waiting, and 3 may"), room.pictures(2):
+    capacity = Capacity(LIMITS)
+    with capacity.pictures(2):
+        capacity.update_rate(10, 2.0)
+        capacity.check()
+        with (
+            pytest.raises(Refused, match="2 pictures are waiting, and 3 may"),
+            capacity.pictures(2),
+        ):
             pass
-        assert room.waiting == 2
-        with room.pictures(1), pytest.raises(Refused) as refused:
-            room.check()
+        assert capacity.waiting == 2
+        with capacity.pictures(1), pytest.raises(Refused) as refused:
+            capacity.check()
         assert refused.value.status == 429
-    assert room.waiting == 0
+    assert capacity.waiting == 0
 
 
 def test_who_is_refused_is_told_when_to_come_back():
-    room = Room(LIMITS)
-    room.answered(1, 4.0)  # a picture takes four seconds
-    with room.pictures(3), pytest.raises(Refused) as refused:
-        room.check()
+    capacity = Capacity(LIMITS)
+    capacity.update_rate(1, 4.0)  # a picture takes four seconds
+    with capacity.pictures(3), pytest.raises(Refused) as refused:
+        capacity.check()
     assert refused.value.headers == {"Retry-After": "12"}

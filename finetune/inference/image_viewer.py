@@ -1,4 +1,4 @@
-"""Images as a checkpoint's network sees them, and heat maps of a class in them."""
+"""Images for the pages: as the network sees them, with or without a class activation map over them."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from finetune.inference.class_activation import why_not_shown
 from finetune.inference.predictor import Predictor
 from finetune.runs.highlights import Lens
 
-# Shapes: h and w pixels, u x v places of a network's last maps.
+# Shapes: h and w pixels, u x v positions of a network's last feature maps.
 
-_AT_ONCE = 16
+_BATCH_SIZE = 16
 
 
-def lens(predictor: Predictor) -> Lens:
-    """Return how a model sees images, and where in them its evidence lies."""
+def image_viewer(predictor: Predictor) -> Lens:
+    """Return functions that show an image as a checkpoint sees it, and the class activation maps over images."""
 
     def see(path: str, side: int) -> np.ndarray | None:
         try:
@@ -26,29 +26,28 @@ def lens(predictor: Predictor) -> Lens:
         return predictor.prepare(picture, side)
 
     def overlay(paths: Sequence[str], classes: Sequence[int], side: int) -> list[np.ndarray] | str:
-        found: list[np.ndarray] = []
-        for start in range(0, len(paths), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            pictures = [predictor.prepare(decode(path)) for path in paths[some]]
-            maps = predictor.activation(np.stack(pictures), classes[some])
+        overlays: list[np.ndarray] = []
+        for start in range(0, len(paths), _BATCH_SIZE):
+            batch = slice(start, start + _BATCH_SIZE)
+            pictures = [predictor.prepare(decode(path)) for path in paths[batch]]
+            maps = predictor.activation(np.stack(pictures), classes[batch])
             reason = why_not_shown(maps)
             if maps is None or reason:
                 return reason
-            found += [
-                overlaid(cv2.resize(p, (side, side)), m)
+            overlays += [
+                overlay_heat_map(cv2.resize(p, (side, side)), m)
                 for p, m in zip(pictures, maps, strict=True)
             ]
-        return found
+        return overlays
 
     return Lens(see, overlay)
 
 
-def overlaid(picture: np.ndarray, spoken: np.ndarray) -> np.ndarray:
-    """Return a picture (h, h, 3) uint8 in grey, and in colour where `spoken` (u, v) in [0, 1] is high."""
+def overlay_heat_map(picture: np.ndarray, activation: np.ndarray) -> np.ndarray:
+    """Return an image (h, h, 3) uint8 in grey, with `activation` (u, v) in [0, 1] over it as a heat map."""
     side = picture.shape[0]
-    share = cv2.resize(spoken.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC).clip(
-        0, 1
-    )
+    resized = cv2.resize(activation.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC)
+    share = resized.clip(0, 1)
     heat = cv2.cvtColor(
         cv2.applyColorMap((255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB
     )

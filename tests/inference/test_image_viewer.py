@@ -1,11 +1,11 @@
-"""Pictures as a checkpoint's network sees them, and what spoke for a class in them."""
+"""Images as a network sees them, and class activation maps over them."""
 
 import cv2
 import numpy as np
 import pytest
 
-from finetune.inference import lens as module
-from finetune.inference.lens import lens
+from finetune.inference import image_viewer as module
+from finetune.inference.image_viewer import image_viewer
 
 
 class Eyes:
@@ -32,7 +32,7 @@ def picture(tmp_path) -> str:
 
 
 def test_a_picture_in_the_size_asked_for(picture, tmp_path):
-    look = lens(Eyes())
+    look = image_viewer(Eyes())
     seen = look.see(picture, 48)
     assert seen.shape == (48, 48, 3) and (seen == (240, 120, 10)).all()  # RGB
     (tmp_path / "no.png").write_bytes(b"<html>")
@@ -40,22 +40,24 @@ def test_a_picture_in_the_size_asked_for(picture, tmp_path):
 
 
 def test_colour_where_it_spoke_and_grey_elsewhere(picture):
-    (over,) = lens(Eyes()).overlay([picture], [1], 64)
+    (over,) = image_viewer(Eyes()).overlay([picture], [1], 64)
     corner, rest = over[2, 2].astype(int), over[48:, 48:].astype(int)
     assert np.ptp(corner) > 40 and (np.ptp(rest, axis=2) == 0).all()
     deaf = Eyes()
     deaf.has_maps = False
-    assert "does not average" in lens(deaf).overlay([picture], [1], 64)
+    assert "does not average" in image_viewer(deaf).overlay([picture], [1], 64)
 
 
 def test_a_coarse_map_is_not_shown_and_the_reason_is(picture):
     eyes = Eyes()
-    assert len(lens(eyes).overlay([picture], [1], 64)) == 1  # negative control: 5 x 5 is enough
+    assert (
+        len(image_viewer(eyes).overlay([picture], [1], 64)) == 1
+    )  # negative control: 5 x 5 is enough
     eyes.cells = 4
-    assert "only 4 x 4 cells" in lens(eyes).overlay([picture], [1], 64)
+    assert "only 4 x 4 cells" in image_viewer(eyes).overlay([picture], [1], 64)
 
 
 def test_few_at_once_are_the_same_as_one_by_one(picture, monkeypatch):
-    whole = lens(Eyes()).overlay([picture] * 5, [0] * 5, 40)
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
-    np.testing.assert_array_equal(lens(Eyes()).overlay([picture] * 5, [0] * 5, 40), whole)
+    whole = image_viewer(Eyes()).overlay([picture] * 5, [0] * 5, 40)
+    monkeypatch.setattr(module, "_BATCH_SIZE", 2)
+    np.testing.assert_array_equal(image_viewer(Eyes()).overlay([picture] * 5, [0] * 5, 40), whole)
