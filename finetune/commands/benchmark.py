@@ -14,7 +14,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
 from finetune.commands.parsed_line import format_line, parse_line
 from finetune.models.candidates import is_choice
-from finetune.profiling.recorder import Measured, Recorder
+from finetune.profiling.recorder import MeasurementDone, Recorder
 from finetune.profiling.summary import advice, scaling, text
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
@@ -97,7 +97,7 @@ class BenchmarkCLI(FinetuneCLI):
         kwargs.pop("ckpt_path")
         try:
             self.trainer.fit(**kwargs)
-        except Measured:
+        except MeasurementDone:
             pass
         else:
             raise ValueError(self.recorder.too_short())

@@ -21,7 +21,7 @@ from finetune.distributed.signals import is_rank_zero
 from finetune.models.heads import resolved_head_init
 from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm
-from finetune.profiling.fit_length import MOST_EPOCHS, Aim, Length, Make
+from finetune.profiling.fit_length import MOST_EPOCHS, Deadline, Length, Make
 from finetune.profiling.precision_trial import fit_precision
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
@@ -121,8 +121,8 @@ def settle_minutes(
     choice = _choice_of_resumed_run(config, explicit)
     message = ""
     if choice is None:
-        aim = Aim(60 * minutes, began, config, rank_0_seconds)
-        length = _measure(aim, make, config, explicit)
+        deadline = Deadline(60 * minutes, began, config, rank_0_seconds)
+        length = _measure(deadline, make, config, explicit)
         choice = _choice(minutes, length, config)
         message = _message(length, choice, config, began)
     choice.put(config)
@@ -131,7 +131,7 @@ def settle_minutes(
     return message
 
 
-def _measure(aim: Aim, make: Make, config: Any, explicit: ExplicitSettings) -> Length:
+def _measure(deadline: Deadline, make: Make, config: Any, explicit: ExplicitSettings) -> Length:
     """Return how long the fit can be, and set image size and number of members in the config."""
     if config.trainer.precision is None:
 
@@ -142,14 +142,14 @@ def _measure(aim: Aim, make: Make, config: Any, explicit: ExplicitSettings) -> L
         config.trainer.precision = automatic_precision(
             config.trainer.accelerator, None, is_resumed=True, faster_on_cpu=faster_on_cpu
         )
-    length = aim.tried(make)
+    length = deadline.measure_length(make)
     data = config.data.init_args
     if not length.is_enough() and _may_shrink(config, explicit) and (sizes := _smaller(make)):
-        enough = (size for size in sizes if length.at(size / data.image_size).is_enough())
+        enough = (size for size in sizes if length.at_scale(size / data.image_size).is_enough())
         data.image_size = next(enough, sizes[-1])
-        length = aim.tried(make)
+        length = deadline.measure_length(make)
     if _may_use_several_members(config, explicit):
-        config.model.members, length = _choose_members(aim, make, length, config)
+        config.model.members, length = _choose_members(deadline, make, length, config)
     return length
 
 
@@ -208,11 +208,13 @@ def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
     return text
 
 
-def _choose_members(aim: Aim, make: Make, single: Length, config: Any) -> tuple[int, Length]:
+def _choose_members(
+    deadline: Deadline, make: Make, single: Length, config: Any
+) -> tuple[int, Length]:
     """Return the number of members, and how long they can train.
 
     Args:
-        aim: The time to meet.
+        deadline: The time to meet.
         make: As for `settle_minutes`.
         single: How long one network can train.
         config: As for `settle_minutes`; its number of members changes during the trial.
@@ -222,7 +224,7 @@ def _choose_members(aim: Aim, make: Make, single: Length, config: Any) -> tuple[
         return 1, single
     config.model.members = num
     try:
-        several = aim.tried(make)
+        several = deadline.measure_length(make)
     except (RuntimeError, MemoryError) as error:
         if not _is_of_memory(error):
             raise

@@ -1,7 +1,11 @@
-"""Where a fit's time goes.
+"""Measuring and predicting the time of a fit.
 
-`recorder` measures a fit from inside, `step_timing` the parts of a step; `summary` says it in words, and what would
-help. `time_trial` is for a fit that has yet to begin: what its parts take, by a `stopwatch` in some of its steps;
-`fit_length` is how long it can be then to end in time. `precision_trial` chooses between bf16 and float32 on a CPU by
-timed steps.
+For `finetune benchmark`:
+- `recorder` measures the steps of a fit, and `step_timing` the parts of a step.
+- `summary` reports the result as text, with advice.
+
+Before a fit:
+- `time_trial` measures the costs of a fit by a trial of some steps, with the `stopwatch` callback.
+- `fit_length` computes from these costs how long the fit can be to end in time (`--minutes`).
+- `precision_trial` chooses between bf16 and float32 on a CPU by timed steps.
 """

@@ -1,4 +1,4 @@
-"""How long a fit can be such that it ends in time on this machine, from a trial of it."""
+"""The length of a fit that ends in time on this machine, computed from the costs of a trial."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
-from finetune.profiling.time_trial import num_devices_of, starting, trial
+from finetune.profiling.time_trial import num_devices_of, startup_seconds, trial
 from finetune.runs.deferred_checkpoints import is_worth_it, seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
@@ -21,31 +21,32 @@ from finetune.training.time_budget import Plan, plan
 Make = Callable[[], tuple[ImageDataModule, Classifier]]
 
 MOST_EPOCHS = 100
-_TRIED = 0.05  # share of the time in which steps are timed, and seconds at most
-_LONGEST_TRIAL = 5.0
-# share of the time that the trial's steps may take, those that are not timed, too
-_MOST_TRIED = 0.1
-# How often each of several networks sees a picture, at least, and as a share of what is usual: up to there a single one
-# gains more by learning longer. In docs/benchmarks.md, "How long" and "Several networks".
+_TIMED_SHARE = 0.05  # share of the fit's time in which the trial times steps
+_LONGEST_TIMED = 5.0  # seconds in which the trial times steps, at most
+_TRIAL_SHARE = (
+    0.1  # share of the fit's time that all steps of the trial may take, with the untimed ones
+)
+# Epochs of each member of an ensemble: at least so many, and at least this share of the usual number. Below that a
+# single network gains more from longer training. See docs/benchmarks.md, "How long" and "Several networks".
 _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
-# each answers for each picture, for good; what a further one adds is less than the one before
+# Each further member improves the accuracy less, and makes every prediction slower.
 _MOST_MEMBERS = 5
-# the power of the side that a step's seconds grow with: some of it does not depend on the pixels
-_BY_SIDE = 1.6
-_ENDING = 2.5  # seconds for what is written in the end, the report most of all
+# The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
+_SIDE_EXPONENT = 1.6
+_ENDING = 2.5  # seconds for what is written at the end, most of all the report
 
 
 class Length(NamedTuple):
-    """How long a fit can be at one size.
+    """How long a fit can be with one network and image size.
 
     Attributes:
-        costs: Of its parts.
-        plan: The longest that ends in time; None where that is not even a step.
-        num_images: In the training split.
-        num_batches: In an epoch that is not cut.
-        others: Seconds that are not training or validation.
-        cache_limit_gb: Of the data set; 0 where there is no time to see its pictures twice.
-        again: Gives what to expect with other costs.
+        costs: Seconds that its parts take.
+        plan: The longest training that ends in time; None if there is no time for a single step.
+        num_images: Number of training images.
+        num_batches: Number of batches in a full epoch.
+        others: Seconds that are neither training nor validation.
+        cache_limit_gb: That of the data; 0 if there is no time to read the images twice.
+        recompute: Returns the length with other costs.
     """
 
     costs: Costs
@@ -54,24 +55,26 @@ class Length(NamedTuple):
     num_batches: int
     others: float
     cache_limit_gb: float
-    again: Callable[[Costs], "Length"]
+    recompute: Callable[[Costs], "Length"]
 
     def is_enough(self) -> bool:
-        """Return whether training sees half as many pictures as it does at least where nobody says how long."""
+        """Return whether the fit has at least half of the fewest epochs of a fit of default length."""
         return 2 * self.times_seen() >= fewest_epochs(self.num_images)
 
     def of_members(
         self, most: int | None = None, tried: int = 1, patience: float = 1.0
     ) -> tuple[int, "Length"]:
-        """Return how many networks can each be trained so long that one more epoch is worth less than one more.
+        """Return the largest ensemble whose members can all be trained for long enough.
+
+        Long enough means that a further member improves the accuracy more than further epochs.
 
         Args:
-            most: At most.
-            tried: Of how many the costs are.
-            patience: Share of that length which is enough.
+            most: Largest number of members.
+            tried: Number of members that the costs were measured with.
+            patience: Share of the usual length that is long enough.
 
         Returns:
-            Their number, and what to expect.
+            The number of members, 1 if more are not possible, and the length of that fit.
         """
         enough = patience * max(
             _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images)
@@ -80,103 +83,110 @@ class Length(NamedTuple):
         expected = (
             (num, self._times(num / tried, "checkpoint", "size", "copying")) for num in several
         )
-        return next((found for found in expected if found[1].times_seen() >= enough), (1, self))
+        return next((pair for pair in expected if pair[1].times_seen() >= enough), (1, self))
 
     def now(self) -> "Length":
-        """Return the same with the time that is left by now."""
-        return self.again(self.costs)
+        """Return the length with the time that is left now."""
+        return self.recompute(self.costs)
 
-    def at(self, scale: float) -> "Length":
-        """Return what to expect at another size."""
-        return self._times(scale**_BY_SIDE)
+    def at_scale(self, scale: float) -> "Length":
+        """Return the expected length with images whose side is `scale` times as long."""
+        return self._times(scale**_SIDE_EXPONENT)
 
     def times_seen(self) -> float:
-        """Return how often each picture is trained on."""
+        """Return how often training sees each image."""
         return self.plan.seen / self.num_images if self.plan else 0.0
 
     def _times(self, factor: float, *others: str) -> "Length":
-        """Return what to expect where steps, evaluation and others take so many times as much."""
+        """Return the expected length if steps, evaluation and the other costs take `factor` times as long."""
         costs = {
             name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)
         }
-        return self.again(self.costs._replace(**costs))
+        return self.recompute(self.costs._replace(**costs))
 
 
-class _Pictures(NamedTuple):
-    """What a fit reads, and how."""
+class _Reading(NamedTuple):
+    """The images that a fit reads, and how it reads them."""
 
-    sizes: Mapping[str, int]  # of each split
+    sizes: Mapping[str, int]  # number of images of each split
     batch_size: int  # over all devices
-    num_workers: int  # that read, of each device
+    num_workers: int  # of each device
     cache_limit_gb: float
-    is_decoded: bool  # anew for each validation
+    is_val_decoded: bool  # whether each validation decodes its images again
 
 
-class Aim:
-    """When a fit is to have ended.
+class Deadline:
+    """The time at which a fit must have ended.
 
     Args:
-        seconds: After `began`.
+        seconds: Seconds from `began` to the deadline.
         began: `time.monotonic` when the command began.
-        config: Of `fit`, as parsed.
-        alone: Seconds since `began` that the processes of other devices do not spend, too.
+        config: The parsed config of `fit`.
+        alone: Seconds since `began` that only this process spent. The processes of other devices do not spend them.
     """
 
     def __init__(self, seconds: float, began: float, config: Any, alone: float = 0.0) -> None:
         self.seconds = seconds
         self.began = began
         self.trainer = config.trainer
-        self.is_tested, self.every_n_steps = config.test_after_fit, config.checkpoint_every_n_steps
-        self.starting = starting(self.trainer, time.monotonic() - began - alone)
+        self.is_tested = config.test_after_fit
+        self.every_n_steps = config.checkpoint_every_n_steps
+        self.startup = startup_seconds(self.trainer, time.monotonic() - began - alone)
 
-    def tried(self, make: Make) -> Length:
-        """Return how long a fit can be, from a trial.
+    def measure_length(self, make: Make) -> Length:
+        """Run a trial, and return how long the fit can be.
 
         Args:
-            make: Gives the pictures and a network as the config has them.
+            make: Returns the data and a network according to the config.
         """
-        with isolate_rng():  # the fit begins with random numbers of its own
+        with isolate_rng():  # the trial must not change the random numbers of the fit
             data, model = make()
             batch_size = data.batch_size
-            timed = min(_LONGEST_TRIAL, _TRIED * self.seconds)
+            timed = min(_LONGEST_TIMED, _TIMED_SHARE * self.seconds)
             costs = trial(
                 model,
                 data,
                 self.trainer,
                 timed,
-                _MOST_TRIED * self.seconds,
+                _TRIAL_SHARE * self.seconds,
                 self.began + self.seconds,
             )
         sizes = {str(split): len(data.splits[split]) for split in data.splits}
-        is_decoded = "val" in sizes and data.splits["val"].cached is None
-        pictures = _Pictures(
-            sizes, batch_size, int(data.num_workers), data.cache_limit_gb, is_decoded
+        reading = _Reading(
+            sizes=sizes,
+            batch_size=batch_size,
+            num_workers=int(data.num_workers),
+            cache_limit_gb=data.cache_limit_gb,
+            is_val_decoded="val" in sizes and data.splits["val"].cached is None,
         )
-        return self._length(costs, pictures)
+        return self._length(costs, reading)
 
-    def _length(self, costs: Costs, pictures: _Pictures) -> Length:
-        sizes, batch_size = pictures.sizes, pictures.batch_size
+    def _length(self, costs: Costs, reading: _Reading) -> Length:
+        sizes, batch_size = reading.sizes, reading.batch_size
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size)
             / num_devices
             for split in ("test", "val")
         )
-        others = self.starting + costs.start + _ENDING + time.monotonic() - self.began
-        # the first, and what waits in the end: a last, perhaps a best
+        others = self.startup + costs.start + _ENDING + time.monotonic() - self.began
+        # Three checkpoints: the first, and the deferred last.ckpt and best.ckpt at the end.
         if is_worth_it(costs.checkpoint, costs.size):
             others += 3 * costs.checkpoint
-        at_once = max(1, min(pictures.num_workers, num_cores() // num_devices))
+        num_decoders = max(1, min(reading.num_workers, num_cores() // num_devices))
 
-        # of each of so many pictures of a device: a process reads whole batches
         def decode(num: float) -> float:
-            return costs.decode / max(1, min(at_once, math.ceil(num * num_devices / batch_size)))
+            """Return the seconds per image if a device decodes `num` images. A worker reads whole batches."""
+            num_batches = math.ceil(num * num_devices / batch_size)
+            return costs.decode / max(1, min(num_decoders, num_batches))
 
-        evaluate = costs.evaluate + (decode(num_validated) if pictures.is_decoded else 0.0)
-        others += num_tested * (costs.evaluate + decode(num_tested)) if self.is_tested else 0.0
+        evaluate = costs.evaluate + (decode(num_validated) if reading.is_val_decoded else 0.0)
+        if self.is_tested:
+            others += num_tested * (costs.evaluate + decode(num_tested))
         num = sizes["train"]
         batches = num_batches = math.ceil(num / batch_size)
-        for _ in range(2):  # how often it validates, and writes, depends on how long an epoch is
+        # Two rounds: the number of validations and checkpoints depends on the length of an epoch, and vice versa.
+        for _ in range(2):
             validations, inside, saves = self._occasions(batches)
             between = (
                 costs.between
@@ -185,9 +195,10 @@ class Aim:
             )
             epoch = min(batches, num / batch_size) * costs.batch + between
             waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
-            written = costs.checkpoint + costs.copying  # before a best inside the next epoch
+            # A best.ckpt inside an epoch makes the deferred last.ckpt be written before it.
+            written = costs.checkpoint + costs.copying
             between += waiting + min(1.0, inside) * (max(waiting, written) - waiting)
-            found = plan(
+            longest = plan(
                 self.seconds - others,
                 batch=costs.batch,
                 between=between,
@@ -195,18 +206,32 @@ class Aim:
                 batch_size=batch_size,
                 most=MOST_EPOCHS,
             )
-            batches = (found and found.batches) or num_batches
-        again = partial(self._length, pictures=pictures)
-        return Length(costs, found, num, num_batches, others, pictures.cache_limit_gb, again)
+            batches = (longest and longest.batches) or num_batches
+        return Length(
+            costs=costs,
+            plan=longest,
+            num_images=num,
+            num_batches=num_batches,
+            others=others,
+            cache_limit_gb=reading.cache_limit_gb,
+            recompute=partial(self._length, reading=reading),
+        )
 
     def _occasions(self, batches: int) -> tuple[float, float, float]:
-        """Return how often an epoch of so many batches is validated, or a share of that; how often inside it; saves."""
+        """Return the mean numbers of validations, of those before its end, and of checkpoints inside an epoch.
+
+        Args:
+            batches: Number of batches in the epoch.
+        """
         share, every = (
             self.trainer["val_check_interval"],
             self.trainer["check_val_every_n_epoch"] or 1,
         )
         each = batches if share is None else max(1, int(batches * share))
-        inside = (batches // each - (batches % each == 0)) / every
+        num_inside = batches // each
+        if batches % each == 0:
+            num_inside -= 1  # the last validation comes at the end of the epoch
+        inside = num_inside / every
         steps = batches / self.trainer["accumulate_grad_batches"]
         return (
             batches // each / every,

@@ -73,7 +73,7 @@ def faster_precision(model: Classifier, image_size: int, has_peers: bool) -> str
         with one_at_a_time(file):
             choices = read_choices(file)
             if key not in choices:
-                choices[key] = _tried(model, image_size)
+                choices[key] = _run_trial(model, image_size)
                 _write(file, choices)
             return choices[key]
     except OSError as error:
@@ -85,7 +85,7 @@ def faster_precision(model: Classifier, image_size: int, has_peers: bool) -> str
                 BF16,
             )
             return BF16
-        return _tried(model, image_size)
+        return _run_trial(model, image_size)
 
 
 def read_choices(file: Path) -> dict[str, str]:
@@ -113,7 +113,8 @@ def _key(model: Classifier, image_size: int) -> str:
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
-def _tried(model: Classifier, image_size: int) -> str:
+def _run_trial(model: Classifier, image_size: int) -> str:
+    """Time steps of the network, log the precision in which it trains faster, and return that."""
     check_first_pass(model.image_classifier, model.backbone, image_size)
     ratio = time_ratio(model, image_size)
     chosen = BF16 if ratio >= _MIN_GAIN else FLOAT32

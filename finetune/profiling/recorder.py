@@ -1,4 +1,4 @@
-"""Measures a fit from inside: its steps, and their parts."""
+"""Callback and profiler that measure the steps of a fit and the parts of a step."""
 
 import datetime
 import statistics
@@ -16,21 +16,22 @@ from finetune.profiling import step_timing
 from finetune.profiling.step_timing import StepParts, synchronize
 from finetune.system.machine import num_cores, processor
 
-_WARM_UP = 4  # steps before anything is measured, at least
-_SECONDS = 2.0  # of each measurement, about
-_CHUNK = (3, 50)  # fewest and most steps of each
+_WARM_UP = 4  # fewest steps before the first measurement
+_SECONDS = 2.0  # approximate time of a measurement
+_CHUNK = (3, 50)  # fewest and most steps of a measurement
 
 
-class Measured(Exception):
-    """All is measured: ends the fit."""
+class MeasurementDone(Exception):
+    """Ends a fit after its last measurement."""
 
 
-class Waiting(Profiler):
-    """Adds up the seconds that training waits for its next batch."""
+class DataWaitProfiler(Profiler):
+    """Adds up the seconds in which training waits for its next batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds, self._since = 0.0, 0.0
+        self.seconds = 0.0
+        self._since = 0.0
 
     def start(self, action_name: str) -> None:
         if action_name.endswith("train_dataloader_next"):
@@ -42,14 +43,18 @@ class Waiting(Profiler):
 
 
 class Recorder(pl.Callback):
-    """Ends the fit with `Measured` after `repeats` measurements of all parts.
+    """Measures a fit, and ends it with `MeasurementDone`.
 
-    A measurement is some steps of the fit. The parts of a step are measured on one device only: several would have to
-    leave the fit together.
+    A measurement times some consecutive steps of the fit. The parts of a step are measured only if there is one device:
+    several devices would have to pause the fit at the same step.
+
+    Args:
+        repeats: Number of measurements.
     """
 
     def __init__(self, repeats: int) -> None:
-        self.repeats, self.waiting = repeats, Waiting()
+        self.repeats = repeats
+        self.waiting = DataWaitProfiler()
         self.parts: dict[str, list[float]] = {}
         self.whole: list[float] = []
         self.waited: list[float] = []
@@ -58,10 +63,11 @@ class Recorder(pl.Callback):
         self._chunk = 0
         self._batch_size = 0
         self._warm_up = _WARM_UP
-        self._began, self._paused = 0.0, 0.0
+        self._began = 0.0
+        self._paused = 0.0
 
     def attach(self, trainer: pl.Trainer) -> None:
-        """Put this among the callbacks, and leave out those that write checkpoints or a line for each epoch."""
+        """Add this callback to a trainer, and remove its checkpoint callbacks and progress bars."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [
             callback
@@ -72,11 +78,11 @@ class Recorder(pl.Callback):
         trainer.profiler = self.waiting  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        # there is nothing to save; Lightning's own handlers would wait for other devices
+        # Stop at once at a signal: there is nothing to save, and Lightning's handlers would wait for other devices.
         install_stop_at_once()
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._batch_size = min(data.batch_size, len(data.splits["train"]))
-        # What its processes have read ahead while something else was measured is not to be measured.
+        # Workers read ahead while the parts are measured. The warm-up consumes these batches.
         self._warm_up = max(_WARM_UP, 2 * data.worker_options(1)["num_workers"] + 2)
         if trainer.world_size == 1:
             self.parts |= step_timing.reading(data, self._batch_size, self.repeats)
@@ -102,27 +108,28 @@ class Recorder(pl.Callback):
         taken = self._step - self._warm_up
         if taken < -1:
             return
-        # only around a measurement: a GPU's queue must not run empty within it
+        # Synchronize only before and after a measurement: within it, a GPU's queue must not run empty.
         if taken <= 0 or taken == self._chunk:
             synchronize(pl_module.device)
         if taken == 0 and self._chunk == 0:
             is_full = len(batch["label"]) == self._batch_size or trainer.world_size > 1
-            if not is_full:  # the last of an epoch: the next is not
+            if not is_full:  # the short last batch of an epoch: take the next one
                 self._step -= 1
             else:
                 self._prepare(trainer, pl_module, batch)
         if taken <= 0:
-            self._began, self.waiting.seconds = time.perf_counter(), 0.0
+            self._began = time.perf_counter()
+            self.waiting.seconds = 0.0
         elif taken == self._chunk:
             seconds = time.perf_counter() - self._began
             self.whole.append(seconds / self._chunk)
             self.waited.append(self.waiting.seconds / seconds)
             if len(self.whole) == self.repeats:
-                raise Measured
+                raise MeasurementDone
             self._step = 0
 
     def _pause(self, device: torch.device) -> None:
-        """Stop the clock: validation, and what is between two epochs, are not steps."""
+        """Stop the clock during validation and between epochs."""
         synchronize(device)
         self._paused = time.perf_counter()
 
@@ -132,12 +139,12 @@ class Recorder(pl.Callback):
         self._paused = 0.0
 
     def _prepare(self, trainer: pl.Trainer, pl_module: Any, batch: Any) -> None:
-        """Choose how many steps to take at a time, and measure what needs a batch."""
+        """Choose the number of steps of a measurement, and measure the parts that need a batch."""
         seconds = max(time.perf_counter() - self._began, 1e-6)
         self._chunk = trainer.strategy.broadcast(
             min(max(round(_SECONDS / seconds), _CHUNK[0]), _CHUNK[1])
         )
-        # which needs a closure
+        # L-BFGS needs a closure, so the parts of its step cannot be measured one by one.
         if trainer.world_size > 1 or isinstance(trainer.optimizers[0], torch.optim.LBFGS):
             return
         device = pl_module.device
@@ -152,13 +159,13 @@ class Recorder(pl.Callback):
         parts = StepParts(pl_module, batch)
         self.parts |= parts.seconds(self.repeats)
         if str(trainer.precision) == "32-true":
-            # as Lightning has it
+            # with the options of Lightning's autocast
             with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
                 other = parts.seconds(self.repeats)
             self.other["bf16-mixed"] = sum(statistics.median(seconds) for seconds in other.values())
 
     def too_short(self) -> str:
-        """Return why a fit that ended by itself could not be measured."""
+        """Return the error message for a fit that ended before it was measured."""
         need = self._warm_up + max(self._chunk, _CHUNK[0])
         return (
             f"the fit ended after {len(self.whole)} of {self.repeats} measurements, of {need} steps each: give it more "
@@ -166,7 +173,7 @@ class Recorder(pl.Callback):
         )
 
     def result(self, trainer: pl.Trainer, data: Any) -> dict[str, Any]:
-        """Return what was measured; seconds are of a batch, one number for each measurement."""
+        """Return the measurements as plain values. Seconds are per batch, one number for each measurement."""
         device = trainer.strategy.root_device
         is_cuda = device.type == "cuda"
         about = {
@@ -178,7 +185,7 @@ class Recorder(pl.Callback):
             "batch_size": self._batch_size,
             "image_size": data.image_size,
             "num_workers": data.worker_options(1)["num_workers"],
-            "cache": _kept(data),
+            "cache": _cached(data),
             "compiled": bool(getattr(trainer.lightning_module, "is_compiled", False)),
             "torch": str(torch.__version__),
             "date": datetime.date.today().isoformat(),
@@ -192,6 +199,6 @@ class Recorder(pl.Callback):
         }
 
 
-def _kept(data: Any) -> str:
-    """Return what of the training pictures lies ready."""
+def _cached(data: Any) -> str:
+    """Return which form of the training images is cached."""
     return "pictures" if data.splits["train"].cached is not None else "nothing"

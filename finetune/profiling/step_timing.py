@@ -1,4 +1,4 @@
-"""How long the parts of training take: reading and augmenting images, the loader alone, the parts of a step."""
+"""Timing of the parts of training: reading and augmenting images, the data loader alone, the parts of a step."""
 
 import itertools
 import time
@@ -17,17 +17,17 @@ from finetune.data.samplers import augmentation_seed
 from finetune.data.transforms import set_random_seed
 from finetune.training.classifier import Classifier
 
-# Every result is a list of seconds, each of as much work as one batch.
+# Every result is a list of seconds, each for the work of one batch.
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what a GPU has been given to do."""
+    """Wait until a GPU has finished all queued work; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def clocked(action: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Return what an action returns, and the seconds until the device had done it."""
+    """Return the result of an action, and the seconds until the device has finished it."""
     synchronize(device)
     began = time.perf_counter()
     result = action()
@@ -36,15 +36,15 @@ def clocked(action: Callable[[], Any], device: torch.device) -> tuple[Any, float
 
 
 def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
-    """Return the seconds of each of `repeats` calls, after one that is not counted."""
+    """Return the seconds of each of `repeats` calls, after a warm-up call."""
     return [clocked(action, device)[1] for _ in range(repeats + 1)][1:]
 
 
 def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds that one core takes to decode, to read from the cache and to augment `num` pictures.
+    """Return the seconds that one core takes to decode, to read from the cache and to augment `num` images.
 
-    Each repeat has pictures of its own, as far as they last: what the system keeps in memory is read from there. What
-    can't be decoded is left out.
+    Each repeat uses different images, as far as there are enough: the system caches files that were read before.
+    Images that cannot be decoded are skipped.
     """
     data.use_cache()
     pictures = data.pictures("train", train=True)
@@ -67,21 +67,23 @@ def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[flo
             pictures.transform(image=picture)
             _add(seconds, "augment", clock)
         for name, sum_of_seconds in seconds.items():
-            parts[name] += [sum_of_seconds] if sum_of_seconds else []
+            if sum_of_seconds:
+                parts[name].append(sum_of_seconds)
     return {name: values for name, values in parts.items() if values}
 
 
 def _add(seconds: dict[str, float], name: str, since: float) -> float:
+    """Add the seconds since a time to a part, and return the time now."""
     now = time.perf_counter()
     seconds[name] += now - since
     return now
 
 
 def loading(data: ImageDataModule, num: int, repeats: int) -> list[float]:
-    """Return the seconds of a batch of `num` pictures from the loader of training, with nothing else running.
+    """Return the seconds per batch of `num` images from the training data loader, while nothing else runs.
 
-    Workers deliver in turns, so that each span is one turn of them all; those that start the loader are not counted.
-    Nothing comes back where an epoch is too short to say.
+    Workers deliver batches in turns. So each measurement spans one turn of all workers. The first turns, in which the
+    loader starts, do not count. If an epoch is too short to measure, the result is empty.
     """
     seconds: list[float] = []
     while len(seconds) < repeats:
@@ -101,17 +103,18 @@ def loading(data: ImageDataModule, num: int, repeats: int) -> list[float]:
 
 
 class StepParts:
-    """The parts of a training step, one by one: the run's network, precision and optimizer, on one batch.
+    """The parts of a training step on one batch, with the network, precision and optimizer of the run.
 
-    The learning rate is 0, so that the run keeps its weights; batch norm sees the batch once more.
+    The learning rate is 0, so that the weights do not change. The statistics of batch norm do change.
 
     Args:
-        model: Attached to a trainer on one device.
-        batch: On the model's device.
+        model: A model that is attached to a trainer on one device.
+        batch: A batch on the model's device.
     """
 
     def __init__(self, model: Classifier, batch: dict[str, Any]) -> None:
-        self.model, self.device = model, model.device
+        self.model = model
+        self.device = model.device
         images, self.labels = batch["image"], batch["label"]
         self.inputs: Tensor = model.image_classifier.normalized(images)
         self.optimizer = _idle_optimizer(model)
@@ -130,14 +133,15 @@ class StepParts:
         self.optimizer.zero_grad()
 
     def seconds(self, repeats: int) -> dict[str, list[float]]:
-        """Return the seconds of each part by itself: on a GPU, without what overlaps."""
+        """Return the seconds of each part alone: on a GPU, nothing overlaps."""
         parts: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
         for repeat in range(repeats + 1):
             loss, forward = clocked(self.forward, self.device)
             _, backward = clocked(loss.backward, self.device)
             _, update = clocked(self.update, self.device)
             for name, seconds in zip(parts, (forward, backward, update), strict=True):
-                parts[name] += [seconds] if repeat else []
+                if repeat > 0:  # the first is a warm-up
+                    parts[name].append(seconds)
         return parts
 
 

@@ -1,4 +1,4 @@
-"""Times the parts of a fit from inside, and ends it."""
+"""Callback that measures the costs of a fit, and ends it."""
 
 import os
 import time
@@ -15,28 +15,28 @@ from torch import Tensor
 from finetune import lightning_private
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
-from finetune.profiling.recorder import Measured
+from finetune.profiling.recorder import MeasurementDone
 from finetune.runs.deferred_checkpoints import copy_of, is_worth_it
 
-_WARM_UP = 3  # steps that are not timed: libraries choose their kernels, workers read ahead
-_FEWEST = 4  # steps that are
-_BETWEEN = 0.2  # seconds between epochs where none has ended
-_NUM_DECODED = 24  # pictures
+_WARM_UP = 3  # untimed steps, in which libraries choose their kernels and workers read ahead
+_FEWEST = 4  # timed steps, at least
+_BETWEEN = 0.2  # default for the seconds between epochs, if no epoch has ended
+_NUM_DECODED = 24  # images
 
 
 class Costs(NamedTuple):
     """Seconds that the parts of a fit take on one of its devices.
 
     Attributes:
-        start: From its beginning until its steps take as long as the later ones, but for that time: compiling is in it.
-            Making what is kept of the pictures is not: it lies there then.
-        batch: Of training on a whole batch.
-        evaluate: Of a picture of val or test.
-        decode: Of a picture that is decoded, on one core.
-        checkpoint: Of writing a checkpoint.
-        size: Bytes of it.
-        copying: Of copying one.
-        between: Between two epochs, validation and checkpoint aside.
+        start: Until the end of the warm-up, without the time that its steps take later. It includes compiling. It
+            excludes the decoding for the image cache, which the fit finds complete.
+        batch: To train on a full batch.
+        evaluate: To validate or test an image.
+        decode: To decode an image on one core.
+        checkpoint: To write a checkpoint.
+        size: Bytes of a checkpoint.
+        copying: To copy a checkpoint in memory.
+        between: Between two epochs, without validation and checkpoint.
     """
 
     start: float
@@ -50,12 +50,12 @@ class Costs(NamedTuple):
 
 
 class Stopwatch(pl.Callback):
-    """Ends a fit with `Measured` once its steps have been timed for some seconds.
+    """Measures the costs of a fit, and ends it with `MeasurementDone`.
 
     Args:
-        seconds: So many.
-        most: After so many it ends with the third step, if there are no more than a few.
-        folder: Where a checkpoint is written.
+        seconds: Seconds in which steps are timed.
+        most: Seconds after which slow steps end the measurement early, but not before the third step.
+        folder: Folder for a checkpoint.
     """
 
     def __init__(self, seconds: float, most: float, folder: str) -> None:
@@ -63,13 +63,13 @@ class Stopwatch(pl.Callback):
         self.most = most
         self.folder = folder
         self.ends: list[float] = []
-        self.sizes: list[int] = []  # pictures
-        self.is_first: list[bool] = []  # of an epoch
+        self.sizes: list[int] = []  # images in each step
+        self.is_first: list[bool] = []  # whether a step is the first of its epoch
         self.costs: Costs | None = None
         self.began = time.perf_counter()
 
     def paused(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a function whose seconds don't count."""
+        """Return a function that does the same while the clock is stopped."""
 
         def uncounted() -> Any:
             before = time.perf_counter()
@@ -86,7 +86,7 @@ class Stopwatch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not after every step, or a GPU's queue would run empty: where a whole batch lies between two that are no such.
+        # Not after every step, or a GPU's queue would run empty: in the warm-up, and at the ends of an epoch.
         if (
             len(self.ends) <= _WARM_UP
             or batch_idx == 0
@@ -105,29 +105,36 @@ class Stopwatch(pl.Callback):
             self.ends[timed], self.sizes[timed], self.is_first[timed]
         )
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        evaluate = _evaluating(pl_module, trainer, max(1, *self.sizes), data.eval_image_size)
+        evaluate = _seconds_per_image(pl_module, trainer, max(1, *self.sizes), data.eval_image_size)
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
         epochs = sum(self.is_first[1 : warm_up + 1])
         start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
         size = os.path.getsize(path)
-        copying = _copying(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
+        copying = _copy_seconds(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
         self.costs = Costs(
-            max(0.0, start), seconds, evaluate, decode, checkpoint, size, copying, between
+            start=max(0.0, start),
+            batch=seconds,
+            evaluate=evaluate,
+            decode=decode,
+            checkpoint=checkpoint,
+            size=size,
+            copying=copying,
+            between=between,
         )
-        raise Measured
+        raise MeasurementDone
 
     def _warm_up(self) -> int | None:
-        """Return how many steps lie before the first end of those that are timed; None where more are to come."""
+        """Return the index of the step after which steps are timed; None if the measurement goes on."""
         num, now = len(self.ends), self.ends[-1]
         if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
             return _WARM_UP
         return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None
 
 
-def _copying(trainer: pl.Trainer, device: torch.device) -> float:
-    """Return the seconds of copying a checkpoint, which is left out where there is no memory for it."""
+def _copy_seconds(trainer: pl.Trainer, device: torch.device) -> float:
+    """Return the seconds that it takes to copy a checkpoint; 0 if there is no memory for a copy."""
     with suppress(MemoryError, RuntimeError):
         return step_timing.clocked(
             lambda: copy_of(lightning_private.dump_checkpoint(trainer)), device
@@ -138,29 +145,35 @@ def _copying(trainer: pl.Trainer, device: torch.device) -> float:
 def _batch_and_between(
     ends: list[float], sizes: list[int], is_first: list[bool]
 ) -> tuple[float, float]:
-    """Return the seconds of a whole batch, and those between two epochs.
+    """Return the seconds of a full batch, and those between two epochs.
 
-    Where no whole batch comes after another of its epoch they are not told apart, and the batch has all.
+    If no full batch follows another batch of the same epoch, the two cannot be separated. Then all time counts
+    as the batch's.
+
+    Args:
+        ends: Times at which steps ended.
+        sizes: Images in each step.
+        is_first: Whether a step is the first of its epoch.
     """
-    whole = max(1, *sizes)
+    full = max(1, *sizes)
     taken = [later - earlier for earlier, later in pairwise(ends)]
     steps = [*zip(taken, sizes[1:], is_first[1:], strict=True)]
-    within = [seconds for seconds, size, first in steps if not first and size == whole]
-    across = [seconds for seconds, size, first in steps if first and size == whole]
+    within = [seconds for seconds, size, first in steps if not first and size == full]
+    across = [seconds for seconds, size, first in steps if first and size == full]
     if not within:
-        return sum(taken) / max(1, sum(sizes[1:])) * whole, 0.0
+        return sum(taken) / max(1, sum(sizes[1:])) * full, 0.0
     batch = fmean(within)
     return batch, max(0.0, fmean(across) - batch) if across else _BETWEEN
 
 
-def _evaluating(model: Any, trainer: pl.Trainer, num: int, side: int) -> float:
-    """Return the seconds of a picture that is validated or tested.
+def _seconds_per_image(model: Any, trainer: pl.Trainer, num: int, side: int) -> float:
+    """Return the seconds that the network takes to validate or test an image.
 
     Args:
-        model: What learns.
-        trainer: Its.
-        num: Of a whole batch.
-        side: Of pictures in evaluation, in pixels.
+        model: The model that is trained.
+        trainer: Its trainer.
+        num: Number of images in a full batch.
+        side: Side of the images in evaluation, in pixels.
     """
     images = torch.zeros(num, 3, side, side, dtype=torch.uint8, device=model.device)
 

@@ -1,4 +1,4 @@
-"""What was measured, in words: where a step's time goes, and what would help."""
+"""The result of a benchmark as text: where the time of a step goes, and advice."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ _ROWS = {
     "optimizer": "optimizer",
     "whole": "whole",
 }
-_KEPT = {"pictures": "decoded pictures kept", "nothing": "nothing kept"}
-_WAITS = 0.1  # a greater share of waiting makes the data the bottleneck
+_CACHED = {"pictures": "decoded pictures kept", "nothing": "nothing kept"}
+_WAITS = 0.1  # if training waits for a larger share of the time, reading data is the bottleneck
 
 
 def text(result: dict[str, Any]) -> str:
-    """Return the tables of a result of `Recorder`."""
+    """Return a result of `Recorder.result` as text."""
     about, seconds = result["about"], result["seconds"]
     size, num = about["batch_size"], about["num_devices"]
     cores = f" ({about['cores']} cores)" if about["device_type"] == "cpu" else ""
     workers = f"{about['num_workers']} worker" + "s" * (about["num_workers"] != 1)
     lines = [
         f"{num} × {about['device']}{cores}",
-        f"{about['precision']}, batch {size} at {about['image_size']} pixels, {workers}, {_KEPT[about['cache']]}"
+        f"{about['precision']}, batch {size} at {about['image_size']} pixels, {workers}, {_CACHED[about['cache']]}"
         + (", compiled" if about["compiled"] else ""),
         "",
         f"{'a batch':34}{'ms: median (smallest to largest), n':>38}{'pictures/s':>14}",
@@ -50,7 +50,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def advice(result: dict[str, Any]) -> list[str]:
-    """Return which part holds the run up, and what would help, as far as it was measured."""
+    """Return lines that name the bottleneck and what would help; none if the parts were not measured."""
     about, seconds = (
         result["about"],
         {name: statistics.median(v) for name, v in result["seconds"].items() if v},
@@ -90,9 +90,9 @@ def advice(result: dict[str, Any]) -> list[str]:
 
 
 def scaling(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return how fast each number of devices is beside the first.
+    """Return rate, speed-up and efficiency for each number of devices, relative to the first result.
 
-    Devices on a CPU share its cores: there, as fast as one is all that can be had.
+    Processes on a CPU share its cores. There an efficiency of 1 means as fast as the first result.
     """
     rates = [_rate(r["about"]["batch_size"], r["seconds"]["whole"]) for r in results]
     base, rows = rates[0] / results[0]["about"]["num_devices"], []

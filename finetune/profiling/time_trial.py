@@ -1,4 +1,4 @@
-"""What a fit costs on this machine: some of its steps, on its own pictures, timed and given up."""
+"""A trial of a fit: some of its steps on its own images, to measure what the parts of the fit cost here."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ from finetune.data.loader import Devices, automatic_workers, end_workers
 from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.distributed.launch import count_devices
 from finetune.profiling import step_timing
-from finetune.profiling.recorder import Measured
+from finetune.profiling.recorder import MeasurementDone
 from finetune.profiling.stopwatch import Costs, Stopwatch
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.system.machine import num_cores
@@ -28,8 +28,8 @@ from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import allow_tf32
 
-_NUM_DECODED = 24  # pictures
-_SOON = 1.0  # seconds in which all pictures are decoded without another thought
+_NUM_DECODED = 24  # images
+_SOON = 1.0  # if decoding all images for the cache takes less, in seconds, the cache is always worthwhile
 
 
 def trial(
@@ -40,26 +40,26 @@ def trial(
     most: float = math.inf,
     end: float = math.inf,
 ) -> Costs:
-    """Return what the parts of a fit take on one of its devices.
+    """Run a trial, and return the seconds that the parts of a fit take on one of its devices.
 
     Args:
-        model: Used up by it: its weights are others afterwards.
-        data: The pictures; of its batch the trial takes a device's share. Its `cache_limit_gb` is 0 afterwards where
-            there is no time to see them twice once all of them are decoded to be kept.
+        model: The model. The trial changes its weights.
+        data: The images. The trial uses the batch size of one device. It sets `cache_limit_gb` to 0 if, after all
+            images were decoded for the cache, there would be no time to train on each twice.
         trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `benchmark`, `deterministic` and
             `default_root_dir` of the fit.
-        seconds: For how long steps are timed.
-        most: How long the trial's steps may take; then the third is the last, and the only one that is timed.
-        end: When the fit is to have ended, by `time.monotonic`.
+        seconds: Seconds in which steps are timed.
+        most: Seconds after which slow steps end the trial early; see `Stopwatch`.
+        end: Deadline of the fit, as a time of `time.monotonic`.
     """
     num_devices = num_devices_of(trainer["accelerator"], trainer["devices"])
     if _is_cuda(trainer["accelerator"]):
         allow_tf32()  # as the fit will
     with (
         _folder(trainer["default_root_dir"]) as folder,
-        _cores(num_devices),
-        _untold(),
-        _order_of_gpus(),
+        _per_device_threads(num_devices),
+        _quiet(),
+        _unchanged_gpu_order(),
     ):
         stopwatch = Stopwatch(seconds, most, folder)
         fit = pl.Trainer(
@@ -69,7 +69,7 @@ def trial(
             accumulate_grad_batches=trainer["accumulate_grad_batches"],
             benchmark=trainer["benchmark"],
             deterministic=trainer["deterministic"],
-            # so many that what is kept of the pictures is made, as in a fit of several
+            # With more than one epoch the image cache is built, as in the fit.
             max_epochs=10**6,
             limit_val_batches=0,
             callbacks=[stopwatch],
@@ -82,26 +82,26 @@ def trial(
             num_sanity_val_steps=0,
             plugins=[AtomicCheckpointIO()],
         )
-        model.scheduler = None  # it takes no time, and may want an end, or a validation
+        model.scheduler = (
+            None  # it takes no time, but may need the length of the fit or a validation
+        )
         check_fit(fit, model, data)
-        # a head is fitted again, what is kept of pictures is there then
+        # The fit fits the head again, so that counts. Otherwise the hook only fills caches, which the fit reuses.
         if model.head_init != "probe":
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
         load = data.train_dataloader
 
         def train_dataloader() -> Any:
-            if (seconds := decoding(data)) > _SOON:
-                seen = (
-                    (end - time.monotonic() - seconds)
-                    / _step(model, data)
-                    * data.batch_size
-                    * num_devices
-                )
-                data.cache_limit_gb *= seen >= 2 * len(data.splits["train"])
+            seconds = decode_seconds(data)
+            if seconds > _SOON:
+                num_steps = (end - time.monotonic() - seconds) / _step_seconds(model, data)
+                num_seen = num_steps * data.batch_size * num_devices
+                if num_seen < 2 * len(data.splits["train"]):
+                    data.cache_limit_gb = 0.0
             return load()
 
         data.train_dataloader = stopwatch.paused(train_dataloader)  # type: ignore[method-assign]
-        # A last batch of one picture, as a device's share alone may leave, is none for batch norm.
+        # At least two images: batch norm cannot train on a batch of one.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
         if data.num_workers == "auto":
             devices = Devices(fit.strategy.root_device.type, num_devices)
@@ -110,7 +110,7 @@ def trial(
         fit.limit_train_batches = max(1, num // data.batch_size) if num_devices > 1 else 1.0
         try:
             fit.fit(model, datamodule=data)
-        except Measured:
+        except MeasurementDone:
             pass
         finally:
             end_workers()
@@ -118,30 +118,25 @@ def trial(
     return stopwatch.costs
 
 
-def decoding(data: ImageDataModule) -> float:
-    """Return about how many seconds all cores take to decode train and val once; 0 where that was done before."""
+def decode_seconds(data: ImageDataModule) -> float:
+    """Estimate the seconds that all cores take to decode train and val once; 0 if the training images are cached."""
     data.use_cache(reads=1)
     pictures = data.pictures("train")
     if data.splits["train"].cached is not None:
         return 0.0
-    # Others each time: those of a trial before are in memory.
-    some, began = (
-        draw_indices(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns()),
-        time.perf_counter(),
-    )
+    # Each trial uses different images: the system has the files of an earlier trial in memory.
+    some = draw_indices(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns())
+    began = time.perf_counter()
     for i in some.tolist():
         with suppress(DecodeError):
             pictures.read(i)
     each = (time.perf_counter() - began) / len(some)
-    return (
-        each
-        * sum(len(data.splits[split]) for split in ("train", "val") if split in data.splits)
-        / num_cores()
-    )
+    num = sum(len(data.splits[split]) for split in ("train", "val") if split in data.splits)
+    return each * num / num_cores()
 
 
-def _step(model: Classifier, data: ImageDataModule) -> float:
-    """Return about how many seconds the network takes for a batch of training."""
+def _step_seconds(model: Classifier, data: ImageDataModule) -> float:
+    """Estimate the seconds that the network takes to train on a batch."""
     images = torch.zeros(
         data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=model.device
     )
@@ -154,18 +149,18 @@ def _step(model: Classifier, data: ImageDataModule) -> float:
     return step_timing.timed(step, model.device, 1)[0]
 
 
-def starting(trainer: Any, seconds: float) -> float:
-    """Return the seconds until the processes of a fit's other devices are there.
+def startup_seconds(trainer: Any, seconds: float) -> float:
+    """Estimate the seconds until the processes of the fit's other devices have started; 0 if there are none.
 
     Args:
         trainer: `accelerator` and `devices` of the fit.
-        seconds: What this process took from its beginning until now: they do the same.
+        seconds: Seconds that this process took to start. The others take as long.
     """
     return 0.0 if num_devices_of(trainer["accelerator"], trainer["devices"]) == 1 else seconds
 
 
 def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder where the fit's will be, or as near above it as is there: on the disk that it will write to."""
+    """Return a temporary folder on the disk of the fit: in its root folder, or in the nearest parent that exists."""
     path = Path(root).absolute()
     place = next(place for place in (path, *path.parents) if place.is_dir())
     try:
@@ -178,31 +173,34 @@ def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def _untold() -> Iterator[None]:
-    """Keep to ourselves what the fit will say again; what is computed once for both, the trial alone can tell."""
-    log = (
+def _quiet() -> Iterator[None]:
+    """Suppress messages that the fit will log again.
+
+    Other loggers stay on: what trial and fit share is computed in the trial, and only the trial can log it.
+    """
+    loggers = (
         logging.getLogger("finetune.training"),
         logging.getLogger("finetune.features.linear_probe"),
     )
-    before = [one.level for one in log]
-    for one in log:
-        one.setLevel(logging.ERROR)
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for one, level in zip(log, before, strict=True):
-            one.setLevel(level)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def num_devices_of(accelerator: Any, devices: Any) -> int:
-    """Return how many devices of this machine the fit will have."""
+    """Return the number of this machine's devices that the fit will use."""
     return (
         count_devices(devices) or (torch.cuda.device_count() if _is_cuda(accelerator) else 0) or 1
     )
 
 
 def _first(accelerator: Any, devices: Any) -> list[int] | int:
-    """Return the first device of the fit, which another than the machine's first may be."""
+    """Return the `devices` of a trainer for the first device of the fit, which need not be the machine's first."""
     names = (
         [name for name in devices.split(",") if name]
         if isinstance(devices, str) and "," in devices
@@ -217,8 +215,8 @@ def _is_cuda(accelerator: Any) -> bool:
 
 
 @contextmanager
-def _cores(num_devices: int) -> Iterator[None]:
-    """Leave a device's share of the cores to torch, as Lightning does where it starts several processes."""
+def _per_device_threads(num_devices: int) -> Iterator[None]:
+    """Limit torch's threads to one device's share of the cores, as Lightning does when it starts several processes."""
     before = torch.get_num_threads()
     if num_devices > 1:
         torch.set_num_threads(max(1, num_cores() // num_devices))
@@ -229,8 +227,11 @@ def _cores(num_devices: int) -> Iterator[None]:
 
 
 @contextmanager
-def _order_of_gpus() -> Iterator[None]:
-    """Undo what Lightning says of it once CUDA has begun here: processes that are started later would have another."""
+def _unchanged_gpu_order() -> Iterator[None]:
+    """Restore CUDA_DEVICE_ORDER afterwards.
+
+    Lightning sets it after CUDA has started in this process. Processes that start later would number GPUs differently.
+    """
     before = os.environ.get("CUDA_DEVICE_ORDER")
     try:
         yield

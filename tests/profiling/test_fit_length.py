@@ -9,7 +9,7 @@ import torch
 from data_files import nowhere
 
 from finetune.profiling import fit_length
-from finetune.profiling.fit_length import Aim
+from finetune.profiling.fit_length import Deadline
 from finetune.profiling.stopwatch import Costs
 from finetune.runs.deferred_checkpoints import seconds_of_each
 
@@ -46,7 +46,7 @@ def lengths(monkeypatch):
     def length(seconds, every_n_steps=None, is_tested=True, **options):
         config = SimpleNamespace(trainer=TRAINER | options, test_after_fit=is_tested)
         config.checkpoint_every_n_steps = every_n_steps
-        return Aim(seconds, 100.0, config).tried(make)
+        return Deadline(seconds, 100.0, config).measure_length(make)
 
     return length
 
@@ -129,7 +129,7 @@ def test_networks_take_so_many_times_the_steps_and_checkpoints_of_one(lengths):
         batch=1.0, evaluate=0.02, checkpoint=1.0, size=2 * 10**8
     )
     assert together.of_members(2, tried=2)[0] == 2
-    slower = together.again(together.costs._replace(batch=1.3))  # as a trial of two may find
+    slower = together.recompute(together.costs._replace(batch=1.3))  # as a trial of two may find
     fewer, found = slower.of_members(2, tried=2, patience=0.9)
     assert fewer == 1 and found is slower
     assert slower.of_members(2, tried=2, patience=0.7)[0] == 2
@@ -172,9 +172,11 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(
     assert found.plan.seconds == pytest.approx(
         found.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch))
     )
-    assert found.now().plan == found.plan and found.at(0.5).plan.epochs > found.plan.epochs
+    assert found.now().plan == found.plan and found.at_scale(0.5).plan.epochs > found.plan.epochs
     assert given == [200.0]
-    assert {length.cache_limit_gb for length in (found, found.now(), found.at(0.5))} == {limit}
+    assert {length.cache_limit_gb for length in (found, found.now(), found.at_scale(0.5))} == {
+        limit
+    }
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, 0.0), (2, 30.0)])
@@ -185,4 +187,4 @@ def test_what_the_first_process_did_alone_is_not_done_again_by_the_others(
     config = SimpleNamespace(
         trainer={**TRAINER, "devices": devices}, test_after_fit=True, checkpoint_every_n_steps=None
     )
-    assert Aim(600.0, 100.0, config, alone=20.0).starting == expected
+    assert Deadline(600.0, 100.0, config, alone=20.0).startup == expected

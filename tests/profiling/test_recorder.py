@@ -8,7 +8,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from finetune.profiling import recorder
-from finetune.profiling.recorder import Measured, Recorder, Waiting
+from finetune.profiling.recorder import DataWaitProfiler, MeasurementDone, Recorder
 from finetune.training.progress_bar import ImageProgressBar
 
 STEP = 0.02  # seconds
@@ -48,7 +48,7 @@ def test_the_device_is_waited_for_only_around_a_measurement(fit, monkeypatch):
         "synchronize",
         lambda device: waits.append(fit.recorder._step - fit.recorder._warm_up),
     )
-    with pytest.raises(Measured):
+    with pytest.raises(MeasurementDone):
         for _ in range(2):
             warm_up(fit, seconds=1.0)
             for _ in range(3):
@@ -58,7 +58,7 @@ def test_the_device_is_waited_for_only_around_a_measurement(fit, monkeypatch):
 
 @pytest.mark.slow
 def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
-    with pytest.raises(Measured):
+    with pytest.raises(MeasurementDone):
         for _ in range(2):
             warm_up(fit, seconds=1.0)
             for _ in range(3):
@@ -110,7 +110,7 @@ def test_the_parts_are_not_measured_on_the_short_last_batch(fit, monkeypatch):
 
 @pytest.mark.slow
 def test_only_waiting_for_training_pictures_counts(clock):
-    waiting = Waiting()
+    waiting = DataWaitProfiler()
     for action, seconds in (
         ("[_TrainingEpochLoop].train_dataloader_next", 2.0),
         ("run_training_batch", 40.0),

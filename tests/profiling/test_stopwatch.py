@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _evaluating
+from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _seconds_per_image
 
 
 def measured(*epochs, between=0.5, of_one=0.1):
@@ -66,7 +66,7 @@ class Timed(torch.nn.Module):
 def evaluating(clock):
     trainer = SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=nullcontext))
     model = Timed(clock)
-    return model, lambda side: _evaluating(model, trainer, 6, side)
+    return model, lambda side: _seconds_per_image(model, trainer, 6, side)
 
 
 @pytest.mark.slow

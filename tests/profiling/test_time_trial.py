@@ -15,7 +15,13 @@ from pytorch_lightning.accelerators import CUDAAccelerator
 from finetune import Classifier, ImageFolderData
 from finetune.profiling import step_timing, time_trial
 from finetune.profiling.stopwatch import _BETWEEN
-from finetune.profiling.time_trial import _cores, _first, num_devices_of, starting, trial
+from finetune.profiling.time_trial import (
+    _first,
+    _per_device_threads,
+    num_devices_of,
+    startup_seconds,
+    trial,
+)
 from finetune.runs import deferred_checkpoints
 from finetune.system.cache_dir import PICTURES, cache_dir
 
@@ -264,8 +270,8 @@ def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
 
 
 def test_other_processes_take_as_long_to_be_there_as_this_one():
-    assert starting({"accelerator": "cpu", "devices": 2}, 9.0) == 9.0
-    assert starting({"accelerator": "cpu", "devices": 1}, 9.0) == 0.0
+    assert startup_seconds({"accelerator": "cpu", "devices": 2}, 9.0) == 9.0
+    assert startup_seconds({"accelerator": "cpu", "devices": 1}, 9.0) == 0.0
 
 
 @pytest.mark.slow
@@ -348,7 +354,7 @@ def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(
 
 def test_the_cores_come_back_after_an_error():
     before = torch.get_num_threads()
-    with pytest.raises(KeyError), _cores(2):
+    with pytest.raises(KeyError), _per_device_threads(2):
         raise KeyError
     assert torch.get_num_threads() == before
 
