@@ -28,7 +28,7 @@ from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run, validation_outcome
 from finetune.runs.removal import drop_last
-from finetune.runs.resume import check_changes, go_on, limit_reached, take_up
+from finetune.runs.resume import check_changes, continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
 from finetune.runs.run_search import now
 from finetune.system.messages import bytes_text
@@ -151,7 +151,7 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     licence_of_weights = _read_weights(parts) if plan.start is None else None
     if plan.run is not None:
         assert plan.start is not None, "a run that continues has a checkpoint"
-        go_on(trainer, run, plan.start, changed, plan.newer)
+        continue_run(trainer, run, plan.start, changed, plan.newer)
     else:
         _begin(parts, licence_of_weights)
     if parts.options.patience is not None:
@@ -230,7 +230,7 @@ def _has_nothing_left(parts: Parts) -> bool:
     run = parts.run
     plan = parts.plan
     assert plan.start is not None, "a run that has reached a limit has a checkpoint"
-    take_up(trainer, run, plan.start)
+    restore_progress(trainer, run, plan.start)
     result = run.file("test.json")
     best = run.checkpoint("best")
     # a prolonged run has a newer best.ckpt

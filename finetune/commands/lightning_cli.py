@@ -43,7 +43,7 @@ from finetune.inference.onnx_network import put_exported
 from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run
-from finetune.runs.run_logger import ours
+from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
@@ -285,7 +285,7 @@ class FinetuneCLI(LightningCLI):
 
     def _end(self) -> None:
         ending.set()
-        for logger in ours(self.trainer.loggers):
+        for logger in run_loggers(self.trainer.loggers):
             logger.close()
 
     def fit(self, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import SHEET, draw_indices, run_seed
 from finetune.runs.answers import Answers, read_answers
-from finetune.runs.run_logger import ours
+from finetune.runs.run_logger import run_loggers
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
         class_names: The classes.
         table: The path of test_predictions.csv.
     """
-    loggers = ours(trainer.loggers)
+    loggers = run_loggers(trainer.loggers)
     if not loggers or not trainer.is_global_zero:
         return
     try:

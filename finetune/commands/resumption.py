@@ -19,18 +19,18 @@ from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import has_launcher
 from finetune.models.candidates import is_choice
-from finetune.runs.changes import compared
-from finetune.runs.folder import config_text, has_result, last_checkpoint, not_looked_at
+from finetune.runs.changes import compare_settings
+from finetune.runs.folder import config_text, has_result, last_checkpoint, runs_elsewhere
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.newest_run import (
-    Found,
-    Wanted,
-    begun_in,
+    NewestRun,
+    RunFilter,
     check_has_last,
+    describe_skipped,
     find_run,
-    not_found,
-    passed_over,
+    new_run_message,
     settings_of,
+    working_dir_of,
 )
 from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
 from finetune.runs.run_search import runs_of
@@ -68,7 +68,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
         if explicit.get("name"):
             run = root / "fit" / explicit.name
             return new.with_messages(f"--resume found no run {run}: a new run begins")
-        return new.with_messages(not_found(root, search.passed, search.unnamed))
+        return new.with_messages(new_run_message(root, search.skipped, search.unnamed))
     start = read(last_checkpoint(search.run))
     check_resumable(start)
     settings = _settings_below_command_line(search, arguments)
@@ -87,7 +87,9 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
         return new.with_messages(
             f"{search.run} is finished, with {limit}, and {ended}: a new run begins"
         )
-    return plan.with_messages(f"passed over: {passed_over(search.passed)}" if search.passed else "")
+    return plan.with_messages(
+        f"passed over: {describe_skipped(search.skipped)}" if search.skipped else ""
+    )
 
 
 def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace | None:
@@ -103,7 +105,7 @@ def _explicit_options(parser: ArgumentParser, arguments: Sequence[str]) -> Names
     ]
 
 
-def _check_has_data(explicit: Namespace, root: Path, search: Found) -> None:
+def _check_has_data(explicit: Namespace, root: Path, search: NewestRun) -> None:
     """Make sure that there is data for a new run.
 
     Raises:
@@ -111,7 +113,7 @@ def _check_has_data(explicit: Namespace, root: Path, search: Found) -> None:
     """
     is_folder = explicit.get("data.class_path") == _ANY_DATA
     if is_folder and explicit.get("data.init_args.root") is None:
-        why = f", since {passed_over(search.passed)}" if search.passed else ""
+        why = f", since {describe_skipped(search.skipped)}" if search.skipped else ""
         hint = "and there is no data for a new one: finetune fit FOLDER --resume"
         raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
 
@@ -149,13 +151,13 @@ def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) 
             "init_args": {**now["data"]["init_args"], **data.get("init_args", {})},
         }
     changes = Changes(before, now)
-    _, held = compared(*changes, has_other_pictures=False, allow=options.allow_changes)
+    _, held = compare_settings(*changes, has_other_pictures=False, allow=options.allow_changes)
     for key, value in held.items():
         options[key] = value
     return changes
 
 
-def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
+def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
     data_class = explicit.get("data.class_path")
     made: dict[str, ImageDataModule] = {}  # each scans the folder
 
@@ -180,7 +182,7 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
             return False
 
     backbone = explicit.get("model.backbone")
-    return Wanted(
+    return RunFilter(
         root=explicit.get("data.init_args.root"),
         data_class=None if data_class == _ANY_DATA else data_class,
         backbone=None if is_choice(backbone) else backbone,
@@ -189,7 +191,7 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> Wanted:
     )
 
 
-def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> Found:
+def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> NewestRun:
     """Return the run that `--resume` names.
 
     Raises:
@@ -204,13 +206,13 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     root = _folder_of_runs(run)
-    return Found(run, settings, None, [], not_looked_at(root, runs_of(root)))
+    return NewestRun(run, settings, None, [], runs_elsewhere(root, runs_of(root)))
 
 
-def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> Found:
+def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> NewestRun:
     """Return the run that `--name` names, or none if there is nothing of that name that has trained."""
     if not run.exists() or not has_result(run):
-        return Found(None, {}, None, [], [])
+        return NewestRun(None, {}, None, [], [])
     return _run_by_path(run, explicit, read)
 
 
@@ -219,7 +221,7 @@ def _folder_of_runs(run: Path) -> Path:
     return run.parent.parent
 
 
-def _settings_below_command_line(search: Found, arguments: Sequence[str]) -> dict[str, Any]:
+def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) -> dict[str, Any]:
     """Return a run's settings as a config that the parser reads before the command line."""
     assert search.run is not None
     settings = dict(search.settings)
@@ -232,7 +234,7 @@ def _settings_below_command_line(search: Found, arguments: Sequence[str]) -> dic
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
-    _locate_data(settings, begun_in(search.run))
+    _locate_data(settings, working_dir_of(search.run))
     _drop_missing_excluded(settings)
     for argument in arguments[1:]:
         # A list on the command line replaces the list of the run; it does not extend it.

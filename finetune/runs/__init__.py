@@ -1,28 +1,43 @@
-"""What a run leaves on disk, file by file, and how it goes on from there.
+"""The files of a run: writing them, resuming from them, and the pages that are made from them.
 
-A run is a `folder` with its config.yaml; `run_checkpoint` takes it for its best checkpoint. In it `metrics_csv`
-writes metrics.csv and steps.csv; `model_checkpoint` says when last.ckpt and best.ckpt are written, and that a step
-which diverged is not, `deferred_checkpoints` which wait for a while, `best_epoch` which is the best, `checkpoint_io`
-how they are written, and reads them, `checkpoint_facts` which run they are from and which network they fit,
-`exported_files` what `finetune export` made of them; `results` writes test.json or val.json, and skipped.txt,
-`predictions` predictions.csv and test_predictions.csv (`parquet` another kind of file), `clock` seconds.json.
-`newest_run` finds the run to go on in, `resume` goes on in it, one process at a time (`run_lock`), and tells what has
-changed since (`changes`); `side_files` sets damaged files aside that this does not need; `worse_than_start` warns of
-training that harms, `interpolation_record` is what a fit says of the weights that it kept; `lightning_callbacks` sees
-to it that Lightning's own, such as early stopping, go on too.
+The folder:
+- `folder` is the folder of a run, with its config.yaml and about.json.
+- `run_checkpoint` accepts a run's folder in the place of its best checkpoint.
+- `run_search` finds the folders of runs. `run_table` reads a row for each run from its small files.
+- `removal` deletes a run, or only what resuming needs (`checkpoint_parts`).
 
-What logs elsewhere besides, if it is asked to, is a `run_logger`: `tensorboard_logger`, `wandb_logger`,
-`mlflow_logger`.
+Checkpoints:
+- `model_checkpoint` decides when last.ckpt and best.ckpt are written, and stops a fit that has diverged.
+- `deferred_checkpoints` holds checkpoints in memory if epochs are short.
+- `best_epoch` decides which epoch is the best.
+- `checkpoint_io` writes and reads checkpoints. `checkpoint_facts` records the run that a checkpoint is
+  from, and checks that its weights fit a network.
+- `exported_files` reads and writes the metadata of the files of `finetune export`.
 
-`run_search` finds the folders of runs, `run_table` makes a row of each from its small files, `removal` deletes a run
-or what only resuming needs (`checkpoint_parts`).
+Other files of a run:
+- `metrics_csv`: metrics.csv and steps.csv.
+- `results`: test.json or val.json, and skipped.txt.
+- `predictions`: predictions.csv and test_predictions.csv. `parquet` writes .parquet files.
+- `clock`: seconds.json.
+- `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
+- `side_files` reads small JSON files, and renames damaged ones.
 
-Then what reads a run's folder and nothing else: `record` reads all of it, `answers` what was said of the test
-pictures, `data_check` what `finetune check` said of its data. `html_report` writes report.html (`headline` its head),
-`live_report` while the run goes on, of `charts`, `highlights` (which images to look at), a `model_card` and
-`statistics`; `comparison` puts several runs on one page, `inline_report` one into a notebook. `licence` says whose
-terms hold for the weights that a run began with.
+Resuming:
+- `newest_run` finds the run to resume. `resume` continues it. `run_lock` admits one process at a time.
+- `changes` compares the settings with those of the run.
+- `lightning_callbacks` restores Lightning's own callbacks, such as early stopping.
 
-Another file that a run writes gets a module here, and so does another page that is made of a run's folder, and a
-logger.
+During a fit:
+- `worse_than_start` warns if training makes the network worse.
+- `run_logger` is the base of `tensorboard_logger`, `wandb_logger` and `mlflow_logger`.
+
+Reading a run, and pages:
+- `record` reads the whole folder, `answers` the predictions for the test images, `data_check` the result
+  of `finetune check` for its data.
+- `html_report` writes report.html, and `live_report` writes it during the run. They use `charts`,
+  `highlights` (selected images), `headline` (the result in one sentence), `model_card` and `statistics`.
+- `comparison` compares runs on one page. `inline_report` shows a report in a notebook.
+- `licence` states the licence of the weights that training started from.
+
+Another file of a run gets a module here, and so does another page or logger.
 """

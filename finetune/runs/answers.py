@@ -1,4 +1,4 @@
-"""test_predictions.csv read back: what a network said of each test picture, beside what it is."""
+"""Reads test_predictions.csv: the predicted class and the label of each test image."""
 
 import csv
 import math
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-# Shapes: N pictures that could be read, K classes.
+# Shapes: N images that could be decoded, K classes.
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What was said of the test pictures.
+    """The predictions for the test images.
 
     Attributes:
-        class_names: The K classes.
-        paths: Of each picture, N.
-        labels: The class that it is of, (N,).
-        predicted: The class that was said, (N,).
-        confidence: Its probability, (N,).
-        probabilities: Of each class, (N, K); None where the file holds the best ones only.
-        unread: Paths of pictures that could not be decoded.
+        class_names: Names of the K classes.
+        paths: Path of each image, N.
+        labels: True class of each image, (N,).
+        predicted: Predicted class of each image, (N,).
+        confidence: Probability of the predicted class, (N,).
+        probabilities: Probability of each class, (N, K); None if the file has only the most probable classes.
+        unread: Paths of images that could not be decoded.
     """
 
     class_names: list[str]
@@ -35,20 +35,20 @@ class Answers:
 
     @property
     def is_right(self) -> np.ndarray:
-        """Whether each was said right, (N,) bool."""
+        """Whether each prediction is correct, (N,) bool."""
         return self.labels == self.predicted
 
     def of(self, label: int, predicted: int) -> np.ndarray:
-        """Return the pictures of one class that were taken for another, the most confident first."""
-        found = np.flatnonzero((self.labels == label) & (self.predicted == predicted))
-        return found[np.argsort(-self.confidence[found], kind="stable")]
+        """Return the indices of images of class `label` that were predicted as `predicted`, most confident first."""
+        indices = np.flatnonzero((self.labels == label) & (self.predicted == predicted))
+        return indices[np.argsort(-self.confidence[indices], kind="stable")]
 
 
 def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
     """Read `test_predictions.csv`.
 
     Raises:
-        ValueError: It is not of these classes, or damaged.
+        ValueError: The file has other classes, or is damaged.
     """
     number = {name: i for i, name in enumerate(class_names)}
     columns = [f"p_{name}" for name in class_names]

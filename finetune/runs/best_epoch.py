@@ -1,9 +1,10 @@
-"""Which epoch of a run is kept as its best: the latest that can't be told from the most accurate one.
+"""The choice of the best epoch: the latest one within one standard error of the highest accuracy.
 
-Of 30 validation pictures the highest accuracy of 25 to 50 epochs is a lucky one's, often an early one's. The rule of
-one standard error (Breiman et al., Classification and Regression Trees, 1984, section 3.4.3) takes the simplest model
-within one standard error of the best; under a rate that falls, the latest is the one that has settled. What it gives on
-four small sets stands in docs/benchmarks.md, under "Which epoch is kept".
+With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an
+early one. The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984,
+section 3.4.3) takes the simplest model within one standard error of the best. With a falling learning
+rate, the latest epoch is the one that has converged. docs/benchmarks.md has results on four small data
+sets, under "Which epoch is kept".
 """
 
 import math
@@ -14,7 +15,7 @@ MONITOR = "val/accuracy"
 
 
 def standard_error(accuracy: float, num_images: int) -> float:
-    """Return the standard error of an accuracy measured on so many images; 0 if their number is 0, unknown."""
+    """Return the standard error of an accuracy on `num_images` images; 0 if the number is unknown, which is 0."""
     return math.sqrt(accuracy * (1 - accuracy) / num_images) if num_images else 0.0
 
 
@@ -32,13 +33,24 @@ def lowest_kept(
 
 
 def kept_epoch(accuracies: Sequence[float], num_images: int) -> int:
-    """Return the place of the validation that is kept among a run's, (num_validations,), of which there is one."""
+    """Return the index of the validation that is kept.
+
+    Args:
+        accuracies: Accuracy of each validation of a run, (num_validations,), at least one.
+        num_images: Number of validation images; 0 if it is unknown.
+    """
     lowest = lowest_kept(max(accuracies), num_images)
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= lowest)
 
 
-def told(epoch: int, accuracy: float, highest: float) -> str:
-    """Return in words why an epoch was kept, counted from one."""
+def describe(epoch: int, accuracy: float, highest: float) -> str:
+    """Return in words why an epoch was kept.
+
+    Args:
+        epoch: The epoch, counted from one.
+        accuracy: Its validation accuracy.
+        highest: The highest validation accuracy of the run.
+    """
     if accuracy == highest:
         return f"of epoch {epoch}: the highest val/accuracy, {highest:.4f}"
     return (
@@ -48,9 +60,9 @@ def told(epoch: int, accuracy: float, highest: float) -> str:
 
 
 def highest_of(state: Mapping[str, Any]) -> float | None:
-    """Return the highest accuracy in the state of `Checkpoints`, None without a validation.
+    """Return the highest accuracy in the state of `Checkpoints`; None if there was no validation yet.
 
-    Of a run that began when the highest was kept, whatever its epoch, it stood beside the loss.
+    Checkpoints of earlier versions have it in `best_score`, together with the loss.
     """
     if "highest" in state:
         return state["highest"]

@@ -1,14 +1,17 @@
-"""What a run is resumed with against its config.yaml: some of it may not change, some the checkpoint decides."""
+"""Compares the settings of a command that resumes a run with the run's config.yaml.
+
+Some settings must not change. For some others the values in the checkpoint hold.
+"""
 
 import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Another order of the pictures is another run.
+# With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
 _PICTURES = ("data.root", "data.val_fraction", "data.test_fraction", "data.split_seed")
-# With another of these the optimizer's state would not fit.
+# With other values the state of the optimizer would not fit.
 _FIXED = (
     *(
         "model.backbone",
@@ -19,18 +22,18 @@ _FIXED = (
     ),
     *("model.optimizer.class_path", "model.scheduler.class_path"),
 )
-# what the config.yaml of an earlier version does not say, as it was then
-_SINCE = {"model.members": 1}
-# What was used at the beginning only, or lies in the checkpoint.
-_HELD = (
+# Settings that the config.yaml of an earlier version lacks, with the values that they had then.
+_EARLIER = {"model.members": 1}
+# Settings that are used at the beginning only, or that are stored in the checkpoint.
+_DECIDED_BY_CHECKPOINT = (
     *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),
     *("model.weights", "model.head_init", "model.source_classes", "model.class_mapping"),
     "threshold",  # best.ckpt may have one already
 )
 _LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batches")
 _OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
-# What changes no result: where and how fast it runs, what it shows.
-_FREE = (
+# Settings that change no result: devices, speed and output.
+_WITHOUT_EFFECT = (
     *(
         "resume",
         "ckpt_path",
@@ -59,35 +62,39 @@ _FREE = (
 )
 
 
-def compared(
+def compare_settings(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     has_other_pictures: bool,
     allow: bool,
     is_finished: bool = False,
 ) -> tuple[str, dict[str, Any]]:
-    """Return what to tell of the differences, "" for nothing, and the values that hold instead of those given now.
+    """Compare the settings of a run with those of the command that resumes it.
 
     Args:
-        before: What the run's config.yaml says; nothing where it is gone.
-        now: The same of this command.
-        has_other_pictures: Whether the training pictures are others.
-        allow: Whether the order of the pictures may change.
-        is_finished: Whether the run has nothing left to do, so that no other setting of data or model can be applied.
+        before: Settings in the run's config.yaml; empty if the file is missing.
+        now: Settings of the command.
+        has_other_pictures: Whether the training images differ.
+        allow: Whether the order of the images may change.
+        is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
+
+    Returns:
+        A message about the differences, "" for none, and the values of the run that replace those of the command.
 
     Raises:
-        ValueError: Something differs that can't, or that nobody asked for.
+        ValueError: A setting differs that must not, or only with `allow`.
     """
-    old, new = ({**_SINCE, **dict(_flat(config))} for config in (before or now, now))
-    # Options of one class alone are told by the names of the classes.
+    old = {**_EARLIER, **dict(_flatten(before or now))}
+    new = {**_EARLIER, **dict(_flatten(now))}
+    # Arguments that only one of two classes has are skipped: the names of the classes differ already.
     differing = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
     differing = [key for key in differing if old.get(key) != new.get(key)]
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
-    is_one = old.get("model.members") == 1  # else no other begins with it
+    is_one = old.get("model.members") == 1  # an ensemble cannot give its weights to a new run
     hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
     if fixed := {key: value for key, value in values.items() if key in _FIXED}:
         raise ValueError(
-            f"the run can't go on with {_told(fixed)}; a new run {hint} without --resume"
+            f"the run can't go on with {_in_words(fixed)}; a new run {hint} without --resume"
         )
     longer = {key: value for key, value in values.items() if key in _LENGTH and _is_longer(*value)}
     own_length = [
@@ -99,72 +106,77 @@ def compared(
         and not any(own_length)
     ):
         raise ValueError(
-            f"the run can't go on with {_told(longer)}, since OneCycleLR ends with the length that it began with: "
+            f"the run can't go on with {_in_words(longer)}, since OneCycleLR ends with the length that it began with: "
             f"leave that as it was; a new run {hint} without --resume"
         )
     order = {
         k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)
     }
     if (order or has_other_pictures) and not allow:
-        what = _told(order) if order else "other training pictures"
+        what = _in_words(order) if order else "other training pictures"
         raise ValueError(
             f"the run would train in another order with {what}: leave that as it was, begin a new run without "
             "--resume, or go on all the same with --allow_changes true"
         )
-    # It takes its shape, and its length, from what is given.
+    # WarmupCosine takes its shape and length from the command, not from the checkpoint.
     is_shape = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
     held = {
         key: old[key]
         for key in differing
-        if _flag(key).startswith(_HELD) and not (is_shape and key.startswith("model.scheduler."))
+        if _flag(key).startswith(_DECIDED_BY_CHECKPOINT)
+        and not (is_shape and key.startswith("model.scheduler."))
     }
     stay = {_flag(key): values[_flag(key)] for key in held}
     changed = {
-        k: v for k, v in values.items() if k not in stay and (k in order or not k.startswith(_FREE))
+        k: v
+        for k, v in values.items()
+        if k not in stay and (k in order or not k.startswith(_WITHOUT_EFFECT))
     }
     of_the_model = {
         k: v for k, v in changed.items() if k.startswith(("data.", "model.")) and k not in order
     }
     if is_finished and of_the_model:
         raise ValueError(
-            f"the run is finished, and was not trained with {_told(of_the_model)}: leave that as it was, or begin a "
-            "new run without --resume"
+            f"the run is finished, and was not trained with {_in_words(of_the_model)}: leave that as it was, or begin "
+            "a new run without --resume"
         )
-    if is_finished:  # nothing trains, so that only what decides about the test can apply
+    if is_finished:  # nothing is trained, so only settings of the test have an effect
         changed = {key: value for key, value in changed.items() if key in _OF_TEST or key in order}
-    told = [f"changed: {_told(changed)}"] if changed else []
+    messages = [f"changed: {_in_words(changed)}"] if changed else []
     if is_shape and not changed.keys().isdisjoint(_LENGTH):
-        told.append(
+        messages.append(
             "the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it"
         )
-    told += [
+    messages += [
         f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
         for key, (a, b) in stay.items()
     ]
-    return "; ".join(told), held
+    return "; ".join(messages), held
 
 
 def _is_longer(old: float | None, new: float | None) -> bool:
-    # a share of an epoch's batches, which are not known here
+    # A float is a share of the batches of an epoch. Their number is unknown here.
     if isinstance(old, float) or isinstance(new, float):
         return False
     before, now = (math.inf if limit in (None, -1) else limit for limit in (old, new))
     return now > before
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of nested dicts with dotted keys."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
 def _flag(key: str) -> str:
-    return key.replace(".init_args.", ".")  # as it is written on the command line
+    """Return a key as it is written on the command line."""
+    return key.replace(".init_args.", ".")
 
 
-def _told(values: Mapping[str, tuple[Any, Any]]) -> str:
+def _in_words(values: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(
         f"{key} {json.dumps(new)} (was {json.dumps(old)})" for key, (old, new) in values.items()
     )

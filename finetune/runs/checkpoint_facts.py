@@ -11,12 +11,12 @@ import finetune
 from finetune.runs.model_checkpoint import Checkpoints
 
 _SAME = ("backbone", "class_names", "members")
-# Of checkpoints of earlier versions, which do not hold these.
+# Values for checkpoints of earlier versions, which lack these settings.
 _EARLIER = {"members": 1}
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a checkpoint holds about the run that it is from."""
+    """Return the facts about its run that a checkpoint records."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     seen = getattr(data, "seen", None)
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -45,12 +45,12 @@ def check_fits(
     """Check that the weights of a checkpoint fit a network and are for the same classes.
 
     Args:
-        checkpoint: Read by `read_checkpoint`, or by Lightning.
-        hyper_parameters: Of the model that loads it.
-        network: Of the same model.
+        checkpoint: The checkpoint, read by `read_checkpoint` or by Lightning.
+        hyper_parameters: Hyperparameters of the model that loads it.
+        network: The network of that model.
 
     Raises:
-        ValueError: They do not.
+        ValueError: The weights do not fit, or are for other classes.
     """
     of_checkpoint = {**_EARLIER, **checkpoint["hyper_parameters"]}
     for name in _SAME:
@@ -65,12 +65,12 @@ def check_size(checkpoint: Mapping[str, Any], size: int | None, network: nn.Modu
     """Check that the weights of a checkpoint are for images of the size that a network was built for.
 
     Args:
-        checkpoint: Of a network of the same kind.
-        size: Side of the images in pixels.
-        network: Its shapes depend on the size if it holds a position of each patch.
+        checkpoint: A checkpoint of a network of the same kind.
+        size: Side of the images in pixels that the network was built for.
+        network: The network. Its shapes depend on the size if it has an embedding of each patch's position.
 
     Raises:
-        ValueError: They are for another size.
+        ValueError: The weights are for another size.
     """
     other = checkpoint["hyper_parameters"].get("network_size")
     if other == size:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written completely or not at all, and read without running code from them."""
+"""Checkpoint files: written atomically, and read without running code from them."""
 
 import shutil
 from pathlib import Path
@@ -14,9 +14,10 @@ from finetune.system.files import check_no_lfs_pointer, replacing, unfinished
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target, syncs it and renames it: a kill leaves the previous one whole.
+    """Writes a checkpoint next to its target, syncs and renames it, so that a kill leaves the previous one intact.
 
-    Lightning's own goes through the system's temporary folder; from another file system that ends in a plain copy.
+    Lightning's own class writes to the system's temporary folder first. If that is on another file system, the last
+    step is a copy, which is not atomic.
     """
 
     def save_checkpoint(
@@ -30,12 +31,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with replacing(target) as temporary, open(temporary, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            told = str(error)
-            # how torch's writer says that the disk took no more; a GPU's are others
-            if "inline_container" in told:
+            message = str(error)
+            # This word is in the message of torch's writer if the disk is full, but not in errors of a GPU.
+            if "inline_container" in message:
                 free = shutil.disk_usage(target.parent).free / 1e6
-                told = f"its disk took no more, with {free:.0f} MB free now that the part is removed ({told})"
-            raise OSError(f"the checkpoint {target} could not be written: {told}") from error
+                message = f"its disk took no more, with {free:.0f} MB free now that the part is removed ({message})"
+            raise OSError(f"the checkpoint {target} could not be written: {message}") from error
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = True
@@ -44,11 +45,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load one of our checkpoints, or of the files that `finetune export` makes of them, without running code from it.
+    """Load a checkpoint of `finetune fit` or a file of `finetune export`, without running code from it.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint of ours, or holds what none of ours does.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not such a checkpoint, or its content is invalid.
     """
     checkpoint = _load(path)
     if not _is_ours(checkpoint):

@@ -1,4 +1,4 @@
-"""seconds.json: where the time of a run went."""
+"""seconds.json: the time of each phase of a run."""
 
 import json
 import time
@@ -19,24 +19,28 @@ PHASES = {
 
 
 class Clock(pl.Callback):
-    """Counts the seconds of a run's phases, on the first device; a resumed run adds to those before.
+    """Measures the seconds of a run's phases on rank 0. A resumed run adds to the seconds of the run before.
 
     Args:
-        run: The run; `seconds.json` goes into its folder at each epoch's end.
+        run: The run. `seconds.json` is written to its folder at the end of each epoch and after a test.
     """
 
     def __init__(self, run: Run) -> None:
-        self.run, self.seconds = run, dict.fromkeys(PHASES, 0.0)
-        self._phase, self._since = "preparing", time.monotonic()
+        self.run = run
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase = "preparing"
+        self._since = time.monotonic()
 
     def _enter(self, phase: str) -> None:
+        """End the current phase and begin another; "" for none."""
         now = time.monotonic()
         if self._phase:
             self.seconds[self._phase] += now - self._since
-        self._phase, self._since = phase, now
+        self._phase = phase
+        self._since = now
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        before = self._before(trainer.is_global_zero)  # of the run that this one goes on with
+        before = self._before(trainer.is_global_zero)  # of the run that is resumed
         self.seconds = {phase: before.get(phase, 0.0) + now for phase, now in self.seconds.items()}
         self._enter("training")
 
@@ -56,9 +60,12 @@ class Clock(pl.Callback):
         self._enter("")
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        # An earlier command trained the run: its seconds are in the file.
-        if self._phase == "preparing" and (before := self._before(trainer.is_global_zero)):
-            self.seconds, self._phase = {phase: before.get(phase, 0.0) for phase in PHASES}, ""
+        # If an earlier command trained the run, its seconds are in the file.
+        if self._phase == "preparing":
+            before = self._before(trainer.is_global_zero)
+            if before:
+                self.seconds = {phase: before.get(phase, 0.0) for phase in PHASES}
+                self._phase = ""
         self._enter("testing")
 
     def on_test_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -66,8 +73,8 @@ class Clock(pl.Callback):
         self._write(trainer)
 
     def _before(self, is_global_zero: bool) -> dict[str, float]:
-        """Return the seconds that stand in the run's folder; none where there are none yet."""
-        if self.run.path is None or not is_global_zero:  # rank 0 alone writes
+        """Return the seconds in the run's seconds.json; an empty dict if there is none yet."""
+        if self.run.path is None or not is_global_zero:  # only rank 0 reads and writes the file
             return {}
         loss = "the seconds until now are lost"
         return continue_side_file(self.run.file("seconds.json"), are_seconds, loss)

@@ -1,4 +1,4 @@
-"""What `finetune check` said of the pictures of a run: check.json, found and read back."""
+"""Finds and reads check.json, the result of `finetune check` for the data of a run."""
 
 import json
 import os
@@ -13,16 +13,16 @@ from finetune.system.messages import WrongUsage, shown
 
 @dataclass(frozen=True)
 class DataCheck:
-    """A check of the folder that a run has read.
+    """The result of `finetune check` for the data folder of a run.
 
     Attributes:
-        path: check.json.
-        root: The folder, as it was called then.
-        date: When it was looked at.
-        network: What has looked at the labels, in words; "" for nothing.
-        num_pictures: How many were looked at.
-        findings: As `check` has written them, the worst first.
-        doubt: Why it may be of other pictures than the run's, "" where nothing says so.
+        path: Path of check.json.
+        root: Path of the data folder at that time.
+        date: Date of the check.
+        network: Description of the network that judged the labels; "" for none.
+        num_pictures: Number of images that were checked.
+        findings: The findings in the file, the worst first.
+        doubt: Why the check may be of other images than those of the run; "" if there is no doubt.
     """
 
     path: Path
@@ -35,38 +35,41 @@ class DataCheck:
 
     @property
     def page(self) -> Path:
-        """The page that `check` writes beside it."""
+        """The page of the check, next to check.json."""
         return self.path.with_suffix(".html")
 
 
-def data_check(run: RunRecord, given: str | None = None) -> DataCheck | None:
-    """Return the check of a run's pictures: the one that is given, or that where the run was begun; None for none.
+def data_check(run: RunRecord, path: str | None = None) -> DataCheck | None:
+    """Return the check of a run's data: that of a path, or the one in the working directory of the run.
 
     Args:
-        run: What the folder holds.
-        given: Path of a check.json.
+        run: The content of the run's folder.
+        path: Path of a check.json, or of its folder.
+
+    Returns:
+        The check; None if there is no path and the working directory has no check of this data.
 
     Raises:
-        WrongUsage: What is given is not there, damaged, or of other pictures.
+        WrongUsage: The file at the path is missing, damaged, or of other images.
     """
-    if given is None:
-        # where `check` writes if it is not told otherwise
-        path = Path(run.about.get("folder", ""), "check.json")
+    if path is None:
+        # The default output of `finetune check`.
+        default = Path(run.about.get("folder", ""), "check.json")
         try:
-            return _read(run, path) if "folder" in run.about and path.is_file() else None
-        except WrongUsage:  # nobody has named it: it may be anything
+            return _read(run, default) if "folder" in run.about and default.is_file() else None
+        except WrongUsage:  # it may be any file of that name
             return None
     if "splits" not in run.about:
         raise WrongUsage(
             f"--check: {shown(run.path)} has no about.json, which says what pictures it is of"
         )
-    if Path(given).is_dir():
-        given = str(Path(given, "check.json"))
-    if not Path(given).is_file():
+    if Path(path).is_dir():
+        path = str(Path(path, "check.json"))
+    if not Path(path).is_file():
         raise WrongUsage(
-            f"--check: no file {shown(given)}: `finetune check FOLDER --output X` writes X/check.json"
+            f"--check: no file {shown(path)}: `finetune check FOLDER --output X` writes X/check.json"
         )
-    return _read(run, Path(given))
+    return _read(run, Path(path))
 
 
 def _read(run: RunRecord, path: Path) -> DataCheck:
@@ -89,15 +92,19 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
         root, num = str(content["root"]), int(content["num_pictures"])
         date, network = str(content["date"]), str(content["network"])
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        told = f"{type(error).__name__}: {error}"
+        details = f"{type(error).__name__}: {error}"
         raise WrongUsage(
-            f"{shown(path)} is no check.json of this version of `finetune check` ({told})"
+            f"{shown(path)} is no check.json of this version of `finetune check` ({details})"
         ) from error
     return DataCheck(path, root, date, network, num, findings, _doubt(run, root, +totals, path))
 
 
 def _doubt(run: RunRecord, root: str, totals: Counter[str], path: Path) -> str:
-    """Return what speaks against its being of the run's pictures; a sure sign is an error."""
+    """Return why a check may be of other images than those of the run; "" if there is no doubt.
+
+    Raises:
+        WrongUsage: The check is certainly of other images.
+    """
     own: Counter[str] = Counter()
     for split in run.about.get("splits", {}).values():
         own.update(split["counts"])

@@ -1,9 +1,11 @@
-"""Checkpoints that wait in memory, where epochs end so soon that writing each would take much of a fit.
+"""Checkpoints that wait in memory if epochs are so short that writing each would take much of the fit's time.
 
-On a small set a network like ResNet-18 ends an epoch every second or two, on a GPU in a few tenths, and its
-checkpoint, with momentum 90 MB, takes one or two tenths to write, synced to the disk. So the next is written once the
-last has come to be a small share of the time. What waits is written at a signal, at an error where the first process
-comes to it, and in the end. A kill loses it, which is that little time, and `--resume` takes it again.
+On a small data set, an epoch of ResNet-18 takes one or two seconds, on a GPU a few tenths of a second.
+Writing its checkpoint (90 MB with momentum) and syncing it to disk takes one or two tenths. So the next
+checkpoint is written only once the time for the last one is a small share of the time since then.
+
+A deferred checkpoint is written at a signal, at an error on rank 0, and at the end. A kill loses it.
+`--resume` then repeats that short time.
 """
 
 import copy
@@ -17,43 +19,51 @@ from typing import Any
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-SHARE = 0.02  # of the time, that goes into checkpoints at epochs' ends
-LONGEST = 60.0  # seconds that one waits, even if they come to a larger share
-QUICK = 0.05  # seconds: what is written as soon as that does not wait
-# bytes of one that waits, of which there may be two, and a third while that is copied
+SHARE = 0.02  # share of the time that is spent on checkpoints at the ends of epochs
+LONGEST = (
+    60.0  # seconds after which a checkpoint is written even if its share of the time is larger
+)
+QUICK = 0.05  # seconds: a checkpoint that is written faster is never deferred
+# Bytes of a checkpoint that may be deferred. There may be two in memory, and a third during a copy.
 MOST = 500_000_000
 
 
 class DeferredCheckpoints:
-    """What waits, by the names under which it is to be written. That is the first process's; others hold nothing."""
+    """The deferred checkpoints of rank 0, by the names under which to write them. Other ranks hold none."""
 
     def __init__(self) -> None:
-        # in the order in which they are to be written
+        # In the order in which they must be written.
         self._waiting: dict[str, dict[str, Any]] = {}
-        self._writing, self._size = 0.0, 0  # seconds and bytes of the latest
-        # of all that was written for the latest last.ckpt, and since then
+        self._writing, self._size = 0.0, 0  # seconds and bytes of the latest written checkpoint
+        # Seconds of writing: up to the latest last.ckpt, including other checkpoints before it, and since then.
         self._seconds = self._since_last = 0.0
-        self._ended = self._asked = -math.inf  # when a last.ckpt was written, when an epoch ended
+        self._ended = self._asked = -math.inf  # times: last.ckpt was written, an epoch ended
 
     @contextmanager
     def timed(self, path: Path, names: Sequence[str]) -> Iterator[None]:
-        """Take the time of a checkpoint that is written meanwhile, to `path` first."""
+        """Measure the time of writing a checkpoint within the context.
+
+        Args:
+            path: The file that is written.
+            names: All names of the checkpoint.
+        """
         began = time.monotonic()
         yield
         now = time.monotonic()
         self._writing, self._size = now - began, path.stat().st_size
         self._since_last += self._writing
-        self._asked += self._writing  # which is no part of the next epoch
-        # or what is written as the best inside epochs would let the last wait for ever
+        self._asked += self._writing  # the time of writing is not part of the next epoch
+        # Only a last.ckpt restarts the wait: a best.ckpt inside each epoch would otherwise defer last.ckpt forever.
         if "last" in names:
             self._seconds = self._since_last
             self._since_last = 0.0
             self._ended = now
 
     def may_wait(self) -> bool:
-        """Return whether what is to be written as an epoch ends would, as the last time, take more than its share.
+        """Return whether the checkpoint at the end of an epoch may be deferred. It is called once per epoch.
 
-        And whether it would not wait for too long, should the next epoch take as long as this one.
+        It is deferred if writing would take more than its share of the time, as measured last time, and if the wait
+        would not become too long with a next epoch as long as this one.
         """
         now = time.monotonic()
         epoch, self._asked = now - self._asked, now
@@ -62,29 +72,35 @@ class DeferredCheckpoints:
         return is_soon and is_worth_it(self._writing, self._size)
 
     def hold(self, names: Sequence[str], checkpoint: dict[str, Any]) -> bool:
-        """Let a copy of a checkpoint wait, in place of what has waited under these names.
+        """Defer a copy of a checkpoint. It replaces the deferred checkpoints of the same names.
 
         Returns:
-            Whether there was memory for it. If not, what has waited does so until it is dropped.
+            Whether there was enough memory. If not, the earlier ones stay until they are dropped.
         """
         try:
             copied = copy_of(checkpoint)
         except (
             MemoryError,
             RuntimeError,
-        ):  # the latter is torch's; what else is wrong, writing it will say
+        ):  # torch raises the latter; any other problem shows when it is written
             return False
         self.drop(names)
         self._waiting |= dict.fromkeys(names, copied)
         return True
 
     def drop(self, names: Sequence[str]) -> None:
-        """Forget what waits under these names: another has been written in its place."""
+        """Forget the deferred checkpoints of these names, which newer ones on disk have replaced."""
         for name in names:
             self._waiting.pop(name, None)
 
     def take(self, but: Sequence[str] = ()) -> Iterator[tuple[list[str], dict[str, Any]]]:
-        """Yield each checkpoint that waits and its names, but for some, in the order in which to write them."""
+        """Yield the names and content of each deferred checkpoint, in the order in which to write them.
+
+        Each is dropped once it is written.
+
+        Args:
+            but: Names to skip.
+        """
         while wanted := [name for name in self._waiting if name not in but]:
             checkpoint = self._waiting[wanted[0]]
             names = [name for name in wanted if self._waiting[name] is checkpoint]
@@ -93,29 +109,29 @@ class DeferredCheckpoints:
 
 
 def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> float:
-    """Return what checkpoints take of each epoch.
+    """Return the mean seconds per epoch that checkpoints take.
 
     Args:
-        writing: Seconds that it takes to write one.
-        size: Its bytes.
-        copying: Seconds that it takes to copy one.
+        writing: Seconds to write a checkpoint.
+        size: Bytes of a checkpoint.
+        copying: Seconds to copy a checkpoint in memory.
         epoch: Seconds of an epoch.
     """
     if not is_worth_it(writing, size):
         return writing
-    # of which one is written
+    # One of `num` checkpoints is written, the others are copied.
     num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))
     return (writing + (num - 1) * copying) / num
 
 
 def is_worth_it(writing: float, size: int) -> bool:
-    """Return whether what takes so many seconds to write, and so many bytes, is ever to wait."""
+    """Return whether it is worthwhile to defer checkpoints that take so many seconds to write, and so many bytes."""
     return writing > QUICK and size <= MOST
 
 
 def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint as it is now, in the memory of the CPU."""
-    copies: dict[int, Any] = {}  # by the identity of what is copied, as `deepcopy` has them
+    """Return a deep copy of a checkpoint with all tensors on the CPU."""
+    copies: dict[int, Any] = {}  # the memo of `deepcopy`: copies by the identity of the original
 
     def copied(tensor: Tensor) -> None:
         copies[id(tensor)] = tensor.detach().to("cpu", copy=True)

@@ -1,7 +1,8 @@
-"""The files of `finetune export`: what they hold beside a network, by which they are read as a checkpoint.
+"""The metadata in the files of `finetune export`, with which they can be read as checkpoints.
 
-Nothing of the machine goes in: no folder, no picture, of the weights that training began with only the name. Which
-pictures were seen goes in as hashes of their names, so that a test of the file can leave them out.
+A file holds nothing about the machine: no folders and no images, and only the name of the weights that
+training started from. It holds hashes of the names of the training images, so that a test of the file can
+exclude them.
 """
 
 import base64
@@ -27,11 +28,11 @@ _DATA = (*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fr
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 _SEEN: dict[str, type[np.generic]] = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
 
-InputSize = Literal["network_size", "any_size"]  # of the pictures that a file takes
+InputSize = Literal["network_size", "any_size"]  # size of the images that a file takes
 
 
 def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
-    """Return as JSON what is needed of a checkpoint beside its network to test, predict and serve."""
+    """Return as JSON what testing, predicting and serving need of a checkpoint besides the network."""
     model, data, origin = (
         checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune")
     )
@@ -61,27 +62,28 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
 
 
 def begun_with(checkpoint: Mapping[str, Any]) -> str | None:
-    """Return the name of the weights that training began with, of a file without its folder."""
+    """Return the name of the weights that training started from; of a file the name without its folder."""
     weights = checkpoint["finetune"].get("began_from") or checkpoint["hyper_parameters"]["weights"]
     return weights and PurePath(weights).name
 
 
 def licence_of(checkpoint: Mapping[str, Any]) -> str:
-    """Return whose terms hold for the weights that training began with, which are named without their folder."""
-    if told := checkpoint["finetune"].get("licence_of_the_weights"):
-        return str(told)
-    began_from = checkpoint["finetune"].get("began_from")  # an older checkpoint does not say it
+    """Return the licence of the weights that training started from, in a sentence without folders."""
+    recorded = checkpoint["finetune"].get("licence_of_the_weights")
+    if recorded:
+        return str(recorded)
+    began_from = checkpoint["finetune"].get("began_from")  # an older checkpoint does not have it
     backbone = checkpoint["hyper_parameters"]["backbone"]
     return licence(begun_with(checkpoint), backbone, began_from and PurePath(began_from).name)
 
 
 class ExportedCheckpoint(dict[str, Any]):
-    """An exported file in the form of the checkpoint that it was made of.
+    """The content of an exported file in the form of a checkpoint.
 
-    The type is the mark by which the other modules know one. A key could come from the content of any file.
+    Other modules recognise an exported file by this type: a key in the dict could come from any file.
 
     Attributes:
-        path: The file. An .onnx holds the network itself, of a .safetensors it is in `state_dict`.
+        path: The file. An .onnx contains the network. The weights of a .safetensors are in `state_dict`.
     """
 
     def __init__(self, content: Mapping[str, Any], path: Path) -> None:
@@ -94,11 +96,11 @@ class ExportedCheckpoint(dict[str, Any]):
 
 
 def read_exported(path: str | Path) -> ExportedCheckpoint:
-    """Read a file of `finetune export` as the checkpoint that it was made of.
+    """Read a file of `finetune export` in the form of a checkpoint.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or not of ours.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, or is not a file of `finetune export`.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -129,7 +131,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
             "datamodule_hyper_parameters": plain["data"],
             "finetune": {**origin, "precision": "32-true", "train_metrics": {}},
             "state_dict": state,
-            # What Lightning looks at in every checkpoint.
+            # Lightning expects these keys in every checkpoint.
             "epoch": 0,
             "global_step": 0,
             "pytorch-lightning_version": pl.__version__,
@@ -142,7 +144,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         AttributeError,
         RuntimeError,
         OverflowError,
-    ) as error:  # or RecursionError
+    ) as error:  # RuntimeError includes RecursionError
         raise ValueError(
             f"{str(path)!r} is damaged: what it says of itself can't be read"
         ) from error
@@ -169,7 +171,7 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Yield every tensor in a message of ONNX, those of inner graphs and of attributes too."""
+    """Yield every tensor in an ONNX message, with those in subgraphs and attributes."""
     if message.DESCRIPTOR.name == "TensorProto":
         yield message
         return
@@ -180,7 +182,11 @@ def _tensors(message: Any) -> Iterator[Any]:
 
 
 def _check(plain: Any) -> None:
-    """Make sure that the numbers an exported file states beside the checkpoint's sections are usable."""
+    """Check that mean, std and class weights of an exported file are usable.
+
+    Raises:
+        ValueError: They are not.
+    """
     numbers = [*plain["mean"], *plain["std"], *plain["class_weight"]]
     is_sound = (
         len(plain["class_weight"]) == len(plain["model"]["class_names"])

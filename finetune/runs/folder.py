@@ -20,9 +20,9 @@ from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, shown
 
-# what about.json keeps when a run goes on
+# Keys of about.json that describe how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
-# What a run has before it has a result: a run that fails leaves no folder with nothing else.
+# Files of a run without a result. If a run fails and its folder has no other files, the folder is deleted.
 _OF_NO_RESULT = {
     "config.yaml",
     "about.json",
@@ -35,15 +35,17 @@ _OF_NO_RESULT |= {"checkpoints/start.ckpt"}
 
 
 class Run:
-    """Where this run's files go.
+    """The folder of a run.
 
     Attributes:
+        root: The folder of all runs.
+        command: The command of the run, such as `fit`.
         path: The run's folder; None until `choose`.
-        began_from: The checkpoint of another run that this one went on from, if it did.
-        licence: Whose terms hold for the weights that it began with, in a sentence.
-        about: What a fit began with, for about.json; None where nothing is known of it.
+        began_from: The checkpoint of another run that this one started from, if there is one.
+        licence: The licence of the weights that it started from, in a sentence.
+        about: Content of about.json; None if there is nothing to write.
         name: The name of its folder; None for the next version_N.
-        leaves_folder: Whether it makes a folder without being asked for it by a logger.
+        leaves_folder: Whether the run creates a folder even if no logger needs one.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class Run:
         self.about: dict[str, Any] | None = None
         self.name = name
         self.leaves_folder = True
-        self._made: list[Path] = []  # by `choose`, the innermost folder first
+        self._made: list[Path] = []  # folders that `choose` has created, the innermost first
 
     def choose(self) -> Path:
-        """Make the run's folder: the one with its name, or a new version; two runs that begin at once get one each.
+        """Create the run's folder, and return it: the one with its name, or the next version.
+
+        Two runs that start at the same time get different versions.
 
         Raises:
-            WrongUsage: There is something with its name.
+            WrongUsage: The name is in use.
         """
         if self.path is not None:
             return self.path
@@ -89,18 +93,18 @@ class Run:
                 self.path = candidate
                 if self.command == "fit":
                     hold(candidate)
-            except FileExistsError:  # of another process, or what is no folder
+            except FileExistsError:  # another process has created it, or it is a file
                 number += 1
 
     def mark_ended(self) -> None:
-        """Write into about.json when the run ended, if it did not say so before."""
+        """Write the time of the run's end to about.json, unless it is there already."""
         about = {} if self.path is None else read_about(self.path)
         if about and "ended" not in about:
             text = json.dumps(about | {"ended": now()}, indent=2)
             replace_text(self.file("about.json"), text + "\n")
 
     def discard_if_empty(self) -> None:
-        """Delete the folder that this command has made if there is no result in it, nor a line of a log."""
+        """Delete the folder that this command has created if it contains neither results nor logged metrics."""
         if not self._made or has_result(self._made[0]):
             return
         release_run(self._made[0])
@@ -118,18 +122,18 @@ class Run:
 
 
 def versions(root: str | Path, command: str) -> list[Path]:
-    """Return the numbered runs of `command` beneath `root`, oldest first."""
+    """Return the folders of the numbered runs of `command` in `root`, oldest first."""
     folders = Path(root, command).glob("version_*")
     return sorted((f for f in folders if f.is_dir() and is_numbered(f.name)), key=_version)
 
 
 def last_checkpoint(run: Path) -> Path:
-    """Return where a run writes the checkpoint from which `--resume` continues."""
+    """Return the path of the checkpoint from which `--resume` continues a run."""
     return run / "checkpoints" / "last.ckpt"
 
 
-def is_try(run: Path) -> bool:
-    """Return whether a run was one of `--trainer.fast_dev_run`; killed, it leaves a checkpoint."""
+def is_dev_run(run: Path) -> bool:
+    """Return whether a run was started with `--trainer.fast_dev_run`. If it was killed, it has left a checkpoint."""
     try:
         return bool(
             yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"]
@@ -140,30 +144,30 @@ def is_try(run: Path) -> bool:
         LookupError,
         TypeError,
         yaml.YAMLError,
-    ):  # it ended before, or is of another version
+    ):  # the run ended before it wrote the file, or is of another version
         return False
 
 
-def not_looked_at(root: str | Path, known: Sequence[Path]) -> list[Path]:
-    """Return the runs beneath `root` that have a `last.ckpt` but lie where `--resume` does not look.
+def runs_elsewhere(root: str | Path, known: Sequence[Path]) -> list[Path]:
+    """Return the runs in `root` that have a `last.ckpt` but lie where `--resume` does not look.
 
     Args:
         root: The folder of all runs.
-        known: Its runs of `fit`.
+        known: The runs of `fit` in it.
     """
-    found = [
+    runs = [
         path.parent.parent
         for depth in ("*", "*/*")
         for path in Path(root).glob(f"{depth}/checkpoints/last.ckpt")
     ]
-    return sorted(set(found) - set(known))
+    return sorted(set(runs) - set(known))
 
 
 def check_unused(folder: Path) -> None:
-    """Make sure that a new run can have this folder: a fit that was killed before it had a result may have left it.
+    """Check that a new run can use this folder. It may exist, if a fit was killed before it had a result.
 
     Raises:
-        WrongUsage: There is something else of that name.
+        WrongUsage: The name is in use.
         ValueError: Another process is about to train there.
     """
     if folder.is_dir() and not folder.is_symlink() and not has_result(folder):
@@ -177,10 +181,10 @@ def check_unused(folder: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Make sure that a run can have this name: one component of a path, that `version_N` and flags cannot be.
+    """Check that a name is valid for a run: one component of a path that is neither `version_N` nor like a flag.
 
     Raises:
-        WrongUsage: It cannot.
+        WrongUsage: It is not valid.
     """
     is_plain = name == shown(name).strip() and not re.search(r"[/\\]", name) and len(name) <= 100
     if not name or not is_plain or name[0] in ".-":
@@ -215,7 +219,7 @@ def _version(folder: Path) -> int:
 
 
 class RunFolder(pl.Callback):
-    """Lets rank 0 choose the run's folder, hands it to the others, and writes `config.yaml` and `about.json`."""
+    """Chooses the run's folder on rank 0, broadcasts it, and writes `config.yaml` and `about.json`."""
 
     def __init__(self, run: Run, parser: ArgumentParser, config: Namespace) -> None:
         self.run = run
@@ -246,27 +250,27 @@ class RunFolder(pl.Callback):
                 )
 
     def on_exception(self, *_: Any) -> None:
-        if self.run.command == "fit":  # others leave nothing to write
-            ending.set()  # before other callbacks, and loggers, write what is left
+        if self.run.command == "fit":  # other commands have nothing left to write
+            ending.set()  # before other callbacks and loggers write the rest
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Return what goes into about.json: how a run began stays in it, and each command that went on with it."""
+        """Return the content of about.json. A resumed run keeps how it began, and adds its command."""
         path = self.run.file("about.json")
         if not path.exists():
             return about
         first = continue_side_file(path, is_about, "the command that began the run is lost")
-        kept = {"command": ""} | {name: first[name] for name in _OF_THE_BEGINNING if name in first}
+        beginning = {name: first[name] for name in _OF_THE_BEGINNING if name in first}
         went_on_by = [*first.get("went_on_by", []), about.get("command", "")]
-        now = {name: value for name, value in about.items() if name != "began"}
-        return now | kept | {"went_on_by": went_on_by}
+        current = {name: value for name, value in about.items() if name != "began"}
+        return {**current, "command": "", **beginning, "went_on_by": went_on_by}
 
     def text(self) -> str:
-        """Return what goes into config.yaml."""
+        """Return the content of config.yaml."""
         return config_text(self.parser, self.config, self.run.command)
 
 
 def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
-    """Return the settings of a command as config.yaml has them; given to `fit` again, they start a run of its own."""
+    """Return the content of config.yaml for a command. `fit` with this config starts a new run: it does not resume."""
     config = config.clone()
     for key, value in {
         "resume": False,

@@ -12,9 +12,9 @@ class InterpolatedWeights:
     """Weights on the line between start and end, measured on the validation images.
 
     Attributes:
-        share: Of the way from the start, 0, to the end, 1.
+        share: Position on the line, from 0 for the start to 1 for the end.
         loss: Mean negative log probability of the labels at the fitted temperature.
-        accuracy: Share of the images that are predicted right.
+        accuracy: Share of the images that are predicted correctly.
     """
 
     share: float
@@ -24,12 +24,12 @@ class InterpolatedWeights:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Which candidate was chosen, and all of them.
+    """The candidates and the choice among them.
 
     Attributes:
         share: The share of the chosen candidate.
-        candidates: In the order of their shares, from the start to the end.
-        num_images: Validation images on which they were measured.
+        candidates: All candidates, in the order of their shares.
+        num_images: Number of validation images on which they were measured.
     """
 
     share: float
@@ -37,7 +37,7 @@ class Interpolation:
     num_images: int
 
     def as_plain(self) -> dict[str, Any]:
-        """Return it as plain values, for a checkpoint, test.json and kept_weights.json."""
+        """Return the record as plain values, for a checkpoint, test.json and kept_weights.json."""
         return {
             "share": self.share,
             "num_images": self.num_images,
@@ -46,7 +46,7 @@ class Interpolation:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
-        """Return what `as_plain` gave; values are checked where a checkpoint is read."""
+        """Return the record of a result of `as_plain`. The values were checked when the checkpoint was read."""
         candidates = tuple(InterpolatedWeights(**candidate) for candidate in plain["candidates"])
         return cls(plain["share"], candidates, plain["num_images"])
 
@@ -54,7 +54,7 @@ class Interpolation:
         """Return what best.ckpt holds and why, in words.
 
         Args:
-            epoch: That of the fine-tuned weights, counted from one; None if it is not known.
+            epoch: The epoch of the fine-tuned weights, counted from one; None if it is unknown.
         """
         by_share = {candidate.share: candidate for candidate in self.candidates}
         of_epoch = "" if epoch is None else f" of epoch {epoch}"

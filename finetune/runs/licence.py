@@ -1,4 +1,4 @@
-"""Whose terms hold for what a network learned before its training here: the one place that says it."""
+"""The licence of the weights that training started from. All other modules take it from here."""
 
 import os
 from pathlib import PurePath
@@ -9,9 +9,9 @@ from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.timm_backbones import describe, is_timm
 from finetune.system.messages import shown
 
-# As timm's descriptions name them. What else they name has terms of its own.
+# Names in timm's descriptions. Any other licence has terms of its own.
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0"}
-_NOT_COMMERCIAL = ("-nc", "noncommercial", "apple-amlr", "seer")  # in the name
+_NOT_COMMERCIAL = ("-nc", "noncommercial", "apple-amlr", "seer")  # parts of the names
 _WARNING = "commercial use is not allowed"
 _OTHER = "terms of their own"
 _OWN = "a licence of their own"
@@ -26,14 +26,14 @@ def licence(
     is_file: bool = False,
     known: str | None = None,
 ) -> str:
-    """Return what training started from and whose terms hold for it, in a sentence; what is not known is unknown.
+    """Return what training started from and its licence, in a sentence. The licence may be `unknown`.
 
     Args:
-        weights: As `model.weights` has them: torchvision's name, a file, a folder of timm's, None for random ones.
-        backbone: Of which network.
-        began_from: The checkpoint of another run that training went on from instead.
-        is_file: Whether the weights are a file, whose name may end as it likes.
-        known: This sentence for the run that the checkpoint or the file comes from, if it is one of ours.
+        weights: As `model.weights`: torchvision's name, a file, a folder with timm's weights, None for random weights.
+        backbone: The network.
+        began_from: The checkpoint of another run that training started from instead.
+        is_file: Whether the weights are a file. Otherwise that is decided by the suffix.
+        known: The sentence for the run that the checkpoint or file comes from, if it is a run of finetune.
     """
     is_file = is_file or str(weights).endswith(_FILES)
     if known and (began_from or is_file):
@@ -56,12 +56,12 @@ def licence(
 
 
 def is_restricted(text: str) -> bool:
-    """Return whether a sentence of `licence` is one that somebody should read before all else."""
+    """Return whether a sentence of `licence` names terms that the user must read."""
     return any(words in text for words in (_WARNING, _OTHER, _OWN))
 
 
 def _of_timm(weights: str, backbone: str) -> str:
-    """Return the same of weights that say under which licence they are."""
+    """Return the sentence for timm's weights, whose description has the licence."""
     is_folder = weights != "DEFAULT"
     if is_folder and not os.path.isdir(weights):
         return f"the folder {PurePath(weights).name}: licence unknown, whoever gave it to you says on which terms"
@@ -82,8 +82,9 @@ def _of_timm(weights: str, backbone: str) -> str:
 
 
 def _own_terms(weights: str, backbone: str) -> str | None:
+    """Return the special licence of torchvision's weights; None if they have none."""
     if backbone in SMALL_NETWORKS or backbone not in models.list_models():
         return None
     members = models.get_model_weights(backbone).__members__
-    found = members.get(weights.rpartition(".")[2])
-    return found.meta.get("license") if found else None
+    member = members.get(weights.rpartition(".")[2])
+    return member.meta.get("license") if member else None

@@ -1,4 +1,4 @@
-"""What Lightning's own callbacks need where a run goes on: limits that may be raised, epochs entered in the middle."""
+"""Support for Lightning's own callbacks in resumed runs: limits that were raised, and starts inside an epoch."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Rates(LearningRateMonitor):
     """Logs the learning rates.
 
     Attributes:
-        last: Those of an epoch's last batch by name, logged or not; none where the epoch ended before it.
+        last: Learning rates by name at the last batch of the epoch, logged or not; empty before that batch.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Rates(LearningRateMonitor):
         self.last = lightning_private.learning_rates(self, trainer) if is_last else {}
 
     def state_dict(self) -> dict[str, Any]:
-        # a run may go on in the validation that follows the last batch
+        # A run may be resumed inside the validation after the last batch.
         return {"last": dict(self.last)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -50,9 +50,9 @@ class Limits:
     Attributes:
         max_epochs: None or -1 for no limit.
         max_steps: -1 for no limit.
-        min_epochs: Epochs before which no callback ends it.
-        min_steps: Steps before which no callback ends it.
-        callbacks: All of the trainer; some of them end a fit.
+        min_epochs: Number of epochs before which no callback can end it.
+        min_steps: Number of steps before which no callback can end it.
+        callbacks: All callbacks of the trainer. Some of them can end a fit.
     """
 
     max_epochs: int | None = None
@@ -73,7 +73,10 @@ class Limits:
         )
 
     def as_plain(self) -> dict[str, Any]:
-        """Return what can end a run early, as a checkpoint keeps it: a run that one of these ended may be prolonged."""
+        """Return the limits by which callbacks end a run, as plain values for a checkpoint.
+
+        If a callback has ended a run and these values change, the run may be continued.
+        """
         min_epochs = self.min_epochs
         if not min_epochs:
             # Lightning sets it to 1 at the start of a fit that has min_steps alone, else to 0.
@@ -101,7 +104,7 @@ def ended_by(checkpoint: Mapping[str, Any], limits: Limits) -> str:
     epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     steps = checkpoint["global_step"]
     if any(isinstance(callback, StochasticWeightAveraging) for callback in limits.callbacks):
-        epochs -= 1  # a pass more is due after the last epoch, for the statistics of batch norm
+        epochs -= 1  # after the last epoch one more pass computes the statistics of batch norm
     if limits.max_epochs not in (None, -1) and epochs >= limits.max_epochs:
         return _reached(epochs, "epochs", "trainer.max_epochs", limits.max_epochs)
     if 0 <= limits.max_steps <= steps:
@@ -130,7 +133,7 @@ def _stopped_by(callback: pl.Callback, state: Mapping[str, Any] | None) -> str:
 
 
 def _reached(num: int, what: str, option: str, most: int) -> str:
-    """Return a limit in words; if a run has trained for longer, also for how long."""
+    """Return a limit in words; if a run was trained beyond it, also how far."""
     limit = f"{option} {most}"
     return limit if num == most else f"{num:,} {what} trained, more than {limit}"
 
@@ -138,9 +141,9 @@ def _reached(num: int, what: str, option: str, most: int) -> str:
 def keep_patience(
     checkpoint: MutableMapping[str, Any], trainer: pl.Trainer, is_new_run: bool = False
 ) -> None:
-    """Let early stopping keep the patience that it was given now: it would take the checkpoint's.
+    """Give early stopping the patience of the current command instead of that in the checkpoint.
 
-    A new run that begins from another's checkpoint waits for higher numbers of its own: none of that state is left.
+    A new run that starts from another run's checkpoint drops the state of early stopping, in place.
     """
     states = checkpoint.get("callbacks", {})
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -153,14 +156,14 @@ def keep_patience(
 
 
 def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
-    """Make sure that callbacks which average weights do what they say.
+    """Check that callbacks which average weights work with this model.
 
     Raises:
-        ValueError: One is tested with other weights than its checkpoints hold; or StochasticWeightAveraging would
-            overwrite frozen batch norm or, without any, write its mean into no checkpoint.
+        ValueError: WeightAveraging would test other weights than its checkpoints hold. Or StochasticWeightAveraging
+            would overwrite frozen batch norm statistics or, without batch norm, save its mean in no checkpoint.
     """
     if any(isinstance(c, WeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
-        # Where it loads best.ckpt for the test it takes the weights that were not averaged (Lightning 2.6).
+        # When it loads best.ckpt for the test, it takes the weights before averaging (Lightning 2.6).
         raise ValueError(
             "the test would measure other weights than best.ckpt holds with WeightAveraging: leave it out"
         )
@@ -178,7 +181,7 @@ def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
 
 
 def enter_epoch(trainer: pl.Trainer) -> None:
-    """Let callbacks do at a start inside an epoch what they do at its beginning, which Lightning leaves out."""
+    """Call the epoch-start hooks of some callbacks if a run is resumed inside an epoch. Lightning skips them."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if epochs.started <= epochs.processed:
         return
@@ -187,4 +190,4 @@ def enter_epoch(trainer: pl.Trainer) -> None:
             rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
             callback.on_train_epoch_start(trainer, trainer.lightning_module)
             for group, rate in zip(trainer.optimizers[0].param_groups, rates, strict=True):
-                group["lr"] = rate  # a new SWALR begins by changing it
+                group["lr"] = rate  # a new SWALR changes the rate when it is created

@@ -1,4 +1,4 @@
-"""report.html while training goes on: rewritten after an epoch, as often as that costs next to nothing."""
+"""Rewrites report.html during training, after epochs, such that it takes at most 1 % of the time."""
 
 import logging
 import math
@@ -12,17 +12,19 @@ from finetune.runs.folder import Run
 
 log = logging.getLogger(__name__)
 
-# seconds of training before the first page: a run that is over by then gets its page at the end
+# Seconds of training before the first page. A shorter run gets its page at the end only.
 _PATIENCE = 20.0
-_SHARE = 0.01  # of the time
-_RUNNING = '<meta http-equiv="refresh"'  # in a page that loads itself anew, and in no other
+_SHARE = 0.01  # share of the time for writing pages
+_RUNNING = (
+    '<meta http-equiv="refresh"'  # only the page of a running fit has this: it reloads itself
+)
 
 
 class LiveReport(pl.Callback):
-    """Rewrites the run's page after an epoch, on the first device.
+    """Rewrites the run's report after epochs, on rank 0.
 
     Args:
-        run: The run; `report.html` goes into its folder.
+        run: The run. `report.html` is written to its folder.
     """
 
     def __init__(self, run: Run) -> None:
@@ -34,13 +36,13 @@ class LiveReport(pl.Callback):
         self._since = time.monotonic()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        # Not at an epoch's end itself: its numbers are logged after all callbacks.
+        # At the start of the next epoch, since the metrics of an epoch are logged after all callbacks at its end.
         began = time.monotonic()
         if not trainer.is_global_zero or _SHARE * (began - self._since) < self._cost:
             return
         try:
             _write(self.run, is_running=True)
-        except Exception as error:  # nothing that a page lacks is worth a training
+        except Exception as error:  # a failed page must not end the training
             log.warning("no page while this run goes on: %s", error)
             self._cost = math.inf
             return
@@ -49,23 +51,23 @@ class LiveReport(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.is_global_zero and self.run.path is not None:
-            # Or it shows the test of a best.ckpt that is gone: a finished run was prolonged.
+            # If a finished run was continued, its page shows the test of a best.ckpt that no longer exists.
             is_stale = self.run.file("report.html").exists() > self.run.file("test.json").exists()
             end_page(self.run, is_stale)
 
 
 def end_page(run: Run, is_stale: bool = False) -> None:
-    """Let the page of a run that is over say no longer that it goes on; what has ended it stays the news.
+    """Rewrite the page of a run that has ended if the page says that it is running. An error is only logged.
 
     Args:
-        run: The run, perhaps without a page.
-        is_stale: Whether its page is to be written anew, whatever it says.
+        run: The run. It may have no page.
+        is_stale: Whether to rewrite the page in any case.
     """
     page = run.file("report.html")
     try:
         if is_stale or (page.is_file() and _RUNNING in page.read_text("utf-8", "replace")):
             _write(run, is_running=False)
-    except Exception as error:  # of whatever has stopped the run, such as a full disk
+    except Exception as error:  # the cause may be what ended the run, such as a full disk
         log.warning("report.html still says that the run goes on: %s", error)
 
 
@@ -75,7 +77,7 @@ def _write(run: Run, is_running: bool) -> None:
 
     assert run.path is not None
     record = replace(read_run(run.path), answers=None)
-    # one that is prolonged has the result of a best.ckpt that may be another's by now
+    # A continued run may have the test result of an earlier best.ckpt.
     if is_running:
         record = replace(record, result={})
     write_report(record, None, {}, is_running=is_running)

@@ -1,4 +1,4 @@
-"""metrics.csv, a row for each epoch, and steps.csv, one for each step that logged: a resumed run goes on with both."""
+"""metrics.csv has a row for each epoch, and steps.csv for each logged step. A resumed run appends to both."""
 
 import csv
 import io
@@ -17,18 +17,18 @@ from finetune.runs.side_files import set_aside
 from finetune.system.files import replace_text
 from finetune.system.messages import reason
 
-_ORDER = {"train": 0, "val": 1}  # of the columns, before rates
+_ORDER = {"train": 0, "val": 1}  # order of the columns; learning rates come last
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 class MetricsCSV(Logger):
-    """Appends all that a fit logs to `steps.csv`, and makes one row of each epoch in `metrics.csv`.
+    """Appends everything that a fit logs to `steps.csv`, and one row per epoch to `metrics.csv`.
 
-    A row of `steps.csv` has the index of its step and Lightning's of its epoch, both from zero. One of `metrics.csv`
-    has the epoch counted from one, as it is printed, the steps that were taken by its end, and its seconds; then the
-    last value of the epoch of all that was logged, save that `train/loss` is the mean over the epoch. What is not
-    defined is empty, such as the recall of a class without images.
+    A row of `steps.csv` has the index of the step and of the epoch, both counted from zero. A row of `metrics.csv` has
+    the epoch counted from one, as it is printed, the number of steps at its end, and its seconds. Then follows the last
+    value of each metric in the epoch, but for `train/loss`, which is the mean over the epoch. An undefined metric is
+    empty, such as the recall of a class without images.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,7 +36,7 @@ class MetricsCSV(Logger):
         self.run = run
         self._columns: list[str] = []
         self._last: dict[str, Any] = {}
-        self._epoch: dict[str, Any] = {}  # what was logged since the last one's end
+        self._epoch: dict[str, Any] = {}  # values that were logged since the end of the last epoch
 
     @property
     def name(self) -> str:
@@ -52,13 +52,13 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """config.yaml has them."""
+        """Do nothing: config.yaml has the hyperparameters."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {name: value if is_defined(name, value) else "" for name, value in metrics.items()}
         row: dict[str, Any] = {"step": step, **values}
-        # written ahead; test.json or val.json has it
+        # Skip a row that was written ahead. Commands other than fit write test.json or val.json instead.
         if row == self._last or self.run.command != "fit":
             return
         self._last = row
@@ -73,9 +73,10 @@ class MetricsCSV(Logger):
             file.write(_csv([row], self._columns, header=False))
 
     def write_ahead(self, trainer: pl.Trainer, is_epoch_end: bool) -> None:
-        """Write the row that Lightning will log behind a checkpoint before it: a kill between would lose it for good.
+        """Write the row that Lightning would log after the next checkpoint.
 
-        All devices call it, in `on_train_batch_end` or `on_train_epoch_end`, where all else has logged.
+        Otherwise a kill between the checkpoint and the row would lose the row. All ranks call this, in
+        `on_train_batch_end` or `on_train_epoch_end`, after everything else has logged.
         """
         metrics = lightning_private.pending_metrics(trainer, is_epoch_end)
         if metrics:
@@ -89,9 +90,17 @@ class MetricsCSV(Logger):
     def log_epoch(
         self, epoch: int, step: int, seconds: float, rates: Mapping[str, float] | None = None
     ) -> None:
-        """Write the row of an epoch, counted from one, of which everything is logged; `rates` perhaps not."""
-        values, self._epoch = {**self._epoch, **(rates or {})}, {}
-        named = {"train/loss_epoch": "train/loss"}  # which is that of the last step that logged
+        """Write the row of a complete epoch.
+
+        Args:
+            epoch: The epoch, counted from one.
+            step: Number of steps at its end.
+            seconds: Seconds of the epoch.
+            rates: Learning rates at its end, which may not be logged yet.
+        """
+        values = {**self._epoch, **(rates or {})}
+        self._epoch = {}
+        named = {"train/loss_epoch": "train/loss"}  # the mean replaces the value of the last step
         values = {
             named.get(name, name): value
             for name, value in values.items()
@@ -104,7 +113,7 @@ class MetricsCSV(Logger):
         )
         row = {"epoch": epoch, "step": step, "seconds": round(seconds, 3), **values}
         path = self.run.file("metrics.csv")
-        # A run that a limit ended inside an epoch, and that was prolonged, has a part of it already.
+        # If a limit ended the run inside this epoch before, there is a row of that part already.
         rows = [*(row for row in read_metrics(path) if int(row["epoch"]) < epoch), row]
         replace_text(
             path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True)
@@ -112,9 +121,9 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def rewind(self, global_step: int) -> None:
-        """Drop the rows of steps that a resumed run will do again: those from `global_step` on."""
+        """Drop the rows of steps from `global_step` on, which a resumed run repeats."""
         steps, epochs = self.run.file("steps.csv"), self.run.file("metrics.csv")
-        # of an earlier version, which knew no other file
+        # Earlier versions wrote the rows of steps to metrics.csv, and no other file.
         if epochs.exists() and not steps.exists():
             epochs.rename(steps)
         kept = _keep(steps, lambda row: int(row["step"]) < global_step)
@@ -131,23 +140,23 @@ class MetricsCSV(Logger):
 def is_defined(name: str, value: Any) -> bool:
     """Return whether a metric has a value: NaN is 0 / 0, except for a loss, where training has diverged.
 
-    Loggers are also given images under such names.
+    Values may also be images, which are defined.
     """
     is_nan = isinstance(value, float) and math.isnan(value)
     return name.partition("/")[2].startswith("loss") or not is_nan
 
 
 def read_metrics(path: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a metrics.csv or steps.csv, none where there is no file, without a half-written last row."""
+    """Return the rows of a metrics.csv or steps.csv without a half-written last row; none if there is no file."""
     if not Path(path).exists():
         return []
-    # a class's name may have what else ends lines
+    # The name of a class may contain other line separators.
     with open(path, encoding="utf-8", newline="\n") as lines:
         return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
 def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
-    """Drop the other rows of a file, and return those."""
+    """Rewrite a file with the rows for which `is_kept` returns True, and return them; rename a damaged file."""
     try:
         rows = read_metrics(path)
         for row in rows:
@@ -159,7 +168,7 @@ def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[st
             f"{path} is damaged: {reason(error)}",
             "its rows are missing in the report and its charts",
         )
-        # else the other file would be taken for that of an earlier version, which had only one
+        # With an empty file, `rewind` does not take metrics.csv for that of an earlier version.
         path.touch()
         return []
     if rows:
@@ -168,7 +177,7 @@ def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[st
 
 
 def _check(row: dict[str, str]) -> None:
-    """Raise ValueError or TypeError if a value is not a number, or a row has more of them than columns."""
+    """Raise ValueError or TypeError if a value is not a number, or a row has more values than columns."""
     for name, value in row.items():
         if value:
             if name in ("step", "epoch"):

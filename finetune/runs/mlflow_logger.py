@@ -18,25 +18,24 @@ from finetune.runs.run_logger import RunLogger
 from finetune.system.messages import reason
 
 log = logging.getLogger(__name__)
-_ANSWERS = 10.0  # seconds in which a server does
-# in a name: Lightning drops them, with a warning at each step
+_TIMEOUT = 10.0  # seconds for a server to answer
+# Characters that MLflow does not allow in names. Lightning would drop them, with a warning at each step.
 _NOT_ALLOWED = re.compile("[^a-zA-Z0-9_/. -]")
-_LONGEST = 240  # letters of a name
+_LONGEST = 240  # characters of a name
 
 
 class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
-    """Writes what `mlflow ui` shows, into a folder or to a server.
+    """Logs to MLflow, into a folder or to a server. `mlflow ui` shows the logs.
 
     Args:
-        experiment_name: The experiment that the run is one of.
-        run_name: By default the run's folder.
-        tracking_uri: A server's address, or another of MLflow's; by default `save_dir`, or what MLFLOW_TRACKING_URI
-            says.
-        save_dir: A folder; by default `mlflow` in the run's.
-        tags: Of the run.
-        prefix: What stands before each name.
-        artifact_location: Where pictures go; by default as the tracking URI has it.
-        run_id: A run of MLflow's to go on in.
+        experiment_name: Name of the experiment.
+        run_name: Name of the run; by default the run's folder.
+        tracking_uri: Address of a server, or another tracking URI; by default `save_dir`, else MLFLOW_TRACKING_URI.
+        save_dir: A folder; by default `mlflow` in the run's folder.
+        tags: Tags of the run.
+        prefix: Prefix of the names of metrics.
+        artifact_location: Where images are stored; by default the tracking URI decides.
+        run_id: ID of an MLflow run to continue.
     """
 
     package = place = "mlflow"
@@ -53,7 +52,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         artifact_location: str | None = None,
         run_id: str | None = None,
     ) -> None:
-        # Before mlflow is imported: it would take databases only, send what is used of it, and miss git on the screen.
+        # Before mlflow is imported. By default it accepts only databases, sends telemetry, and complains without git.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -65,24 +64,25 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self.goes_on = run_id is not None
         self._uri = tracking_uri or (None if save_dir else os.environ.get("MLFLOW_TRACKING_URI"))
         self._dir = save_dir
-        self._names: dict[str, str] = {}  # of what is logged, and as MLflow has them
+        self._names: dict[str, str] = {}  # names of metrics and settings, and their names in MLflow
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         if self._is_set_up:
             return super().experiment
-        name, run_id = self._given_name or self._title(), self._take_up()
+        name = self._given_name or self._title()
+        run_id = self._earlier_name()
         uri = self._uri or Path(self._dir or self._run_folder()).absolute().as_uri()
         _check_server(uri)
-        announcing = logging.getLogger("pytorch_lightning.loggers.mlflow")
-        level = announcing.level
-        announcing.setLevel(logging.ERROR)  # that there was no such experiment yet
+        lightning_log = logging.getLogger("pytorch_lightning.loggers.mlflow")
+        level = lightning_log.level
+        lightning_log.setLevel(logging.ERROR)  # no message that the experiment is new
         try:
-            # Not before: it makes the folder.
+            # This creates the folder, so it comes late.
             client = self._client(uri, name, self._given_id or run_id)
         finally:
-            announcing.setLevel(level)
+            lightning_log.setLevel(level)
         self._is_set_up = True
         self._remember(str(self._run_id))
         return client
@@ -93,9 +93,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         )
         try:
             return super().experiment
-        except (
-            Exception
-        ) as error:  # a server's MlflowException, or of a folder nothing more special
+        except Exception as error:  # a server raises MlflowException, a folder a plain Exception
             is_gone = getattr(
                 error, "error_code", ""
             ) == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
@@ -110,7 +108,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:
         client = self.experiment
-        if self.goes_on:  # MLflow takes each setting once
+        if self.goes_on:  # MLflow accepts each setting only once
             client.update_run(self.run_id, "RUNNING")
         else:
             allowed = {self._allowed(name): value for name, value in settings.items()}
@@ -118,7 +116,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        _ = self.experiment  # of whose settings Lightning's takes the prefix
+        _ = self.experiment  # its creation sets the prefix that Lightning's `log_metrics` uses
         super().log_metrics({self._allowed(name): value for name, value in metrics.items()}, step)
 
     @rank_zero_only
@@ -126,7 +124,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self.experiment.log_image(self.run_id, image, f"{name}.png")
 
     def _allowed(self, name: str) -> str:
-        """Return a name as MLflow may have it: a class may be called anything, and no two metrics the same."""
+        """Return a unique name that MLflow allows. The name of a class may have any characters."""
         if name not in self._names:
             allowed = numbered = _NOT_ALLOWED.sub("_", name)[:_LONGEST]
             taken, num = set(self._names.values()), 1
@@ -138,12 +136,16 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
 
 
 def _check_server(uri: str) -> None:
-    """Make sure that a server is there: MLflow would ask again and again, for minutes."""
+    """Check that a server answers, since MLflow would retry for minutes.
+
+    Raises:
+        ValueError: It does not.
+    """
     if uri.startswith(("http://", "https://")):
         try:
-            urlopen(uri, timeout=_ANSWERS).close()
-        except HTTPError:  # an answer
+            urlopen(uri, timeout=_TIMEOUT).close()
+        except HTTPError:  # an error response is an answer too
             return
         except OSError as error:
-            told = "MLFLOW_TRACKING_URI or --trainer.logger.tracking_uri says where it is"
-            raise ValueError(f"no server answers at {uri} ({reason(error)}): {told}") from error
+            hint = "MLFLOW_TRACKING_URI or --trainer.logger.tracking_uri says where it is"
+            raise ValueError(f"no server answers at {uri} ({reason(error)}): {hint}") from error

@@ -1,4 +1,4 @@
-"""How to repeat a run, and a model card to paste: Markdown after Mitchell et al. 2019 (arXiv:1810.03993)."""
+"""A model card in Markdown, after Mitchell et al. 2019 (arXiv:1810.03993)."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from finetune.runs.statistics import interval, percent
 
 
 def weights_and_licence(run: RunRecord) -> str:
-    """Return what training started from and whose terms hold for it, in a sentence."""
-    if told := run.about.get("licence_of_the_weights"):
-        return str(told)
+    """Return what training started from and its licence, in a sentence."""
+    recorded = run.about.get("licence_of_the_weights")
+    if recorded:
+        return str(recorded)
     return licence(
         run.setting("model", "weights"),
         run.setting("model", "backbone"),
@@ -20,7 +21,7 @@ def weights_and_licence(run: RunRecord) -> str:
 
 
 def model_card(run: RunRecord) -> str:
-    """Return the card as Markdown; what only a person can know is left to be filled in."""
+    """Return the card as Markdown, with placeholders for what only a person can know."""
     result, about = run.result, run.about
     names = result.get("class_names") or list(
         about.get("splits", {}).get("train", {}).get("counts", {})
@@ -81,9 +82,9 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
 
 def _trained(about: dict[str, Any]) -> list[str]:
     train = about.get("splits", {}).get("train", {}).get("counts", {})
-    told = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
+    counts = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
     more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
     return [
-        f"{sum(train.values())} pictures: {told}{more}",
+        f"{sum(train.values())} pictures: {counts}{more}",
         f"fingerprint {about.get('fingerprint') or 'unknown'}",
     ]

@@ -1,4 +1,4 @@
-"""When checkpoints are written: always such that training can go on from them."""
+"""Decides when checkpoints are written, such that training can be resumed exactly from each of them."""
 
 import logging
 import math
@@ -30,34 +30,42 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints(Checkpoint):
-    """Writes `last.ckpt` at epochs' ends, every n steps and on a signal, `best.ckpt` after validation.
+    """Writes `last.ckpt`, `best.ckpt` and `start.ckpt`.
 
-    Where epochs are short not at each one's end (`deferred_checkpoints`). A fit that starts from a fitted head keeps
-    that as `start.ckpt`.
+    - `last.ckpt`: at the end of each epoch, every n steps and on a signal. If epochs are short, it may be
+      deferred (`deferred_checkpoints`).
+    - `best.ckpt`: after a validation within one standard error of the highest val/accuracy
+      (`best_epoch`). Without a validation split it is the same as `last.ckpt`.
+    - `start.ckpt`: at the start of a fit that starts from a fitted head.
 
-    Best is the latest validation within a standard error of the highest val/accuracy (`best_epoch`); without a
-    validation split best is last.
+    Lightning can resume at four points: after a batch inside an epoch, inside a validation, after a
+    validation, and at the end of an epoch. After the last batch of an epoch, or a batch before a
+    validation, it would skip that validation. A checkpoint that is due there is written after the
+    validation.
 
-    Lightning can go on from four points: after a batch inside an epoch, inside a validation, after one, and at an
-    epoch's end. After the last batch of an epoch, or one that validation follows, it would skip that validation: what
-    is due there is written after it. Between accumulated batches nothing is written and nothing stops, since their
-    gradients are in no checkpoint. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, from
-    which it can be prolonged. Of a step whose loss or weights are no numbers none is written.
+    Between accumulated batches nothing is written and nothing stops, since checkpoints do not contain
+    gradients. A run that a limit ends inside an epoch keeps the `last.ckpt` of that moment, and can be
+    continued from it. If the loss or the weights are not finite after a step, no checkpoint is written.
     """
 
     def __init__(self, run: Run, every_n_steps: int | None = None) -> None:
         check_interval(every_n_steps)
-        self.run, self.every_n_steps = run, every_n_steps
-        self.signal, self._deferred = SignalFlag(), DeferredCheckpoints()
-        self.highest: float | None = None  # of the monitored metric
-        self._is_due = self._is_best = False
-        # of a run that a callback has stopped, not a signal
+        self.run = run
+        self.every_n_steps = every_n_steps
+        self.signal = SignalFlag()
+        self._deferred = DeferredCheckpoints()
+        self.highest: float | None = None  # highest value of the monitored metric
+        self._is_due = False  # whether last.ckpt must be written at the next possible point
+        self._is_best = False
+        # The limits of a run that a callback has stopped; None if none has.
         self.limits: dict[str, Any] | None = None
-        # the limits with which a callback wants a stop, perhaps later
+        # The limits with which a callback has asked for a stop, which min_epochs may delay; None if none has.
         self.wanted: dict[str, Any] | None = None
-        self._is_stop_held = self._is_of_another = False
-        self._epoch_began, self._is_extra_pass = 0.0, False
-        self.stopped_by = 0  # the signal that all devices agree on once training has ended
+        self._is_stop_held = False  # whether a stop waits for the next optimizer step
+        self._is_of_another = False  # whether the fit starts from the checkpoint of another run
+        self._epoch_began = 0.0
+        self._is_extra_pass = False
+        self.stopped_by = 0  # the signal on which all ranks agree after training has ended
 
     def state_dict(self) -> dict[str, Any]:
         stop = {"is_stopped": self.limits is not None, "limits": self.limits, "wanted": self.wanted}
@@ -69,26 +77,25 @@ class Checkpoints(Checkpoint):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any
     ) -> None:
-        # --ckpt_path
+        # True with --ckpt_path.
         self._is_of_another = str(trainer.ckpt_path) != str(self.run.checkpoint("last"))
         keep_patience(checkpoint, trainer, self._is_of_another and trainer.state.fn == "fit")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
-            self.highest = None  # that of another run, whose --ckpt_path this one began from
+            self.highest = None  # it was that of another run, from whose checkpoint this one starts
         if self._is_of_another:
             self.wanted = None
-        # A stop that `min_epochs` has put off; where a limit was changed since, callbacks are to want it anew.
-        trainer.should_stop |= (
-            self.wanted is not None and self.wanted == Limits.of(trainer).as_plain()
-        )
-        self._epoch_began = time.monotonic()  # of one that is entered in the middle
+        # A stop that `min_epochs` has delayed. If a limit has changed since, callbacks must ask for the stop again.
+        if self.wanted is not None and self.wanted == Limits.of(trainer).as_plain():
+            trainer.should_stop = True
+        self._epoch_began = time.monotonic()  # for a run that is resumed inside an epoch
         if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
             self._save(trainer, "start")
         enter_epoch(trainer)
         self.signal.join(trainer)
-        self.signal.install()  # here, since Lightning installs its own just before
+        self.signal.install()  # here, since Lightning installs its own handlers just before
 
     def on_train_batch_end(
         self,
@@ -101,14 +108,14 @@ class Checkpoints(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         if self._is_accumulating(trainer) or lightning_private.is_extra_pass(trainer):
             return
-        self._is_due |= (
-            bool(self.every_n_steps) and trainer.global_step % (self.every_n_steps or 1) == 0
-        )
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            self._is_due = True
         is_validated = "val" in trainer.datamodule.splits  # type: ignore[attr-defined]
         is_next = is_validated and lightning_private.is_validation_next(trainer)
         if loop.batch_progress.is_last_batch or is_next:
             return
-        self._is_due |= _ends(trainer)
+        if _ends(trainer):
+            self._is_due = True
         signum = self.signal.agreed(trainer)
         if self._is_due or signum:
             _write_ahead(trainer)
@@ -122,9 +129,9 @@ class Checkpoints(Checkpoint):
             return
         is_extra = lightning_private.is_extra_pass(trainer)
         if lightning_private.is_accumulating(trainer) or is_extra or _ends(trainer):
-            return  # it stops after the next step, or with the run
+            return  # the signal is handled after the next step, or the run ends anyway
         if signum := self.signal.agreed(trainer):
-            # Written as if validation had just begun, so that it is done again from its first picture.
+            # Reset the progress, so that a resumed run repeats the validation from its first image.
             progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
             progress.reset_on_run()
             progress.total.reset()
@@ -143,7 +150,9 @@ class Checkpoints(Checkpoint):
         num_images = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         is_best = value >= lowest_kept(self.highest, num_images, pl_module.task.standard_error)
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._is_best = is_best  # written once for both, as the epoch ends
+            self._is_best = (
+                is_best  # best.ckpt is written at the end of the epoch, together with last.ckpt
+            )
             return
         if is_best:
             self._save(trainer, "best")
@@ -154,7 +163,7 @@ class Checkpoints(Checkpoint):
             trainer.should_stop = False
             is_regular = lightning_private.is_validation_next(trainer)
             trainer.should_stop = is_stopping
-            # A longer run has no validation here and counts the batch at once.
+            # A run with higher limits has no validation here, and counts the batch at once.
             counting = nullcontext() if is_regular else lightning_private.counted_as_logged(trainer)
             with counting:
                 self._save(trainer, "last")
@@ -175,15 +184,15 @@ class Checkpoints(Checkpoint):
             self._save(trainer, *names, may_wait=True)
         elif (
             self.highest is None and trainer.is_global_zero
-        ):  # a limit has ended it, and its last.ckpt is there
+        ):  # a limit has ended the run inside the epoch, and last.ckpt is written already
             self._forget_results_of(["best"])
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # What came since the last batch: `last.ckpt` is written, or waits, and the epoch's metrics are logged by now.
+        # Signals since the last batch. By now `last.ckpt` is written or deferred, and the epoch's metrics are logged.
         if signum := self.signal.agreed(trainer):
             self._write_deferred(trainer)
-            # or who starts the processes ends the first once another has ended
+            # Without this barrier the launcher could end rank 0, which is writing, after another rank has ended.
             trainer.strategy.barrier("last.ckpt")
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
@@ -191,7 +200,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write_deferred(trainer)
-        trainer.strategy.barrier("best.ckpt")  # all devices read it for the test
+        trainer.strategy.barrier("best.ckpt")  # all ranks read it for the test
         self.stopped_by = self.signal.agreed(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -202,16 +211,23 @@ class Checkpoints(Checkpoint):
     ) -> None:
         try:
             self._write_deferred(trainer)
-        except Exception as error:  # the first one is the news
+        except Exception as error:  # only logged, so that the first error is the one that is raised
             log.warning("what was trained since the last checkpoint is lost: %s", error)
         self.signal.restore()
 
     def _save(self, trainer: pl.Trainer, *names: str, may_wait: bool = False) -> None:
-        """Write a checkpoint, under several names in their order: a kill between them leaves the later one old."""
-        # a GPU is waited for, as for the weights that are written
+        """Write or defer a checkpoint.
+
+        Args:
+            trainer: The trainer.
+            names: Names of the checkpoint, in the order of writing. After a kill in between, later ones are old.
+            may_wait: Whether the checkpoint may be deferred.
+        """
+        # These synchronize with a GPU, which writing the weights does anyway.
         check_finite(trainer, "train/loss")
         check_weights(trainer)
-        may_wait &= not self._is_due  # by `every_n_steps`
+        if self._is_due:  # by `every_n_steps`
+            may_wait = False
         if "last" in names:
             self._is_due = False
             self.wanted = Limits.of(trainer).as_plain() if trainer.should_stop else None
@@ -226,7 +242,8 @@ class Checkpoints(Checkpoint):
                 self._forget_results_of(names)
                 return
             save = partial(trainer.strategy.checkpoint_io.save_checkpoint, checkpoint)
-        # First a best that what --resume goes on from no longer leads to, or a last from which one leads to this best.
+        # Deferred checkpoints come first. Before a new last.ckpt that is the deferred best.ckpt, since --resume would
+        # not reach its epoch again. Before a new best.ckpt it is last.ckpt, from which --resume leads to this best.
         self._write_deferred(trainer, but=names if "last" in names else ())
         self._write(trainer, names, save)
         self._deferred.drop(names)
@@ -242,7 +259,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         first, *others = (self.run.checkpoint(name) for name in names)
         if not trainer.is_global_zero:
-            save(first)  # what is spread over devices is brought together by all
+            save(first)  # all ranks take part, since a state may be sharded over them
             return
         self._forget_results_of(names)
         with self._deferred.timed(first, names):
@@ -251,24 +268,25 @@ class Checkpoints(Checkpoint):
             link(first, other)
 
     def _forget_results_of(self, names: Sequence[str]) -> None:
-        """Remove what a run that is prolonged has of another best.ckpt, if that is among the names.
+        """Remove the results of an earlier best.ckpt, if `best` is among the names.
 
-        That is its test, and which weights between start and end it holds.
+        A continued run may have them: its test, and its choice between start and end weights.
         """
         if "best" in names:
             for name in ("test.json", FILES["test"], KEPT_WEIGHTS):
                 self.run.file(name).unlink(missing_ok=True)
 
     def _is_accumulating(self, trainer: pl.Trainer) -> bool:
-        """Return whether gradients wait for their step; a stop that comes meanwhile waits for it, too."""
+        """Return whether gradients are being accumulated. A stop that is asked for meanwhile waits for the step."""
         is_waiting = lightning_private.is_accumulating(trainer)
-        self._is_stop_held |= trainer.should_stop
+        if trainer.should_stop:
+            self._is_stop_held = True
         trainer.should_stop = self._is_stop_held and not is_waiting
         return is_waiting
 
 
 def _ends(trainer: pl.Trainer) -> bool:
-    """Return whether this step is the run's last one."""
+    """Return whether this is the last step of the run."""
     is_stopped = trainer.should_stop and lightning_private.may_stop(trainer)
     return is_stopped or 0 <= trainer.max_steps <= trainer.global_step
 
@@ -283,10 +301,10 @@ def _files(trainer: pl.Trainer) -> list[MetricsCSV]:
 
 
 def check_finite(trainer: pl.Trainer, *names: str) -> None:
-    """Make sure that what was logged under some names are numbers.
+    """Check that the metrics of these names are finite.
 
     Raises:
-        ValueError: One is infinite or none.
+        ValueError: One is NaN or infinite.
     """
     for name in names:
         value = float(trainer.callback_metrics.get(name, 0.0))
@@ -295,14 +313,14 @@ def check_finite(trainer: pl.Trainer, *names: str) -> None:
 
 
 def check_weights(trainer: pl.Trainer) -> None:
-    """Refuse, on all devices, what a step of finite loss may have made of the weights of any of them.
+    """Check that the trainable weights are finite on all ranks. A step with a finite loss may break them.
 
     Raises:
-        ValueError: Some that learn are infinite or none.
+        ValueError: Some weights of a rank are NaN or infinite. It is raised on all ranks.
     """
-    learning = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
-    found = [parameter.isfinite().all() for parameter in learning]
-    is_finite = not found or bool(torch.stack(found).all())  # a GPU is asked once
+    trainable = (p.detach() for p in trainer.lightning_module.parameters() if p.requires_grad)
+    checks = [parameter.isfinite().all() for parameter in trainable]
+    is_finite = not checks or bool(torch.stack(checks).all())  # one synchronization with a GPU
     if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
         raise _diverged(trainer, "some weights are no finite numbers")
 
@@ -316,10 +334,10 @@ def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
 
 
 def check_interval(every_n_steps: int | None) -> None:
-    """Make sure that checkpoints can be written after every so many steps; None for the end of each epoch.
+    """Check the number of steps between checkpoints; None means at the end of each epoch only.
 
     Raises:
-        WrongUsage: They cannot.
+        WrongUsage: The number is less than 1.
     """
     if every_n_steps is not None and every_n_steps < 1:
         raise WrongUsage(f"--checkpoint_every_n_steps must be at least 1, got {every_n_steps}")

@@ -9,7 +9,7 @@ import yaml
 
 from finetune import public_paths
 from finetune.models.checkpoint_values import class_paths
-from finetune.runs.folder import is_try, last_checkpoint, not_looked_at
+from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
 from finetune.runs.resume import Start, read_start
 from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import read_about, runs_of
@@ -24,7 +24,7 @@ _TRANSFORMS = "albumentations"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """The data and the network that a command names; None where any will do.
 
     Attributes:
@@ -55,32 +55,33 @@ class Wanted:
             return ""
         root = (data.get("init_args") or {}).get("root")
         is_same_folder = (
-            root is not None and Path(begun_in(run), root).resolve() == Path(self.root).resolve()
+            root is not None
+            and Path(working_dir_of(run), root).resolve() == Path(self.root).resolve()
         )
         if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
         return f"of other data (data.root {root}, not {self.root})"
 
 
-class Found(NamedTuple):
+class NewestRun(NamedTuple):
     """The newest run of a data set and network.
 
     Attributes:
         run: Its folder; None if no such run has a `last.ckpt`.
         settings: The content of its config.yaml; if that is missing, the settings in its checkpoint.
         begun: A newer run of the same that ended before its first checkpoint.
-        passed: Newer runs of other data or another network, and how they differ.
+        skipped: Newer runs of other data or another network, and how they differ.
         unnamed: Runs that lie elsewhere, where `--resume` does not look.
     """
 
     run: Path | None
     settings: dict[str, Any]
     begun: Path | None
-    passed: list[tuple[Path, str]]
+    skipped: list[tuple[Path, str]]
     unnamed: list[Path]
 
     def newer(self) -> tuple[Path, ...]:
-        """Return those of `unnamed` that are newer than the run."""
+        """Return the runs of `unnamed` that are newer than the run."""
         if self.run is None:
             return ()
         written = last_checkpoint(self.run).stat().st_mtime
@@ -88,8 +89,10 @@ class Found(NamedTuple):
         return tuple(other for other, time in times.items() if time > written)
 
 
-def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_start) -> Found:
-    """Return the newest run beneath `root` that is of the wanted data and network; runs of `fast_dev_run` do not count.
+def find_run(
+    root: Path, wanted: RunFilter, read: Callable[[Path], Start] = read_start
+) -> NewestRun:
+    """Return the newest run in `root` that is of the wanted data and network; runs of `fast_dev_run` do not count.
 
     Args:
         root: The folder of all runs.
@@ -101,11 +104,11 @@ def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_st
             best checkpoint.
     """
     begun: Path | None = None
-    passed: list[tuple[Path, str]] = []
+    skipped: list[tuple[Path, str]] = []
     runs = runs_of(root)
-    unnamed = not_looked_at(root, runs)
+    unnamed = runs_elsewhere(root, runs)
     for run in reversed(runs):
-        if is_try(run):
+        if is_dev_run(run):
             continue
         has_checkpoint = last_checkpoint(run).is_file()
         if begun is None and not has_checkpoint:
@@ -122,20 +125,20 @@ def find_run(root: Path, wanted: Wanted, read: Callable[[Path], Start] = read_st
             except ValueError:
                 if not _has_other_root(run, wanted.root, read):
                     raise
-                passed.append((run, "of other data, and its config.yaml is damaged"))
+                skipped.append((run, "of other data, and its config.yaml is damaged"))
                 continue
             if difference := wanted.difference(run, settings):
-                passed.append((run, difference))
+                skipped.append((run, difference))
                 continue
-            return Found(run, settings, begun, passed, unnamed)
-    return Found(None, {}, begun, passed, unnamed)
+            return NewestRun(run, settings, begun, skipped, unnamed)
+    return NewestRun(None, {}, begun, skipped, unnamed)
 
 
 def check_has_last(run: Path) -> None:
-    """Make sure that a finished run has not dropped what only resuming needs.
+    """Check that the last.ckpt of a finished run was not deleted.
 
     Raises:
-        WrongUsage: It has.
+        WrongUsage: It was.
     """
     if (run / "checkpoints" / "best.ckpt").is_file() and not last_checkpoint(run).is_file():
         raise WrongUsage(
@@ -160,60 +163,62 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
         if not isinstance(settings, dict):
             raise ValueError("it holds no settings")
     except (ValueError, yaml.YAMLError) as error:
-        told = f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
-        raise ValueError(told) from error
+        message = (
+            f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
+        )
+        raise ValueError(message) from error
     return settings
 
 
 def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the network in a checkpoint, and those of the data if they name only classes of ours."""
-    known = {
+    """Return the settings of the network in a checkpoint, and those of the data if they name only our own classes."""
+    arguments = {
         name: value
         for name, value in checkpoint["hyper_parameters"].items()
         if name not in _NOT_RESUMED
     }
-    settings: dict[str, Any] = {"model": {**known, "weights": known.get("weights")}}
+    settings: dict[str, Any] = {"model": {**arguments, "weights": arguments.get("weights")}}
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
-    arguments = dict(checkpoint["datamodule_hyper_parameters"])
+    data_arguments = dict(checkpoint["datamodule_hyper_parameters"])
     modules = {
         path.rpartition(".")[0] or _TRANSFORMS
-        for path in class_paths(arguments)
+        for path in class_paths(data_arguments)
         if isinstance(path, str)
     }
     if str(class_path).startswith("finetune.") and modules <= {_TRANSFORMS}:
-        settings["data"] = {"class_path": class_path, "init_args": arguments}
+        settings["data"] = {"class_path": class_path, "init_args": data_arguments}
     return settings
 
 
 def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) -> bool:
-    """Return whether the checkpoint of a run says that its data lie elsewhere."""
+    """Return whether the checkpoint of a run names another data folder."""
     if root is None:
         return False
     try:
-        known = read(last_checkpoint(run)).content["datamodule_hyper_parameters"].get("root")
+        other = read(last_checkpoint(run)).content["datamodule_hyper_parameters"].get("root")
     except (ValueError, OSError, LookupError):
         return False
-    return known is not None and Path(begun_in(run), known).resolve() != Path(root).resolve()
+    return other is not None and Path(working_dir_of(run), other).resolve() != Path(root).resolve()
 
 
-def not_found(root: Path, passed: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
+def new_run_message(root: Path, skipped: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
     """Return the message for a `--resume` that begins a new run."""
     where = (root / "fit").resolve()
     others = "".join(f"; {run} is not in {where}" for run in unnamed)
-    told = f"--resume found no run with a last.ckpt in {where}"
-    if passed:
-        told += f", since {passed_over(passed)}"
-    return f"{told}: a new run begins{others}"
+    message = f"--resume found no run with a last.ckpt in {where}"
+    if skipped:
+        message += f", since {describe_skipped(skipped)}"
+    return f"{message}: a new run begins{others}"
 
 
-def passed_over(passed: list[tuple[Path, str]]) -> str:
-    """Return in words which newer runs, of which there is at least one, are of other data or another network."""
-    run, difference = passed[0]
-    more = f", and {len(passed) - 1} before it of others, too" if len(passed) > 1 else ""
+def describe_skipped(skipped: list[tuple[Path, str]]) -> str:
+    """Return in words which newer runs, at least one, are of other data or another network."""
+    run, difference = skipped[0]
+    more = f", and {len(skipped) - 1} before it of others, too" if len(skipped) > 1 else ""
     return f"{run} is {difference}{more}"
 
 
-def begun_in(run: Path) -> str:
-    """Return the working directory in which a run was begun, to which its paths are relative; "" if unknown."""
+def working_dir_of(run: Path) -> str:
+    """Return the working directory in which a run was started, to which its paths are relative; "" if unknown."""
     folder = read_about(run).get("folder")
     return folder if isinstance(folder, str) else ""

@@ -1,4 +1,4 @@
-"""Predictions as a .parquet file, where pyarrow is installed."""
+"""Predictions in a .parquet file. This needs pyarrow."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from finetune.system.messages import WrongUsage, install
 
 
 def check_pyarrow() -> Any:
-    """Return what writes such files.
+    """Return the module `pyarrow`.
 
     Raises:
         WrongUsage: It is not installed.
@@ -23,12 +23,12 @@ def check_pyarrow() -> Any:
 
 
 def write_parquet(target: Path, parts: Sequence[Path], columns: Sequence[str]) -> None:
-    """Write the rows of `parts`, one as JSON on each line, in pieces that need little memory.
+    """Write the rows of JSON Lines files to a .parquet file, in chunks that need little memory.
 
     Args:
-        target: The file.
-        parts: Where the rows are, in order.
-        columns: Their keys; what is not a path, an error or a class is a number.
+        target: The .parquet file.
+        parts: The JSON Lines files, in order.
+        columns: Keys of the rows. Paths, errors and classes are text, all others are numbers.
     """
     pyarrow = check_pyarrow()
     is_text = {name: name in ("path", "error") or name.startswith("class") for name in columns}

@@ -1,4 +1,7 @@
-"""One row for each picture of predict or test, in the order of the input, on any devices; none is kept in memory."""
+"""Writes the predictions of `predict` and `test`: one row for each image, in the order of the input.
+
+It works on any number of devices, and holds no rows in memory.
+"""
 
 import csv
 import glob
@@ -34,27 +37,27 @@ log = logging.getLogger(__name__)
 
 _DIGITS = 7
 _MOST_PRINTED = 4  # classes of a single image, next to the predicted one
-_MANY = 50  # classes: beyond them the rows of `test` hold the five best
+_MANY = 50  # with more classes, the rows of `test` have the five most probable classes only
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
-UNSURE = "unsure"  # instead of a class
+UNSURE = "unsure"  # predicted instead of a class that is not probable enough
 SUFFIXES = (".csv", ".jsonl", ".parquet")
-# What becomes of a file name that is not UTF-8: its own bytes, JSON's \udcXX for each of them, or question marks.
+# How a file name that is not UTF-8 is written: as its bytes, as \udcXX in JSON, or with question marks.
 _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
 
 
 class PredictionWriter(pl.Callback):
-    """Writes predictions as they come: each device its contiguous part of the list, rank 0 then joins the parts.
+    """Writes predictions batch by batch. Each rank writes its contiguous part of the list; rank 0 joins the parts.
 
-    Those of `test` have a column `label` besides, the class that each picture is of.
+    The rows of `test` also have a column `label` with the true class.
 
-    The parts are files beside the target, save those of `test`, which the other devices send. Where writing fails,
-    what this process wrote stays, and the error names it.
+    The parts are files next to the target. In `test` the other ranks send their rows to rank 0 instead. If writing
+    fails, the part of this process is kept, and the error message names it.
 
     Args:
-        run: The run; `predictions.csv`, or `test_predictions.csv`, goes into its folder.
-        output: Another file to write, its suffix .csv, .jsonl or .parquet says how.
-        top_k: Give the k most probable classes and their probabilities, best first, instead of a column for each class.
-        abstain_below: Where the class is less probable than that, say `unsure` instead of it, beside the same numbers.
+        run: The run. `predictions.csv` or `test_predictions.csv` is written to its folder.
+        output: Another file to write. Its suffix, .csv, .jsonl or .parquet, is the format.
+        top_k: Write the k most probable classes and their probabilities, best first, not a column for each class.
+        abstain_below: Predict `unsure` if the predicted class is less probable than that. Probabilities are the same.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class PredictionWriter(pl.Callback):
         self.abstain_below = abstain_below or 0.0
         self.split = "predict"
         self.counts: Counter[str | None] = Counter()
-        self._last: list[dict[str, Any]] = []  # row of this process
+        self._last: list[dict[str, Any]] = []  # the last row of this process, if there is one
         self._part: IO[str] | None = None
         self._has_begun = False
 
@@ -95,7 +98,7 @@ class PredictionWriter(pl.Callback):
 
     @property
     def place(self) -> Path:
-        """Where the target lies, if it is a symbolic link: the parts lie beside that file."""
+        """The target with symbolic links resolved. The parts lie next to it."""
         return Path(os.path.realpath(self.target))
 
     @property
@@ -129,7 +132,9 @@ class PredictionWriter(pl.Callback):
             ]
         label = ["label"] if self.split == "test" else []
         self.columns = ["path", *label, "class", "probability", *extra, "error"]
-        token = [os.urandom(4).hex()]  # two runs may write one file: that of the last is whole
+        token = [
+            os.urandom(4).hex()
+        ]  # two runs that write the same target must not share part files
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
@@ -142,7 +147,7 @@ class PredictionWriter(pl.Callback):
             self._part = io.StringIO(newline="")
             return
         self.place.parent.mkdir(parents=True, exist_ok=True)
-        # before the file is there: a signal may come between its birth and the next line
+        # Before the file is created: a signal may arrive right after that.
         self._has_begun = True
         part = self._part_path(trainer.global_rank)
         create_part(part, self.place)
@@ -154,15 +159,16 @@ class PredictionWriter(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any
     ) -> None:
         assert self._part is not None
-        given = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
-        rows = list(self._rows(outputs, given, pl_module.class_names))  # type: ignore[arg-type]
-        self.counts.update(row["class"] for row in rows)  # None for one that can't be read
-        self._last, part = rows[-1:] or self._last, self._part
+        samples = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
+        rows = list(self._rows(outputs, samples, pl_module.class_names))  # type: ignore[arg-type]
+        self.counts.update(row["class"] for row in rows)  # None for an image that cannot be decoded
+        self._last = rows[-1:] or self._last
+        part = self._part
         if not self.is_kept:
             return
-        with self._kept(trainer):
+        with self._keep_part_on_error(trainer):
             if self.suffix == ".csv":
-                # It quotes a field with a carriage return where rows end in one, and there alone.
+                # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
                 lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
                 csv.DictWriter(lines, self.columns, lineterminator="\r\n").writerows(rows)
             else:
@@ -173,69 +179,74 @@ class PredictionWriter(pl.Callback):
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self._part is not None
         sent = self._part.getvalue() if isinstance(self._part, io.StringIO) else ""
-        with self._kept(trainer):
+        with self._keep_part_on_error(trainer):
             self._part.close()
         self._part = None
         mine = self.counts, sent, self._last
-        everywhere: list[Any] = [mine] * trainer.world_size
+        gathered: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
-            # also the barrier after which all parts are whole
-            dist.all_gather_object(everywhere, mine)
+            # This is also a barrier: afterwards all parts are complete.
+            dist.all_gather_object(gathered, mine)
         if trainer.is_global_zero and self.is_kept:
             others = [] if self.split == "test" else range(1, trainer.world_size)
-            with self._kept(trainer, *others):
+            with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
                 with parts[0].open(
                     "a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]
                 ) as part:
-                    part.writelines(text for _, text, _ in everywhere)
+                    part.writelines(text for _, text, _ in gathered)
                 self._join(parts)
         if trainer.is_global_zero and self.split == "predict":
-            rows = [row for *_, last in everywhere for row in last]
-            self._summary(sum((counts for counts, *_ in everywhere), Counter()), rows[-1])
+            rows = [row for *_, last in gathered for row in last]
+            self._summary(sum((counts for counts, *_ in gathered), Counter()), rows[-1])
 
     on_test_end = on_predict_end
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if self._part is not None:
-            with suppress(OSError):  # a full disk takes the rest of the buffer no better now
+            with suppress(OSError):  # flushing the buffer fails again on a full disk
                 self._part.close()
         if self._has_begun:
             self._part_path(trainer.global_rank).unlink(missing_ok=True)
 
     @contextmanager
-    def _kept(self, trainer: pl.Trainer, *others: int) -> Iterator[None]:
-        """Keep what this process, or others, have written so far if more can't be."""
+    def _keep_part_on_error(self, trainer: pl.Trainer, *others: int) -> Iterator[None]:
+        """Keep the part files of this rank and of others if writing fails, and name them in the error.
+
+        Raises:
+            OSError: Writing failed.
+        """
         try:
             yield
         except OSError as error:
-            self._has_begun = False  # the part is no longer ours to remove
+            self._has_begun = False  # `on_exception` must not remove the part
             parts = " ".join(str(self._part_path(rank)) for rank in (trainer.global_rank, *others))
-            told = f"{self.target} could not be written: {error.strerror or error}"
-            raise OSError(f"{told}; the rows so far are kept in {parts}") from error
+            message = f"{self.target} could not be written: {error.strerror or error}"
+            raise OSError(f"{message}; the rows so far are kept in {parts}") from error
 
     def _rows(
-        self, outputs: dict[str, Any], given: Samples, names: Sequence[str]
+        self, outputs: dict[str, Any], samples: Samples, names: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a batch, in the order of the input."""
         probabilities: Tensor = outputs["probabilities"].cpu()
         order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
-        known = zip(probabilities.tolist(), outputs["class"].tolist(), order, strict=True)
-        good = dict(zip(outputs["index"].tolist(), known, strict=True))
+        results = zip(probabilities.tolist(), outputs["class"].tolist(), order, strict=True)
+        good = dict(zip(outputs["index"].tolist(), results, strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
-            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": given.paths[index]}
+            row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": samples.paths[index]}
             if self.split == "test":
-                row["label"] = names[given.targets[index]]
+                row["label"] = names[samples.targets[index]]
             if index in errors:
                 yield row | {"error": errors[index]}
                 continue
-            values, said, best = good[index]
-            # a threshold may say the less probable one
-            best = [said, *(k for k in best if k != said)]
-            is_sure = values[said] >= self.abstain_below
+            values, predicted, best = good[index]
+            # With a threshold the predicted class need not be the most probable one. It comes first.
+            best = [predicted, *(k for k in best if k != predicted)]
+            is_sure = values[predicted] >= self.abstain_below
             row |= {
-                "class": names[said] if is_sure else UNSURE,
-                "probability": round(values[said], _DIGITS),
+                "class": names[predicted] if is_sure else UNSURE,
+                "probability": round(values[predicted], _DIGITS),
             }
             if self.top_k is None:
                 row |= {
@@ -259,11 +270,11 @@ class PredictionWriter(pl.Callback):
             part.unlink(missing_ok=True)
 
     def _summary(self, counts: Counter[str | None], row: dict[str, Any]) -> None:
-        told = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
-        if counts.total() == 1:  # `row` is of it
+        text = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
+        if counts.total() == 1:  # `row` is the row of this image
             probability = f", probability {row['probability']:.4f}" if row["class"] else ""
-            told = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
-        print(told if counts.total() == 1 else f"{counts.total()} pictures: {told}")
+            text = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
+        print(text if counts.total() == 1 else f"{counts.total()} pictures: {text}")
         if not self.is_kept:
             if row["class"] is None:
                 raise ValueError(f"the image cannot be read: {row['error']}")
@@ -284,7 +295,7 @@ class PredictionWriter(pl.Callback):
         return ", ".join(f"{shown(name)} {value:.4f}" for name, value in best)
 
     def _is_sent(self, trainer: pl.Trainer) -> bool:
-        """Return whether this process hands its rows to rank 0: a run's folder may be another machine's to write."""
+        """Return whether this rank sends its rows to rank 0. Another machine may not have the run's folder."""
         return self.split == "test" and not trainer.is_global_zero
 
     def _part_path(self, rank: int) -> Path:

@@ -13,7 +13,7 @@ import yaml
 from finetune.data.batch_limits import num_within
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, read_answers
-from finetune.runs.best_epoch import kept_epoch, told
+from finetune.runs.best_epoch import describe, kept_epoch
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
@@ -120,7 +120,7 @@ class RunRecord:
         """What best.ckpt is, and why; "" where nothing was validated."""
         if self.best and self.interpolation:
             return self.interpolation.message(self.best[0])
-        return told(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
+        return describe(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
 
 
 def validation_outcome(run: RunRecord) -> str:

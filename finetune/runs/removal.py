@@ -12,18 +12,22 @@ from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
 _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
-_IDENTITY = ("config.yaml", "about.json", ".lock")  # deleted last: they say that it is a run
+_IDENTITY = (
+    "config.yaml",
+    "about.json",
+    ".lock",
+)  # deleted last, since a run is recognised by them
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be deleted of a run.
+    """A planned deletion of a run, or of a part of it.
 
     Attributes:
         run: The run's folder.
         text: What is deleted, in words.
-        num_bytes: How much that frees.
-        only_last: Whether the run stays, with its best.ckpt.
+        num_bytes: Bytes that this frees.
+        only_last: Whether the run is kept with its best.ckpt.
         has_any: Whether there is something to delete.
     """
 
@@ -34,7 +38,7 @@ class Removal:
     has_any: bool = True
 
     def run_it(self) -> int:
-        """Delete it, and return how many bytes that freed.
+        """Delete the run or the part, and return the number of bytes that this freed.
 
         Raises:
             ValueError: A process writes the run.
@@ -50,11 +54,11 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
 
     Args:
         run: The run's folder.
-        only_last: Only what resuming needs.
+        only_last: Whether to delete only what resuming needs.
 
     Raises:
-        WrongUsage: It is not the folder of a run, or it has links that lead out of it; or, with `only_last`, the run
-            is not finished.
+        WrongUsage: The folder is not that of a run, or has links that lead out of it. Or, with `only_last`, the run
+            is not finished or has no best.ckpt.
         ValueError: A process writes the run.
     """
     _check_is_run(run)
@@ -102,7 +106,7 @@ def drop_last(run: Path) -> int:
     Nothing is deleted if the run has no best.ckpt.
 
     Returns:
-        How many bytes that freed.
+        The number of bytes that this freed.
 
     Raises:
         ValueError: Another process writes the run.
@@ -119,7 +123,7 @@ def drop_last(run: Path) -> int:
 
 def training_state_size(run: Path) -> int:
     """Return the bytes of the optimizer's state in a run's best.ckpt; 0 without one."""
-    # it takes seconds to import torch: only who asks for this pays
+    # Imported here, since it imports torch, which takes seconds.
     from finetune.runs.checkpoint_parts import tensor_bytes
 
     return tensor_bytes(_best(run), _TRAINING_STATE)

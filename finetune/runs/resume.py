@@ -12,7 +12,7 @@ from torch import Tensor
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.runs.best_epoch import highest_of
-from finetune.runs.changes import compared
+from finetune.runs.changes import compare_settings
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.runs.folder import Run
@@ -37,7 +37,7 @@ class Start:
         path: Its file.
         content: Its content; but for the record of the images that it has seen, tensors have shapes and types, and no
             values.
-        version: What tells the file from another one that has replaced it since.
+        version: Inode, modification time and size of the file, by which a replaced file is detected.
     """
 
     path: Path | str
@@ -45,10 +45,10 @@ class Start:
     version: tuple[int, int, int]
 
     def check_unchanged(self) -> None:
-        """Make sure that the file is still the one that was read: what was decided by it would not hold.
+        """Check that the file is still the one that was read.
 
         Raises:
-            ValueError: It has been replaced.
+            ValueError: The file has been replaced, so decisions based on its content may be wrong.
         """
         if _version(self.path) != self.version:
             raise ValueError(
@@ -60,7 +60,8 @@ def read_start(path: Path | str) -> Start:
     """Read a checkpoint and drop the values of its tensors: Lightning reads them when training starts.
 
     Raises:
-        ValueError: It is no checkpoint of ours, or an exported file.
+        ValueError: It is not a checkpoint of finetune.
+        WrongUsage: It is an exported file.
     """
     version = _version(path) if Path(path).is_file() else (0, 0, 0)
     checkpoint = read_checkpoint(path)
@@ -92,7 +93,7 @@ def _without_values(content: Any) -> Any:
 
 
 def check_resumable(start: Start) -> None:
-    """Make sure that training can continue from a checkpoint.
+    """Check that training can continue from a checkpoint.
 
     Raises:
         ValueError: It lacks what a fit writes next to the weights.
@@ -164,30 +165,34 @@ def check_changes(
             "begin a new run without --resume"
         )
     has_other_pictures = _has_other_pictures(start.content, data)
-    told, _ = compared(changes.before, changes.now, has_other_pictures, allow_changes, is_finished)
-    return told
+    message, _ = compare_settings(
+        changes.before, changes.now, has_other_pictures, allow_changes, is_finished
+    )
+    return message
 
 
-def go_on(trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequence[Path]) -> None:
-    """Make a run's folder ready for its next steps, and say what has changed.
+def continue_run(
+    trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequence[Path]
+) -> None:
+    """Prepare a run's folder and loggers for its next steps, and log what has changed.
 
     Args:
-        trainer: Its callbacks and loggers are those of the run.
-        run: The run, whose folder is known.
+        trainer: The trainer, with the callbacks and loggers of the run.
+        run: The run. Its folder is chosen already.
         start: Its last checkpoint.
-        message: That of `check_changes`.
-        newer: Newer runs, where `--resume` does not look.
+        message: The result of `check_changes`.
+        newer: Newer runs with other names, which `--resume` skips.
 
     Raises:
-        ValueError: Another process goes on in this run, or has done so in the meantime.
+        ValueError: Another process continues this run, or has done so in the meantime.
     """
     if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])
         start.check_unchanged()
-    known = start.content["finetune"]
+    facts = start.content["finetune"]
     step = start.content["global_step"]
-    run.began_from = known.get("began_from")
-    run.licence = known.get("licence_of_the_weights")
+    run.began_from = facts.get("began_from")
+    run.licence = facts.get("licence_of_the_weights")
     if trainer.is_global_zero:
         parts = [message] if message else []
         parts += [f"{other} is newer, but not in {run.root / 'fit'}" for other in newer]
@@ -199,16 +204,16 @@ def go_on(trainer: pl.Trainer, run: Run, start: Start, message: str, newer: Sequ
             logger.rewind(step)
 
 
-def take_up(trainer: pl.Trainer, run: Run, start: Start) -> None:
-    """Set a trainer's progress to that of a finished run, so that its test is logged there, and complete best.ckpt.
+def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
+    """Set a trainer's progress to that of a finished run, so that its test is logged at the last step.
 
-    Without validation best.ckpt is last.ckpt. A process that was killed may not have linked it yet.
+    Without validation, best.ckpt is a link to last.ckpt. If a killed process has not created it, this does.
     """
     last, best = run.checkpoint("last"), run.checkpoint("best")
     checkpoint = start.content
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     epochs: Any = trainer.fit_loop.epoch_progress.current
-    epochs.completed = epochs.processed  # in a checkpoint of an epoch's end it lags behind
+    epochs.completed = epochs.processed  # it is one less in a checkpoint at the end of an epoch
     is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
     if (
         is_stale
@@ -219,6 +224,6 @@ def take_up(trainer: pl.Trainer, run: Run, start: Start) -> None:
 
 
 def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
-    known = checkpoint["finetune"]
-    # A checkpoint of an earlier version has a fingerprint of another kind, and no record; `data.seen` warns of that.
-    return bool(known.get("seen")) and known["data_fingerprint"] != data.fingerprint
+    facts = checkpoint["finetune"]
+    # A checkpoint of an earlier version has no record and another kind of fingerprint. `data.seen` warns about that.
+    return bool(facts.get("seen")) and facts["data_fingerprint"] != data.fingerprint

@@ -1,4 +1,4 @@
-"""A run's folder in the place of a checkpoint: its best one."""
+"""Finds the best checkpoint of a run's folder, and the run's folder of a checkpoint."""
 
 import os
 from pathlib import Path
@@ -8,19 +8,19 @@ from finetune.system.messages import WrongUsage
 
 
 def checkpoint_of(path: str) -> tuple[str, str]:
-    """Return the checkpoint that a path means, and what is to be told of it ("" for nothing).
+    """Return the checkpoint that a path means, and a message about it ("" for none).
 
     Args:
-        path: A run's folder, whose best checkpoint is meant, or its last where there is no best; anything else is
-            returned as it is.
+        path: A run's folder, which means its best checkpoint, or its last if there is no best. A path that is not a
+            folder is returned unchanged.
 
     Raises:
-        WrongUsage: A folder without checkpoints.
+        WrongUsage: The path is a folder without checkpoints.
     """
     folder = Path(path)
     if not folder.is_dir():
         return path, ""
-    for place in (folder / "checkpoints", folder):  # the folder of the checkpoints itself will do
+    for place in (folder / "checkpoints", folder):  # the folder of the checkpoints is accepted too
         best, last = place / "best.ckpt", place / "last.ckpt"
         if best.is_file():
             return str(best), ""
@@ -35,13 +35,17 @@ def checkpoint_of(path: str) -> tuple[str, str]:
 
 
 def run_of(path: str) -> str:
-    """Return the folder of the run that a path is, or that it lies in as checkpoints do; "" where it is none."""
+    """Return the folder of the run that a path belongs to; "" if it belongs to none.
+
+    Args:
+        path: A run's folder, a file in it, its folder of checkpoints, or a checkpoint.
+    """
     place = Path(path)
     if place.is_file():
         place = place.parent
     if place.name == "checkpoints":
         place = place.parent
-    # or it is a data folder
+    # Other folders with a config.yaml may be data folders.
     has_begun = (
         (place / "checkpoints").is_dir() or is_numbered(place.name) or bool(read_about(place))
     )

@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder: two that go on in one run would write each other's files."""
+"""A lock on a run's folder: two processes that continue the same run would overwrite each other's files."""
 
 import contextlib
 import fcntl
@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# descriptors, until `release` or this process ends; one that was killed holds nothing
+# Open file descriptors of the locks, until `release`. The system frees the locks of a process that ends.
 _held: dict[Path, int] = {}
 
 
 def hold(run: Path) -> None:
-    """Let no other process go on in a run's folder. On file systems that know no locks nothing is held.
+    """Lock a run's folder for this process. On file systems without locks this does nothing.
 
     Raises:
-        ValueError: Another process does.
+        ValueError: Another process holds the lock.
     """
     path = run.resolve() / ".lock"
     if (
@@ -29,36 +29,42 @@ def hold(run: Path) -> None:
 
 
 def check_free(run: Path) -> None:
-    """Make sure that no other process goes on in a run's folder; several may look at once.
+    """Check that no other process holds the lock of a run's folder. Several processes may check at once.
 
     Raises:
-        ValueError: One does.
+        ValueError: Another process holds it.
     """
     path = run.resolve() / ".lock"
-    if path in _held or not path.exists():  # closing it would let others have what is held
+    if (
+        path in _held or not path.exists()
+    ):  # closing another descriptor of the file would release a held lock
         return
     if (descriptor := _locked(path, run, os.O_RDONLY, fcntl.LOCK_SH)) is not None:
         os.close(descriptor)
 
 
 def is_held(run: Path) -> bool:
-    """Return whether a process, be it this one, goes on in a run's folder."""
+    """Return whether a process, perhaps this one, holds the lock of a run's folder."""
     if run.resolve() / ".lock" in _held:
         return True
     try:
         check_free(run)
     except ValueError:
         return True
-    except OSError:  # another user's, who alone may look
+    except OSError:  # the file belongs to another user and is not readable
         return False
     return False
 
 
 def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
-    """Return the descriptor of a lock that this process has now; None on file systems that know no locks."""
+    """Lock a file, and return its descriptor; None on file systems without locks.
+
+    Raises:
+        ValueError: Another process holds the lock.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
-        # Not flock: the workers would inherit that, and hold it a little longer than a process that was killed.
+        # Not flock: workers would inherit it, and hold it for a moment after the main process was killed.
         fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
@@ -74,10 +80,10 @@ def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
 
 @contextlib.contextmanager
 def holding(run: Path) -> Iterator[None]:
-    """Let no other process go on in a run's folder meanwhile.
+    """Hold the lock of a run's folder within the context.
 
     Raises:
-        ValueError: Another process does.
+        ValueError: Another process holds it.
     """
     is_held_already = run.resolve() / ".lock" in _held
     hold(run)
@@ -89,13 +95,13 @@ def holding(run: Path) -> Iterator[None]:
 
 
 def release_run(run: Path) -> None:
-    """Let others go on in one run, if this process holds it."""
+    """Release the lock of one run, if this process holds it."""
     descriptor = _held.pop(run.resolve() / ".lock", None)
     if descriptor is not None:
         os.close(descriptor)
 
 
 def release() -> None:
-    """Let others go on in all runs that this process holds."""
+    """Release all locks of this process."""
     while _held:
         os.close(_held.popitem()[1])

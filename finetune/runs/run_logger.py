@@ -1,4 +1,4 @@
-"""What Lightning's loggers are given beside what they can do: a place in the run's folder, its config, a picture."""
+"""The base class of our versions of Lightning's loggers: they log into the run's folder, and log config and images."""
 
 import json
 import logging
@@ -20,14 +20,16 @@ from finetune.runs.side_files import are_names, continue_side_file, read_side_fi
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
-FILE = "loggers.json"  # in the run's folder: by what names its loggers go on
-# what is done of a run that has begun
+FILE = (
+    "loggers.json"  # in the run's folder: the names with which a resumed run continues its loggers
+)
+# Methods that are called after a run has started.
 _LATER = ("log_metrics", "log_picture", "save", "finalize", "close")
 log = logging.getLogger(__name__)
 
 
-def _told(begin: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that tells what a library raises, whatever its kind, as an error of the logger's."""
+def _as_value_error(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that raises any error of a library as a ValueError with the name of the logger."""
 
     @wraps(begin)
     def method(self: "RunLogger", *args: Any) -> Any:
@@ -42,8 +44,8 @@ def _told(begin: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _outlived(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that says once what it raises, and does nothing afterwards: a run is worth more than its log."""
+def _disable_on_error(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that logs its first error and does nothing from then on, so that the run continues."""
 
     @wraps(act)
     def method(self: "RunLogger", *args: Any, **options: Any) -> Any:
@@ -59,8 +61,8 @@ def _outlived(act: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _of_defined(log_metrics: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that logs the metrics that are defined."""
+def _without_undefined(log_metrics: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that logs only the metrics that are defined."""
 
     @wraps(log_metrics)
     def method(self: "RunLogger", metrics: Mapping[str, float], *args: Any, **options: Any) -> Any:
@@ -71,16 +73,16 @@ def _of_defined(log_metrics: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RunLogger(Logger):
-    """A logger that writes into a run's folder, unless it is told another place, and goes on there on `--resume`.
+    """A logger that writes into the run's folder by default, and continues there on `--resume`.
 
-    Nothing is made before Lightning asks for `experiment`, on the first device alone: the folder is not chosen earlier.
-    Where it can't begin the command fails, at its start; what fails later is said in a line, and the command goes on.
+    Nothing is created before Lightning asks for `experiment` on rank 0, since the folder is not chosen earlier. If the
+    logger cannot start, the command fails at its start. A later error is logged once, and the command continues.
 
     Attributes:
-        package: What it needs, which is also the name of our extra with it.
-        place: Its folder in the run's; "" for the run's own.
-        goes_on: Whether it has logged of this run before.
-        has_failed: Whether it logs no more.
+        package: The package that it needs, which is also the name of the extra that installs it.
+        place: Its folder in the run's folder; "" for the run's folder.
+        goes_on: Whether it has logged this run before.
+        has_failed: Whether it is disabled after an error.
     """
 
     package = ""
@@ -92,60 +94,61 @@ class RunLogger(Logger):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.log_config = _told(cls.log_config)  # type: ignore[method-assign]
+        cls.log_config = _as_value_error(cls.log_config)  # type: ignore[method-assign]
         if isinstance(begin := vars(cls).get("experiment"), property) and begin.fget:
-            cls.experiment = property(_told(begin.fget))  # type: ignore[attr-defined]
-        cls.log_metrics = _of_defined(cls.log_metrics)  # type: ignore[method-assign]
+            cls.experiment = property(_as_value_error(begin.fget))  # type: ignore[attr-defined]
+        cls.log_metrics = _without_undefined(cls.log_metrics)  # type: ignore[method-assign]
         for name in _LATER:
-            setattr(cls, name, _outlived(getattr(cls, name)))
+            setattr(cls, name, _disable_on_error(getattr(cls, name)))
 
     def attach(self, run: Run, key: str) -> None:
-        """Tell it whose logger it is.
+        """Attach the logger to a run.
 
         Args:
             run: The run.
-            key: What tells it from the others of that run.
+            key: Name of the logger, unique among those of the run.
         """
-        self._run, self._key = run, key
+        self._run = run
+        self._key = key
 
     @classmethod
     def check_package(cls) -> None:
-        """Make sure that what it needs is installed.
+        """Check that the package is installed.
 
         Raises:
-            WrongUsage: It is not, or is broken.
+            WrongUsage: It is missing or broken.
         """
         needed = install(cls.package)
         spec = find_spec(cls.package)
-        # a folder of that name, as wandb leaves them where it is used
+        # A spec without origin is a plain folder of that name, such as the ones that wandb writes.
         if spec is None or spec.origin is None:
             raise WrongUsage(f"{cls.__name__} needs {cls.package}: {needed}")
         try:
             import_module(cls.package)
-        except Exception as error:  # built for another version of what it needs, for one
-            told = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
+        except Exception as error:  # for example, it was built for another version of a dependency
+            message = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
             hint = f"in a fresh environment, {needed}"
-            raise WrongUsage(f"{told}; {hint}") from error
+            raise WrongUsage(f"{message}; {hint}") from error
 
     def log_config(self, settings: Mapping[str, Any]) -> None:
-        """Log what config.yaml says, by dotted names, unless it did so before."""
+        """Log the settings in config.yaml, by dotted names, unless they were logged before."""
         raise NotImplementedError
 
     def log_picture(self, name: str, image: Image.Image, step: int) -> None:
-        """Log a picture that belongs to a step."""
+        """Log an image for a step."""
         raise NotImplementedError
 
     def rewind(self, global_step: int) -> None:
-        """Forget the steps from `global_step` on, which a resumed run does again, if it can."""
+        """Drop the steps from `global_step` on, which a resumed run repeats, if the library can do that."""
 
     def close(self) -> None:
-        """End it: the command logs nothing more."""
+        """Close the logger at the end of the command."""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """`log_config` logs these and all others."""
+        """Do nothing: `log_config` logs all settings."""
 
     def _run_path(self) -> Path:
-        """Return the run's folder, and choose it: Lightning asks before it calls the hook in which that is done."""
+        """Choose the run's folder if necessary, and return it. Lightning needs it before `RunFolder` chooses one."""
         if self._run is None:
             raise ValueError(
                 f"finetune.{type(self).__name__} belongs to a run of finetune; elsewhere take Lightning's"
@@ -156,11 +159,11 @@ class RunLogger(Logger):
         return str(self._run_path() / self.place)
 
     def _title(self) -> str:
-        """Return what the run is called where several stand beside each other."""
-        return "-".join(self._run_path().parts[-3:])  # a name with slashes is a folder to some
+        """Return the name of the run in lists of runs."""
+        return "-".join(self._run_path().parts[-3:])  # some libraries take a slash for a folder
 
-    def _take_up(self) -> str | None:
-        """Return the name by which this run was logged before; None in a new run."""
+    def _earlier_name(self) -> str | None:
+        """Return the name under which this run was logged before, and set `goes_on`; None in a new run."""
         names = continue_side_file(
             self._run_path() / FILE, are_names, "the run's loggers begin anew"
         )
@@ -169,6 +172,7 @@ class RunLogger(Logger):
         return before
 
     def _remember(self, name: str) -> None:
+        """Write the name under which this run is logged to loggers.json."""
         path = self._run_path() / FILE
         replace_text(
             path, json.dumps({**read_side_file(path, are_names), self._key: name}, indent=2) + "\n"
@@ -176,41 +180,44 @@ class RunLogger(Logger):
 
 
 class LoggedConfig(pl.Callback):
-    """Lets the loggers that write into the run's folder log what config.yaml says, once.
+    """Logs the settings in config.yaml to the loggers of the run, once.
 
     Args:
-        folder: What writes config.yaml.
+        folder: The callback that writes config.yaml.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self._is_done = folder, False
+        self.folder = folder
+        self._is_done = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for logger in () if self._is_done else ours(trainer.loggers):  # a fit ends with a test
-            logger.log_config(flat(yaml.safe_load(self.folder.text())))
+        if self._is_done:  # it is called again for the test after a fit
+            return
+        for logger in run_loggers(trainer.loggers):
+            logger.log_config(flatten(yaml.safe_load(self.folder.text())))
         self._is_done = True
 
 
 def attach(loggers: Sequence[Logger], run: Run) -> None:
-    """Tell the loggers among these that are ours to which run they belong."""
+    """Attach each `RunLogger` among the loggers to a run."""
     names: list[str] = []
-    for logger in ours(loggers):
+    for logger in run_loggers(loggers):
         names.append(type(logger).__name__)
         num = names.count(names[-1])
         logger.attach(run, names[-1] if num == 1 else f"{names[-1]} {num}")
 
 
-def ours(loggers: Sequence[Logger]) -> list[RunLogger]:
-    """Return those that write into the run's folder."""
+def run_loggers(loggers: Sequence[Logger]) -> list[RunLogger]:
+    """Return the loggers that are a `RunLogger`."""
     return [logger for logger in loggers if isinstance(logger, RunLogger)]
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one table of dotted names; what is neither number nor text is JSON."""
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one dict with dotted names. Values that are neither numbers nor text become JSON."""
     table: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            table |= flat(value, f"{prefix}{key}.")
+            table |= flatten(value, f"{prefix}{key}.")
         else:
             is_plain = isinstance(value, (bool, int, float, str))
             table[f"{prefix}{key}"] = value if is_plain else json.dumps(value, default=str)

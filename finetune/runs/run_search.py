@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-COMMANDS = ("fit", "validate", "test", "predict")  # that leave runs
-_DEPTH = 6  # folders beneath the one that is searched
-# in any of these folders a run has begun
+COMMANDS = ("fit", "validate", "test", "predict")  # the commands that leave runs
+_DEPTH = 6  # levels of folders below the one that is searched
+# A folder with any of these files is a run that has begun.
 _MARKS = ("config.yaml", ".lock", "checkpoints/last.ckpt")
 
 
@@ -22,7 +22,7 @@ def is_numbered(name: str) -> bool:
 def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
     """Return the runs in `<root>/<command>`, numbered and named ones, oldest first.
 
-    Numbered runs are in the order of their numbers; named ones stand between them by the time when they began.
+    Numbered runs are in the order of their numbers. Named ones are sorted between them by the time of their start.
     """
     try:
         folders = [entry for entry in Path(root, command).iterdir() if _is_run_in_its_place(entry)]
@@ -35,20 +35,20 @@ def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
         latest = max(latest, began(folder))
         number = int(folder.name.removeprefix("version_"))
         dated.append((latest, number, folder))
-    # a copy of a numbered run began with it: the original counts as the newer one
+    # A copy of a numbered run has the same start time. The original counts as newer.
     dated += [(began(folder), -1, folder) for folder in folders if not is_numbered(folder.name)]
     return [folder for *_, folder in sorted(dated)]
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the runs of `fit` at or beneath a folder; links to folders are not followed."""
+    """Return the runs of `fit` in a folder, or the folder itself if it is one. Links to folders are not followed."""
     if is_run_folder(folder):
         return [folder]
     return sorted(_beneath(folder, _DEPTH))
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder is that of a run, wherever it was moved."""
+    """Return whether a folder is the folder of a run. It may have been moved."""
     if not path.is_dir():
         return False
     place = Path(os.path.abspath(path))
@@ -58,7 +58,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def began(run: Path) -> float:
-    """Return when a run began, in seconds since 1970; of a run that does not say, when its oldest file was written."""
+    """Return when a run began, in seconds since 1970. If about.json lacks it, that is the time of its oldest file."""
     try:
         return datetime.datetime.fromisoformat(read_about(run)["began"]).timestamp()
     except (LookupError, TypeError, ValueError):
@@ -67,12 +67,12 @@ def began(run: Path) -> float:
     try:
         times = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(run)]
         return min(times, default=run.stat().st_mtime)
-    except OSError:  # it is being written, or deleted
+    except OSError:  # another process is writing or deleting the run
         return times[0]
 
 
 def now() -> str:
-    """Return the time as about.json has it."""
+    """Return the current time in the format of about.json."""
     return datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 

@@ -24,13 +24,13 @@ RUNNING, FINISHED, UNFINISHED = "running", "finished", "unfinished"
 EMPTY, TRIAL, DAMAGED = "no checkpoint", "fast_dev_run", "damaged"
 SORT_KEYS = ("when", "data", "network", "epochs", "accuracy", "seconds", "size", "folder")
 
-# libyaml reads a config.yaml in a tenth of the time
+# libyaml reads a config.yaml in a tenth of the time.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """What the side files of a run say.
+    """A row of the table of runs, read from the small files of a run.
 
     Attributes:
         folder: The run's folder.
@@ -39,11 +39,11 @@ class RunRow:
         data: The data folder as the command named it; "" if unknown.
         network: The backbone; "" if unknown.
         epochs: Number of epochs that have ended.
-        accuracy: Share of the images that are predicted right; None if nothing was measured.
+        accuracy: Share of the images that are predicted correctly; None if nothing was measured.
         interval: The 95 % interval of the accuracy.
-        num_images: On how many images it was measured.
+        num_images: Number of images on which it was measured.
         split: `test` or `validation`; "" if nothing was measured.
-        seconds: Of preparing, training, validating and testing together; None if unknown.
+        seconds: Seconds of preparing, training, validating and testing together; None if unknown.
         size: Bytes on disk.
         command: The command that began it; "" if unknown.
         damage: What is wrong with a file of a damaged run; "" for nothing.

@@ -1,4 +1,4 @@
-"""Small files in a run's folder that a resumed run continues, such as seconds.json: none of them is needed for that."""
+"""Small JSON files of a run that a resumed run continues, such as seconds.json. A damaged one does not stop it."""
 
 import json
 import logging
@@ -15,14 +15,14 @@ _Check = Callable[[dict[str, Any]], bool]
 
 
 def read_side_file(path: Path, is_sound: _Check | None = None) -> dict[str, Any]:
-    """Return the content of a JSON file, an empty dict if there is no such file.
+    """Return the content of a JSON file; an empty dict if there is no such file.
 
     Args:
         path: The file.
-        is_sound: Whether its content is what a run writes there; None for any JSON object.
+        is_sound: Returns whether a content is what a run writes to the file; None accepts any JSON object.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The file is damaged.
     """
     if not path.exists():
         return {}
@@ -36,12 +36,12 @@ def read_side_file(path: Path, is_sound: _Check | None = None) -> dict[str, Any]
 
 
 def continue_side_file(path: Path, is_sound: _Check, loss: str) -> dict[str, Any]:
-    """Return the same, but set a damaged file aside and return an empty dict.
+    """Return the content of a JSON file; rename a damaged file and return an empty dict.
 
     Args:
         path: The file.
-        is_sound: Whether its content is what we write.
-        loss: What the run lacks without it, for the log.
+        is_sound: Returns whether a content is what a run writes to the file.
+        loss: What the run lacks without the file, for the log.
     """
     try:
         return read_side_file(path, is_sound)
@@ -55,8 +55,8 @@ def set_aside(path: Path, damage: str, loss: str) -> None:
 
     Args:
         path: The file.
-        damage: That it is damaged, and how.
-        loss: What the run lacks without it.
+        damage: The error message.
+        loss: What the run lacks without the file.
     """
     aside = path.with_name(f"{path.name}.damaged")
     number = 1

@@ -11,19 +11,19 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.run_logger import RunLogger
 
-# What TensorBoard's page of hyperparameters shows beside a run's settings: the last that was logged of each.
+# Metrics whose last values TensorBoard's HPARAMS page shows next to the settings of a run.
 _RESULTS = ("val/accuracy", "val/loss", "test/accuracy", "test/loss")
 
 
 class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
-    """Writes what `tensorboard --logdir` shows.
+    """Logs to TensorBoard. `tensorboard --logdir` shows the logs.
 
     Args:
-        save_dir: Where; by default the folder `tensorboard` in the run's.
-        name: Folder in a `save_dir` that is given.
-        version: Folder in that; by default a new one for each run.
-        prefix: What stands before each name.
-        flush_secs: Seconds after which what was logged is written at the latest.
+        save_dir: Folder of the logs; by default `tensorboard` in the run's folder.
+        name: Folder in `save_dir`. It has no effect without `save_dir`.
+        version: Folder in `name`; by default a new one for each run. It has no effect without `save_dir`.
+        prefix: Prefix of the names of metrics.
+        flush_secs: Seconds after which logged values are written at the latest.
     """
 
     package = place = "tensorboard"
@@ -37,7 +37,7 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
         flush_secs: int = 10,
     ) -> None:
         self.check_package()
-        self._is_placed = save_dir is not None
+        self._has_save_dir = save_dir is not None
         super().__init__(
             save_dir or "",
             name,
@@ -51,14 +51,14 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         if self._experiment is None:
-            before = self._take_up()
-            if not self._is_placed:
+            before = self._earlier_name()
+            if not self._has_save_dir:
                 self._root_dir = self._run_folder()
                 self._name = ""
                 self._version = ""
             elif before is not None:
                 self._version = before
-            elif not isinstance(self.version, str):  # `version` counts those that are there
+            elif not isinstance(self.version, str):  # `version` is the next free number
                 self._version = f"version_{self.version}"
             self._remember(str(self._version))
         return super().experiment
@@ -80,7 +80,7 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        self.experiment.flush()  # Lightning's also writes hyperparameters into a file of their own
+        self.experiment.flush()  # Lightning's `save` also writes a file of hyperparameters
 
     @rank_zero_only
     def close(self) -> None:

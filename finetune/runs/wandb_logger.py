@@ -20,19 +20,19 @@ _MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
 
 class WandbLogger(RunLogger, pl.loggers.WandbLogger):
-    """Writes what `wandb sync` sends to Weights & Biases, or sends it at once.
+    """Logs to Weights & Biases, offline by default. `wandb sync` uploads the logs.
 
     Args:
-        save_dir: Where wandb makes its folder `wandb`; by default in the run's.
-        offline: Whether nothing is sent; by default so, unless WANDB_MODE says otherwise.
-        project: By default what WANDB_PROJECT says, else finetune.
-        name: By default the run's folder.
-        id: By which Weights & Biases knows the run; by default a new one.
-        prefix: What stands before each name.
-        entity: The user or team to whom it is sent.
-        group: The group that the run is one of.
-        tags: Of the run.
-        notes: On the run.
+        save_dir: Folder in which wandb creates its folder `wandb`; by default the run's folder.
+        offline: Whether nothing is sent; by default true, unless WANDB_MODE says otherwise.
+        project: Name of the project; by default WANDB_PROJECT, else finetune.
+        name: Name of the run; by default the run's folder.
+        id: ID of the run; by default a new one.
+        prefix: Prefix of the names of metrics.
+        entity: The user or team that owns the project.
+        group: The group of the run.
+        tags: Tags of the run.
+        notes: Notes on the run.
     """
 
     package = "wandb"
@@ -52,7 +52,7 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
     ) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
         self.check_package()
-        # Said to wandb.init itself: what was used in this process before has its own notion.
+        # Passed to wandb.init explicitly: wandb may have been used in this process with another mode.
         mode = (
             os.environ.get("WANDB_MODE", "offline")
             if offline is None
@@ -80,35 +80,36 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         if self._experiment is None and not hasattr(self, "_attach_id"):
-            self._experiment = self._begun()
+            self._experiment = self._start()
         return super().experiment
 
-    def _begun(self) -> Any:
+    def _start(self) -> Any:
         import wandb
 
-        # Absolute: wandb's own process, which outlives a run, goes by the folder in which it was started.
+        # Absolute: wandb's own process outlives a run, and its working directory may be another.
         folder = os.path.abspath(self._save_dir or self._run_folder())
         Path(folder, "wandb").mkdir(parents=True, exist_ok=True)
+        # Fail if the folder is not writable: wandb would silently use the system's temporary folder.
         with tempfile.TemporaryFile(dir=Path(folder, "wandb")):
-            """Where it can't write wandb would take the temporary folder, in silence."""
-        # its own logs, for one
+            pass
+        # wandb writes its own logs there, for example.
         os.environ.setdefault("WANDB_CACHE_DIR", str(Path(folder, "wandb", "cache")))
         self._save_dir = self._wandb_init["dir"] = folder
-        self._wandb_init["id"] = self._wandb_init["id"] or self._take_up()
+        self._wandb_init["id"] = self._wandb_init["id"] or self._earlier_name()
         self._wandb_init["name"] = self._wandb_init["name"] or self._title()
         settings = wandb.Settings(silent=True, console="off")
-        # A run of its own: Lightning would take the one that a notebook has open, and we would end it.
-        begun: Any = wandb.init(**self._wandb_init, settings=settings, reinit="create_new")
-        begun.define_metric("trainer/global_step")
-        begun.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        self._remember(begun.id)
-        if not self._offline and begun.url:
-            log.info("logging to %s", begun.url)
-        return begun
+        # Create a new wandb run: Lightning would take one that a notebook has open, and `close` would finish it.
+        wandb_run: Any = wandb.init(**self._wandb_init, settings=settings, reinit="create_new")
+        wandb_run.define_metric("trainer/global_step")
+        wandb_run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        self._remember(wandb_run.id)
+        if not self._offline and wandb_run.url:
+            log.info("logging to %s", wandb_run.url)
+        return wandb_run
 
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:
-        # each command writes a file of its own
+        # Each command updates the config: its own values replace earlier ones.
         self.experiment.config.update(dict(settings), allow_val_change=True)
 
     @rank_zero_only

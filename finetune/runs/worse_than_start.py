@@ -1,4 +1,4 @@
-"""Training that makes a network worse than the fitted head it started from: reported at once, with the likely cause."""
+"""Warns if training makes a network worse than the fitted head that it started from, with the likely cause."""
 
 import logging
 from typing import Any

@@ -17,7 +17,7 @@ from finetune.commands import resumption
 from finetune.commands.resumption import _settings_below_command_line
 from finetune.models.backbones import build
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.newest_run import Found, settings_of
+from finetune.runs.newest_run import NewestRun, settings_of
 from finetune.runs.resume import read_start
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -124,7 +124,7 @@ def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched
             "LOCAL_RANK": "0",
         }.items():
             monkeypatch.setenv(name, value)
-    found = Found(
+    found = NewestRun(
         Path("runs/fit/version_0"), {"trainer": {"devices": 2, "max_epochs": 3}}, None, [], []
     )
     settings = _settings_below_command_line(found, ["fit", "--resume"])

@@ -17,7 +17,7 @@ from paths import ROOT
 
 import finetune
 from finetune import public_paths
-from finetune.runs.changes import compared
+from finetune.runs.changes import compare_settings
 
 OLD = ROOT / "tests/golden/of_0.1.0"
 
@@ -71,10 +71,10 @@ def test_an_old_run_is_gone_on_with():
     now = yaml.safe_load(
         (OLD / "config.yaml").read_text().replace("finetune.schedules.", "finetune.")
     )
-    assert compared(public_paths(before), now, False, False) == ("", {})
+    assert compare_settings(public_paths(before), now, False, False) == ("", {})
     # control
     with pytest.raises(ValueError, match=r"can't go on with model\.scheduler\.class_path"):
-        compared(before, now, False, False)
+        compare_settings(before, now, False, False)
 
 
 def test_public_paths_are_ours_and_lead_to_the_classes():

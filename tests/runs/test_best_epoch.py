@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.runs.best_epoch import highest_of, kept_epoch, lowest_kept, told
+from finetune.runs.best_epoch import describe, highest_of, kept_epoch, lowest_kept
 
 NUM = 30  # pictures
 
@@ -67,7 +67,7 @@ def test_of_few_pictures_the_kept_one_is_truly_better_than_the_highest():
     ],
 )
 def test_it_is_told_why(accuracy, words):
-    assert told(3, accuracy, 0.9) == words
+    assert describe(3, accuracy, 0.9) == words
 
 
 def test_the_state_of_earlier_versions_is_understood():

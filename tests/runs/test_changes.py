@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from finetune.runs.changes import compared
+from finetune.runs.changes import compare_settings
 
 BEFORE: dict[str, Any] = {
     "seed_everything": 0,
@@ -52,13 +52,15 @@ def changed(**values: Any) -> dict[str, Any]:
 
 
 def test_a_run_keeps_the_aim_of_its_threshold_since_best_may_have_one():
-    told, held = compared(changed(threshold="f1"), changed(threshold="recall:0.9"), False, False)
+    told, held = compare_settings(
+        changed(threshold="f1"), changed(threshold="recall:0.9"), False, False
+    )
     assert held == {"threshold": "f1"} and told.startswith('threshold stays "f1", not "recall:0.9"')
 
 
 def test_the_same_is_not_worth_a_word():
-    assert compared(BEFORE, BEFORE, False, False) == ("", {})
-    assert compared({}, BEFORE, False, False) == ("", {})  # a run whose config.yaml is gone
+    assert compare_settings(BEFORE, BEFORE, False, False) == ("", {})
+    assert compare_settings({}, BEFORE, False, False) == ("", {})  # a run whose config.yaml is gone
 
 
 @pytest.mark.parametrize(
@@ -70,12 +72,12 @@ def test_the_same_is_not_worth_a_word():
     ],
 )
 def test_where_and_how_fast_it_runs_is_not_worth_a_word(free):
-    assert compared(BEFORE, changed(**free), False, False) == ("", {})
+    assert compare_settings(BEFORE, changed(**free), False, False) == ("", {})
 
 
 def test_what_holds_now_is_told():
     now = changed(trainer__max_epochs=9, trainer__precision="64-true", model__label_smoothing=0.1)
-    told, held = compared(BEFORE, now, False, False)
+    told, held = compare_settings(BEFORE, now, False, False)
     assert told == (
         'changed: trainer.max_epochs 9 (was 5), trainer.precision "64-true" (was "32-true"), '
         "model.label_smoothing 0.1 (was 0.0)"
@@ -89,7 +91,7 @@ def test_what_the_checkpoint_decides_stays():
         model__scheduler__init_args__step_size=4,
         model__weights=None,
     )
-    told, held = compared(BEFORE, now, False, False)
+    told, held = compare_settings(BEFORE, now, False, False)
     assert "model.optimizer.lr stays 0.005, not 0.1, since the checkpoint decides" in told
     assert held == {
         "model.optimizer.init_args.lr": 0.005,
@@ -102,7 +104,7 @@ def test_the_shape_of_our_own_schedule_is_what_is_given():
     cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
     before, now = changed(model__scheduler=cosine), changed(model__scheduler=copy.deepcopy(cosine))
     now["model"]["scheduler"]["init_args"]["warmup"] = 0.2
-    assert compared(before, now, False, False) == (
+    assert compare_settings(before, now, False, False) == (
         "changed: model.scheduler.warmup 0.2 (was 0.1)",
         {},
     )
@@ -111,7 +113,7 @@ def test_the_shape_of_our_own_schedule_is_what_is_given():
 def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
     cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
     now = changed(model__scheduler=cosine, trainer__max_epochs=9)
-    told, _ = compared(changed(model__scheduler=cosine), now, False, False)
+    told, _ = compare_settings(changed(model__scheduler=cosine), now, False, False)
     assert told == (
         "changed: trainer.max_epochs 9 (was 5); the learning rate goes on where WarmupCosine of the new length is by "
         "now, not as if begun with it"
@@ -136,12 +138,14 @@ def test_one_cycle_ends_where_it_was_to_end(name):
         ValueError,
         match=rf"trainer\.{name} 9 \(was 5\), since OneCycleLR .*: leave that as it was; a new",
     ):
-        compared(run(5), run(9), False, True)
+        compare_settings(run(5), run(9), False, True)
     with pytest.raises(ValueError, match=r"null \(was 5\), since OneCycleLR ends with the length"):
-        compared(run(5), run(None), False, False)
-    assert compared(run(5), run(4), False, False)[0].startswith(f"changed: trainer.{name} 4")
+        compare_settings(run(5), run(None), False, False)
+    assert compare_settings(run(5), run(4), False, False)[0].startswith(
+        f"changed: trainer.{name} 4"
+    )
     for own in ({"total_steps": 90}, {"epochs": 9, "steps_per_epoch": 10}):
-        assert compared(run(5, **own), run(9, **own), False, False)[0].startswith(
+        assert compare_settings(run(5, **own), run(9, **own), False, False)[0].startswith(
             f"changed: trainer.{name} 9"
         )
 
@@ -158,8 +162,8 @@ def test_one_cycle_ends_where_it_was_to_end(name):
 )
 def test_another_order_is_refused_unless_asked_for(order, pictures, what):
     with pytest.raises(ValueError, match=f"in another order with {what}: .*--allow_changes true"):
-        compared(BEFORE, changed(**order), pictures, False)
-    told, held = compared(BEFORE, changed(**order), pictures, True)
+        compare_settings(BEFORE, changed(**order), pictures, False)
+    told, held = compare_settings(BEFORE, changed(**order), pictures, True)
     assert held == {}
     assert bool(told) == bool(order)
 
@@ -184,33 +188,33 @@ def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
     with pytest.raises(
         ValueError, match=f"can't go on with {what}; a new run may start from what it learned"
     ):
-        compared(BEFORE, changed(**fixed), False, allow)
+        compare_settings(BEFORE, changed(**fixed), False, allow)
 
 
 def test_no_new_run_is_advised_to_begin_with_several_networks():
     with pytest.raises(
         ValueError, match=r"members 1 \(was 2\); a new run begins without --resume$"
     ):
-        compared(changed(model__members=2), BEFORE, False, False)
+        compare_settings(changed(model__members=2), BEFORE, False, False)
 
 
 def test_a_run_of_a_version_that_had_no_members_has_one():
     before = copy.deepcopy(BEFORE)
     del before["model"]["members"]
-    assert compared(before, BEFORE, False, False) == ("", {})
+    assert compare_settings(before, BEFORE, False, False) == ("", {})
     with pytest.raises(ValueError, match=r"can't go on with model\.members 3 \(was 1\)"):
-        compared(before, changed(model__members=3), False, False)
+        compare_settings(before, changed(model__members=3), False, False)
 
 
 def test_a_finished_run_reports_no_change_that_does_not_happen():
     shorter = changed(trainer__max_epochs=3, trainer__gradient_clip_val=1.0)
-    assert compared(BEFORE, shorter, False, False, is_finished=True) == ("", {})
+    assert compare_settings(BEFORE, shorter, False, False, is_finished=True) == ("", {})
     # the control
-    assert compared(BEFORE, shorter, False, False)[0].startswith(
+    assert compare_settings(BEFORE, shorter, False, False)[0].startswith(
         "changed: trainer.max_epochs 3 (was 5)"
     )
     tested = changed(trainer__limit_test_batches=3)
     assert (
-        compared(BEFORE, tested, False, False, is_finished=True)[0]
-        == compared(BEFORE, tested, False, False)[0]
+        compare_settings(BEFORE, tested, False, False, is_finished=True)[0]
+        == compare_settings(BEFORE, tested, False, False)[0]
     )

@@ -10,7 +10,7 @@ import pytest
 
 from finetune.commands.parser import OneLineErrorParser
 from finetune.runs import run_lock
-from finetune.runs.folder import Run, RunFolder, check_name, is_try, versions
+from finetune.runs.folder import Run, RunFolder, check_name, is_dev_run, versions
 from finetune.system.messages import WrongUsage
 
 
@@ -222,9 +222,9 @@ def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
 
 
 def test_a_try_is_told_by_its_config(tmp_path):
-    assert not is_try(tmp_path)
+    assert not is_dev_run(tmp_path)
     tries = ("trainer: {fast_dev_run: true}", "trainer: {fast_dev_run: 2}")
     others = ("trainer: {fast_dev_run: false}", "trainer: {max_epochs: 1}", "trainer:", "a: [", "")
     for config in (*tries, *others):
         (tmp_path / "config.yaml").write_text(config)
-        assert is_try(tmp_path) is (config in tries), config
+        assert is_dev_run(tmp_path) is (config in tries), config

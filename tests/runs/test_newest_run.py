@@ -9,12 +9,12 @@ import pytest
 import yaml
 from run_holders import another
 
-from finetune.runs.folder import Run, not_looked_at
-from finetune.runs.newest_run import Found, Wanted, find_run, not_found
+from finetune.runs.folder import Run, runs_elsewhere
+from finetune.runs.newest_run import NewestRun, RunFilter, find_run, new_run_message
 from finetune.runs.run_search import runs_of
 from finetune.system.messages import WrongUsage
 
-ANY = Wanted(None, None, None, lambda run, settings: False)
+ANY = RunFilter(None, None, None, lambda run, settings: False)
 
 
 def write_run(
@@ -32,7 +32,7 @@ def write_run(
 
 
 def test_it_is_the_newest_that_has_a_checkpoint(tmp_path):
-    assert find_run(tmp_path, ANY) == Found(None, {}, None, [], [])
+    assert find_run(tmp_path, ANY) == NewestRun(None, {}, None, [], [])
     for _ in range(11):
         Run(tmp_path, "fit").choose()
     assert find_run(tmp_path, ANY).run is None
@@ -53,21 +53,21 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     # the same name in another folder
     write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)
     (tmp_path / "fit/version_3").mkdir()
-    wanted = Wanted(str(here / "photos"), None, "resnet18", lambda run, settings: False)
+    wanted = RunFilter(str(here / "photos"), None, "resnet18", lambda run, settings: False)
     run, settings, begun, passed, _ = find_run(tmp_path, wanted)
     assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
     assert settings["model"] == {"backbone": "resnet18"}
     assert [run.name for run, _ in passed] == ["version_2", "version_1"]
     assert "of other data (data.root photos, not " in passed[0][1]
     assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
-    told = not_found(tmp_path, passed, [])
+    told = new_run_message(tmp_path, passed, [])
     assert (
         f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins"
         in told
     )
-    moved = Wanted(wanted.root, None, None, lambda run, settings: run.name == "version_2")
+    moved = RunFilter(wanted.root, None, None, lambda run, settings: run.name == "version_2")
     assert find_run(tmp_path, moved).run == tmp_path / "fit/version_2"  # by what it holds
-    data_class = Wanted(wanted.root, "finetune.Hotdog", None, moved.has_data_of)
+    data_class = RunFilter(wanted.root, "finetune.Hotdog", None, moved.has_data_of)
     assert find_run(tmp_path, data_class).run is None
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_keeps_only_its_best_cannot_go_on(tmp_path):
         WrongUsage, match=r"version_1 cannot be resumed: its last\.ckpt was deleted"
     ):
         find_run(tmp_path, ANY)
-    of_others = Wanted("a", None, None, lambda run, settings: False)
+    of_others = RunFilter("a", None, None, lambda run, settings: False)
     assert find_run(tmp_path, of_others).run == tmp_path / "fit/version_0"
 
 
@@ -98,13 +98,13 @@ def test_runs_that_lie_elsewhere_are_reported(tmp_path):
         (tmp_path / name / "checkpoints/last.ckpt").touch()
     (tmp_path / "later/checkpoints").mkdir(parents=True)
     (tmp_path / "later/checkpoints/last.ckpt").touch()
-    unnamed = not_looked_at(tmp_path, runs_of(tmp_path))
+    unnamed = runs_elsewhere(tmp_path, runs_of(tmp_path))
     assert unnamed == [tmp_path / "later", tmp_path / "moved"]
-    found = Found(tmp_path / "fit/version_3", {}, None, [], unnamed)
+    found = NewestRun(tmp_path / "fit/version_3", {}, None, [], unnamed)
     os.utime(tmp_path / "moved/checkpoints/last.ckpt", (0, 0))
     os.utime(tmp_path / "fit/version_3/checkpoints/last.ckpt", (1, 1))
     assert found.newer() == (tmp_path / "later",)
-    told = not_found(tmp_path, [], unnamed)
+    told = new_run_message(tmp_path, [], unnamed)
     assert (
         f"{tmp_path}/later is not in {tmp_path}/fit; {tmp_path}/moved is not in {tmp_path}/fit"
         in told
@@ -127,8 +127,8 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     (tmp_path / "fit/version_2/checkpoints/last.ckpt").unlink()
     (tmp_path / "fit/version_2/config.yaml").write_text("trainer: {fast_dev_run: true}")
     # it is of other data
-    assert find(Wanted("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"
+    assert find(RunFilter("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"
     with pytest.raises(ValueError, match="another process"):
-        find(Wanted("trash", None, None, ANY.has_data_of))
+        find(RunFilter("trash", None, None, ANY.has_data_of))
     other.communicate(timeout=60)
-    assert find(Wanted("trash", None, None, ANY.has_data_of)).begun == begun  # the control
+    assert find(RunFilter("trash", None, None, ANY.has_data_of)).begun == begun  # the control

@@ -26,7 +26,7 @@ import finetune
 from finetune.runs import run_logger
 from finetune.runs.folder import Run
 from finetune.runs.metrics_csv import MetricsCSV
-from finetune.runs.run_logger import RunLogger, attach, flat, ours
+from finetune.runs.run_logger import RunLogger, attach, flatten, run_loggers
 from finetune.system.messages import WrongUsage
 
 KINDS = ["MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
@@ -48,20 +48,20 @@ def test_settings_by_dotted_names():
         "i": False,
         "j": '"2026-01-02"',
     }
-    assert flat(nested) == plain
+    assert flatten(nested) == plain
 
 
 def test_a_run_that_goes_on_finds_each_of_its_loggers_again(run):
     first = [Silent(), MetricsCSV(run), Silent()]
     attach(first, run)
-    assert ours(first) == [first[0], first[2]]
-    assert [logger._take_up() for logger in ours(first)] == [None, None]
-    for logger, name in zip(ours(first), ("one", "two"), strict=True):
+    assert run_loggers(first) == [first[0], first[2]]
+    assert [logger._earlier_name() for logger in run_loggers(first)] == [None, None]
+    for logger, name in zip(run_loggers(first), ("one", "two"), strict=True):
         logger._remember(name)
     second = [Silent(), Silent()]
     attach(second, Run(run.root, "fit", run.path))
     assert not any(logger.goes_on for logger in second)
-    assert [logger._take_up() for logger in second] == ["one", "two"] and all(
+    assert [logger._earlier_name() for logger in second] == ["one", "two"] and all(
         logger.goes_on for logger in second
     )
 
@@ -147,13 +147,13 @@ def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(ru
     logger = Silent()
     logger.attach(run, "Silent")
     (run.path / run_logger.FILE).touch()
-    assert logger._take_up() is None and not logger.goes_on
+    assert logger._earlier_name() is None and not logger.goes_on
     (line,) = caplog.messages
     assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith(
         "the run's loggers begin anew"
     )
     logger._remember("a name")
-    assert logger._take_up() == "a name" and logger.goes_on
+    assert logger._earlier_name() == "a name" and logger.goes_on
 
 
 @pytest.mark.parametrize("kind", KINDS)

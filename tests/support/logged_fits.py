@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from finetune.cli import run
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.run_logger import flat
+from finetune.runs.run_logger import flatten
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before it is imported
 from mlflow.tracking import MlflowClient
@@ -82,7 +82,7 @@ def steps(folder: Path = RUN) -> dict[tuple[str, int], float]:
 
 def settings(folder: Path = RUN) -> dict[str, Any]:
     """Return what config.yaml says, flat."""
-    return flat(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
+    return flatten(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
 
 
 def events(folder: Path = RUN / "tensorboard") -> EventAccumulator:

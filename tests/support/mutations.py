@@ -418,7 +418,7 @@ MUTATIONS = [
     Mutation(
         "where it is not sure it says no class",
         "runs/predictions.py",
-        "is_sure = values[said] >= self.abstain_below",
+        "is_sure = values[predicted] >= self.abstain_below",
         "is_sure = True",
         "tests/runs/test_predictions.py -k abstain",
     ),
