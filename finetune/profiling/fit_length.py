@@ -177,8 +177,8 @@ class Deadline:
 
         def decode(num: float) -> float:
             """Return the seconds per image if a device decodes `num` images. A worker reads whole batches."""
-            num_batches = math.ceil(num * num_devices / batch_size)
-            return costs.decode / max(1, min(num_decoders, num_batches))
+            num_read = math.ceil(num * num_devices / batch_size)  # batches of all devices
+            return costs.decode / max(1, min(num_decoders, num_read))
 
         evaluate = costs.evaluate + (decode(num_validated) if reading.is_val_decoded else 0.0)
         if self.is_tested:

@@ -88,7 +88,7 @@ class Service:
                 options = self._options(request)
                 uploads = await body.uploads()
                 with self.capacity.pictures(len(uploads)):
-                    work = self._predictions(uploads, options)
+                    work = self._predict_uploads(uploads, options)
                     predictions = await _cancel_on_disconnect(request, work)
                     return JSONResponse({"predictions": predictions})
         except TimeoutError:
@@ -121,7 +121,7 @@ class Service:
             raise Refused(400, "looked_at is true or false")
         return RequestOptions(None if top_k is None else int(top_k), looked_at in ("true", "1"))
 
-    async def _predictions(
+    async def _predict_uploads(
         self, uploads: Sequence[Upload], options: RequestOptions
     ) -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ class ServiceMetrics:
             "finetune_request_seconds", text, buckets=_SECONDS, registry=registry
         )
         text = "Pictures by the class that was said."
-        self._predictions = Counter("finetune_pictures", text, ["label"], registry=registry)
+        self._predicted = Counter("finetune_pictures", text, ["label"], registry=registry)
         text = "Pictures that were classified together."
         self._batches = Histogram(
             "finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry
@@ -38,7 +38,7 @@ class ServiceMetrics:
         for name in (
             class_names
         ):  # a counter must start at zero, or Prometheus computes no rate from its first count
-            self._predictions.labels(name)
+            self._predicted.labels(name)
 
     def count_request(self, status: int, seconds: float) -> None:
         """Count a request to /predict."""
@@ -49,7 +49,7 @@ class ServiceMetrics:
     def count_predictions(self, labels: Sequence[str]) -> None:
         """Count the images of a request by their predicted classes."""
         for label in labels:
-            self._predictions.labels(label).inc()
+            self._predicted.labels(label).inc()
 
     def count_batch(self, size: int) -> None:
         """Count a batch."""
