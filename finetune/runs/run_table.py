@@ -20,8 +20,13 @@ from finetune.runs.side_files import are_seconds, is_about, read_side_file
 from finetune.runs.statistics import wilson
 from finetune.system.messages import reason
 
-RUNNING, FINISHED, UNFINISHED = "running", "finished", "unfinished"
-EMPTY, TRIAL, DAMAGED = "no checkpoint", "fast_dev_run", "damaged"
+# The states of a run.
+RUNNING = "running"
+FINISHED = "finished"
+UNFINISHED = "unfinished"
+EMPTY = "no checkpoint"
+TRIAL = "fast_dev_run"
+DAMAGED = "damaged"
 SORT_KEYS = ("when", "data", "network", "epochs", "accuracy", "seconds", "size", "folder")
 
 # libyaml reads a config.yaml in a tenth of the time.
