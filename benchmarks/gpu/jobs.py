@@ -223,7 +223,7 @@ def epoch_lines(
                 last = line.strip() or last
                 if "decoded anew in every epoch" in line:
                     raise RuntimeError(f"no cache: {last}")
-                if match := re.match(r"epoch \d+/\d+ .*?(\d+) pictures/s", line):
+                if match := re.match(r"epoch \d+/\d+ .*?(\d+) images/s", line):
                     found.append((time.perf_counter(), float(match[1])))
         except BaseException:  # Ctrl-C does not reach it
             os.killpg(process.pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def main() -> None:
         if is_cuda:
             torch.cuda.synchronize()
         rate = len(pictures) / (time.perf_counter() - began)
-        print(f"epoch {epoch + 1}/{args.epochs}  {rate:.0f} pictures/s", flush=True)
+        print(f"epoch {epoch + 1}/{args.epochs}  {rate:.0f} images/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def _replace(
     trainer.strategy.checkpoint_io.save_checkpoint(best, run.checkpoint("best"))
     seconds = time.monotonic() - began
     log.info(
-        "the start and the end of training were compared on the validation images in %.1f s",
+        "compared the weights before and after training on the validation images in %.1f s",
         seconds,
     )
 

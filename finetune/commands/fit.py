@@ -244,7 +244,7 @@ def _has_nothing_left(parts: Parts) -> bool:
 
 
 def _print_finished(parts: Parts, why: str) -> None:
-    what = "the run %s is finished, with %s; a larger limit prolongs it, a fit without --resume starts anew"
+    what = "the run %s is finished, with %s. Raise the limit to prolong it, or start a new run without --resume"
     log.info(what, parts.run.path, why)
     if parts.trainer.is_global_zero:
         print(f"run in {parts.run.path}", flush=True)
@@ -271,7 +271,9 @@ def _check_stop(parts: Parts) -> None:
         if isinstance(callback, EarlyStopping) and callback.monitor == "val/accuracy"
     )
     if any(wait >= most for wait in waits):
-        message = "ended after epoch %d: no higher val/accuracy in --patience %d validations"
+        message = (
+            "stopped after epoch %d: val/accuracy did not improve in --patience %d validations"
+        )
         log.info(message, trainer.current_epoch, most)
 
 
@@ -288,7 +290,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
     run = parts.run
     if content is None:
         raise ValueError(
-            f"nothing was trained in {run.path}: a limit ended it before its first step"
+            f"nothing was trained in {run.path}: a limit ended it before the first step"
         )
     best = run.checkpoint("best")
     exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
@@ -307,12 +309,12 @@ def report(parts: Parts, calibration: Calibration) -> None:
         for line in filter(None, lines):
             print(line, flush=True)
     if has_best and record.best:
-        print(f"best.ckpt is {record.why_best}", flush=True)
+        print(f"best.ckpt: {record.why_best}", flush=True)
     print(f"run in {run.path}", flush=True)
     if parts.options.report:
         _write_report(run, record, parts.data)
     if has_best:
-        print(f"next: finetune predict {shlex.quote(str(folder))} PICTURES", flush=True)
+        print(f"next: finetune predict {shlex.quote(str(folder))} IMAGES", flush=True)
 
 
 def _check_threshold(parts: Parts, calibration: Calibration) -> None:
@@ -324,10 +326,10 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
     best = parts.run.checkpoint("best")
     if calibration.aim is None:
         raise ValueError(
-            f"--threshold {parts.options.threshold}: there was no validation, and so {best} has none"
+            f"--threshold {parts.options.threshold}: nothing was validated, so {best} has no threshold"
         )
     if missed := calibration.describe_unreached_aim(parts.model.class_names):
-        raise ValueError(f"{missed}, so that {best} has none")
+        raise ValueError(f"{missed}; {best} has no threshold")
 
 
 def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
@@ -344,5 +346,5 @@ def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
         print(f"report in {page}", flush=True)
     except Exception as error:  # from any library that draws or reads
         log.warning(
-            "the report could not be written: %s; `finetune report %s` tries again", error, run.path
+            "cannot write the report: %s. Try again with finetune report %s", error, run.path
         )

@@ -44,18 +44,12 @@ def kept_epoch(accuracies: Sequence[float], num_images: int) -> int:
 
 
 def describe(epoch: int, accuracy: float, highest: float) -> str:
-    """Return in words why an epoch was kept.
-
-    Args:
-        epoch: The epoch, counted from one.
-        accuracy: Its validation accuracy.
-        highest: The highest validation accuracy of the run.
-    """
+    """Return the epoch of best.ckpt, counted from one, and why it was chosen."""
     if accuracy == highest:
-        return f"of epoch {epoch}: the highest val/accuracy, {highest:.4f}"
+        return f"epoch {epoch} (val/accuracy {accuracy:.4f}, the best)"
     return (
-        f"of epoch {epoch}: val/accuracy {accuracy:.4f}, "
-        f"the last within a standard error of the highest, {highest:.4f}"
+        f"epoch {epoch} (val/accuracy {accuracy:.4f}; "
+        f"latest within one standard error of the best, {highest:.4f})"
     )
 
 

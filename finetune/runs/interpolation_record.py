@@ -59,7 +59,7 @@ class Interpolation:
         by_share = {candidate.share: candidate for candidate in self.candidates}
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         if self.share == 0:
-            kept = "the start, frozen features with a fitted head"
+            kept = "the weights before training (frozen features, fitted head)"
         elif self.share == 1:
             kept = f"the fine-tuned weights{of_epoch}"
         else:

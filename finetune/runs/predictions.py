@@ -31,7 +31,7 @@ from finetune.system.files import (
     remove_dead,
     replacing,
 )
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, counted, shown
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class PredictionWriter(pl.Callback):
             )
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
-            log.info("predicting %d picture%s", num, "s" * (num != 1))
+            log.info("predicting %s", counted(num, "image"))
         self._begin(trainer, names)
 
     def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
@@ -274,7 +274,7 @@ class PredictionWriter(pl.Callback):
         if counts.total() == 1:  # `row` is the row of this image
             probability = f", probability {row['probability']:.4f}" if row["class"] else ""
             text = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
-        print(text if counts.total() == 1 else f"{counts.total()} pictures: {text}")
+        print(text if counts.total() == 1 else f"{counts.total():,} images: {text}")
         if not self.is_kept:
             if row["class"] is None:
                 raise ValueError(f"the image cannot be read: {row['error']}")
@@ -283,7 +283,9 @@ class PredictionWriter(pl.Callback):
             return
         print(f"predictions in {self.target}", flush=True)
         if counts.total() == counts[None]:
-            raise ValueError(f"none of the pictures can be read; {self.target} says why of each")
+            raise ValueError(
+                f"none of the images can be read: {self.target} has the reason for each"
+            )
 
     def _other_classes(self, row: dict[str, Any]) -> str:
         """Return the classes next to the predicted one with their probabilities, the most probable first."""

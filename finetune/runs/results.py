@@ -1,4 +1,4 @@
-"""What a run ends with, in files and on the screen: test.json or val.json, and skipped.txt."""
+"""Results of a run, in files and on the terminal: test.json or val.json, and skipped.txt."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ class Results(pl.Callback):
             )
             if trainer.ckpt_path
             else None,
-            "folder": os.getcwd(),  # of which paths of pictures may be told
+            "folder": os.getcwd(),  # to which relative paths of images refer
             "class_names": pl_module.class_names,
             "confusion_matrix": pl_module.confusion_matrix,
             "calibration": pl_module.calibration.as_plain(),
@@ -72,7 +72,7 @@ class Results(pl.Callback):
 
 
 class Skipped(pl.Callback):
-    """Lists the pictures that could not be decoded and were left out in `skipped.txt` of the run's folder."""
+    """Lists the images that could not be decoded, and were skipped, in `skipped.txt` of the run's folder."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -106,13 +106,14 @@ class Skipped(pl.Callback):
             except (
                 OSError
             ) as error:  # the exception is the news, and checkpoints are still to be written
-                log.warning("skipped.txt lacks some pictures: %s", error)
+                log.warning("skipped.txt is incomplete: %s", error)
 
     def _report(self, trainer: pl.Trainer) -> None:
         num = self._list(trainer)
         if num and trainer.is_global_zero:
-            pictures = f"{counted(num, 'picture')} could not be decoded and {'was' if num == 1 else 'were'} left out"
-            print(f"{pictures}, see {self.run.file('skipped.txt')}", flush=True)
+            verb = "was" if num == 1 else "were"
+            images = f"{counted(num, 'image')} could not be decoded and {verb} skipped"
+            print(f"{images}: see {self.run.file('skipped.txt')}", flush=True)
         self.errors.clear()
 
     def _list(self, trainer: pl.Trainer) -> int:
@@ -136,5 +137,5 @@ class Skipped(pl.Callback):
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the numbers of one evaluation as JSON."""
+    """Write the metrics of one evaluation as JSON."""
     replace_text(path, json.dumps(results, indent=2, allow_nan=False) + "\n")

@@ -42,7 +42,7 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
             elif passed > _QUIET_LOG and i and not is_shown:
                 left = max(1, round(passed / i * (num - i)))
                 print(
-                    f"{what}: {i:,} of {num:,}, about {left:,} s to go", file=sys.stderr, flush=True
+                    f"{what}: {i:,} of {num:,}, about {left:,} s left", file=sys.stderr, flush=True
                 )
                 is_shown = True
             yield item

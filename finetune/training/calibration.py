@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from finetune.system.messages import shown
+from finetune.system.messages import counted, shown
 from finetune.training.precision import double
 from finetune.training.temperature import HIGHEST, LOWEST, Temperature, fit_temperature
 from finetune.training.threshold import MEASURES, RATES, Aim, Choice, choose
@@ -44,31 +44,33 @@ class Calibration(NamedTuple):
         return torch.where(probabilities[:, positive] >= self.choice.value, positive, 1 - positive)
 
     def describe(self, class_names: list[str]) -> list[str]:
-        """Describe the temperature and the threshold in words, one line for each."""
+        """Return the temperature and the threshold in words, a line for each."""
         if not self.num_pictures:
             return [
-                "no temperature was fitted, for want of a validation: probabilities are the network's own"
+                "no temperature: nothing was validated, so the probabilities are not calibrated"
             ]
-        where = f"the {self.num_pictures} validation pictures"
-        lines = [f"probabilities at temperature {self.temperature:.3f}, fitted on {where}"]
-        if unreached := self.describe_unreached_aim(class_names):
-            lines.append(f"{unreached}; the more probable class is said")
-        elif self.aim and self.choice:
-            gives = f"{self.aim.measure} {self.choice.reached:.4g} on {where}"
-            lines.append(
-                f"{class_names[self.aim.positive]} is said from {self.choice.value:.6g} on, which gives {gives}"
+        images = counted(self.num_pictures, "validation image")
+        lines = [f"temperature {self.temperature:.3f}, fitted on {images}"]
+        if missed := self.describe_unreached_aim(class_names):
+            lines.append(f"{missed}; the more probable class is predicted")
+        elif self.aim and self.choice and self.choice.value is not None:
+            threshold = (
+                f"threshold {_digits(self.choice.value)} for {class_names[self.aim.positive]}"
             )
+            lines.append(f"{threshold}: {self.aim.measure} {self.choice.reached:.3f} on {images}")
         return lines
 
     def describe_unreached_aim(self, class_names: list[str]) -> str:
-        """Describe why no threshold reaches the aim; "" if one does, or if there is no aim."""
+        """Return in words that no threshold reaches the aim; "" if one does, or if there is no aim."""
         if self.aim is None or self.choice is None or self.choice.value is not None:
             return ""
         if self.choice.reached is None:
-            return f"no threshold can be chosen on {self.num_pictures} validation pictures of one class"
+            images = counted(self.num_pictures, "validation image")
+            return f"no threshold can be chosen on {images} of one class"
+        images = counted(self.num_pictures, "validation image")
         return (
-            f"no threshold gives {class_names[self.aim.positive]} a {self.aim.measure} of {self.aim.least:g}: the most "
-            f"on the {self.num_pictures} validation pictures is {self.choice.reached:.4g}"
+            f"no threshold reaches {self.aim.measure} {self.aim.least:g} for {class_names[self.aim.positive]}: "
+            f"the highest is {self.choice.reached:.4g}, on {images}"
         )
 
     def as_plain(self) -> dict[str, Any] | None:
@@ -146,6 +148,11 @@ def _with_threshold(
 ) -> Calibration:
     p = calibration.probabilities(logits)[:, aim.positive].numpy()
     return calibration._replace(aim=aim, choice=choose(aim, p, labels == aim.positive))
+
+
+def _digits(probability: float) -> str:
+    """Return a threshold with three decimals; with more next to 0 or 1, where three would hide it."""
+    return f"{probability:.3f}" if 0.001 <= probability <= 0.999 else f"{probability:.6g}"
 
 
 class NotFinite(ValueError):

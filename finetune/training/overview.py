@@ -25,16 +25,13 @@ from finetune.training.run_limits import size_schedule
 log = logging.getLogger(__name__)
 
 _NUM_CLASSES_SHOWN = 8
-_FEW = 2  # training images of a class from which a network can't generalize
-_NUM_MEASURED = (
-    200  # training images whose sizes are read, evenly spaced; that takes a tenth of a second
-)
-# Share of an image's area that is lost by cropping. With the default crop_share, 7/8, a square loses 23 %, a photograph
-# of 4:3 43 % and one of 3:2 49 % (1 - 2/3 * (7/8)**2), as in ImageNet's evaluation. 16:9 and longer ones lose 57 % or
-# more.
+_FEW = 2  # images of a class, which are too few to train on
+_NUM_MEASURED = 200  # training images whose sizes are read, evenly spaced: a tenth of a second
+# Of an image's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
+# 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
 _MUCH_CROPPED = 0.5
-_MANY_CROPPED = 1 / 3  # share of the images
-# With fewer validation images, the choice of the best epoch and the temperature are uncertain.
+_MANY_CROPPED = 1 / 3  # of the images
+# validation images, below which an epoch's accuracy and a temperature are uncertain
 _FEW_TO_CHOOSE = 50
 _FEW_TO_TEST = 30  # with fewer test images the standard error of an accuracy may be above 9 points
 
@@ -42,10 +39,10 @@ _FEW_TO_TEST = 30  # with fewer test images the standard error of an accuracy ma
 def log_overview(
     trainer: pl.Trainer, model: Classifier, data: ImageDataModule, ckpt_path: object = None
 ) -> dict[str, Any]:
-    """Log data, network and devices on rank 0, then one warning per line.
+    """Log on rank 0 the data, the network and the device; then each warning in a line.
 
     Returns:
-        These lines and the number of images of each split and class, for the run's files; empty on other ranks.
+        The same for about.json, with the number of images of each class and split; nothing on other ranks.
     """
     if not trainer.is_global_zero:
         return {}
@@ -57,10 +54,9 @@ def log_overview(
         log.info("%s", line)
     if cropped := crop_line(data):
         log.info("%s", cropped)
-    for split, effect in (("val", ", and best.ckpt is the last"), ("test", "")):
+    for split, so in (("val", ": best.ckpt is the last epoch"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
-            message = "%s is not looked at, since trainer.limit_%s_batches is 0%s"
-            log.info(message, split, split, effect)
+            log.info("%s is skipped, because trainer.limit_%s_batches is 0%s", split, split, so)
     for doubt in doubtful:
         log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
@@ -81,35 +77,36 @@ def log_overview(
 
 
 def data_warnings(data: ImageDataModule) -> Iterator[str]:
-    """Yield a line for each reason why the results of a run on these images are unreliable."""
+    """Yield a line for each reason why the metrics of a run on these images are unreliable."""
     counts = _counts(data, "train")
     few = [f"{name} {num}" for name, num in counts.items() if num <= _FEW]
     if few:
-        yield f"too few training pictures to learn from: {_some(few)}"
+        yield f"too few training images: {_some(few)}. Add images, or leave these classes out (--data.exclude)"
     for split in ("val", "test"):
-        missing = [name for name, num in _counts(data, split).items() if num == 0]
-        # for splits of other origins this is logged elsewhere
-        if missing and split in data.splits and data.splits[split].origin == SET_APART:
-            yield f"{split} has no pictures of {_some(missing)}: its results say nothing about them"
+        lacking = [name for name, num in _counts(data, split).items() if num == 0]
+        # else it is told
+        if lacking and split in data.splits and data.splits[split].origin == SET_APART:
+            yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
-        yield f"test has {num} pictures only: the standard error of an accuracy is up to {error:.0f} points"
+        yield f"test has only {num} images: the standard error of an accuracy is up to {error:.0f} points"
 
 
 def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
-    """Yield a line if the best epoch and the temperature are chosen on few validation images."""
+    """Yield a warning if the best epoch and the temperature are chosen on few validation images."""
     if "val" in data.splits:
         num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
             yield (
-                f"val has {counted(num, 'picture')} only: the choice of the epoch that is kept and the temperature of "
-                "the probabilities are uncertain. A larger --data.val_fraction or more pictures help"
+                f"val has only {counted(num, 'image')}: the choice of the best epoch and the temperature are "
+                "uncertain. Use a larger --data.val_fraction, or more images"
             )
 
 
 def crop_line(data: ImageDataModule) -> str:
-    """Return a line if evaluation crops a large part of many images; "" otherwise."""
-    paths, hparams = data.splits["train"].paths, data.hparams
+    """Return a line if the crop of evaluation removes much of many images; else ""."""
+    paths = data.splits["train"].paths
+    hparams = data.hparams
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
     sizes = [size for size in (stored_size(paths[i]) for i in chosen.tolist()) if min(size) > 0]
     cut = np.array(
@@ -119,9 +116,9 @@ def crop_line(data: ImageDataModule) -> str:
     if not sizes or much.mean() < _MANY_CROPPED:
         return ""
     return (
-        f"evaluation crops the centre: {much.mean():.0%} of {len(sizes)} training pictures looked at lose more than "
-        f"{_MUCH_CROPPED:.0%} of their area, {np.median(cut):.0%} in the median. If what matters may lie at the edges: "
-        "--data.resize whole keeps all of it, squashed to a square"
+        f"evaluation crops the centre: {much.mean():.0%} of {len(sizes)} sampled training images lose more than "
+        f"{_MUCH_CROPPED:.0%} of their area (median {np.median(cut):.0%}). "
+        "To keep the edges, use --data.resize whole, which squashes images to a square"
     )
 
 
@@ -129,7 +126,7 @@ def _pictures(data: ImageDataModule) -> str:
     counts = _counts(data, "train")
     shown = [f"{name} {num:,}" for name, num in counts.items()]
     if len(shown) > _NUM_CLASSES_SHOWN:
-        shown = [f"{min(counts.values()):,} to {max(counts.values()):,} pictures each"]
+        shown = [f"{min(counts.values()):,} to {max(counts.values()):,} images each"]
     splits = []
     for split in ("train", "val", "test"):
         if split in data.splits:
@@ -140,30 +137,29 @@ def _pictures(data: ImageDataModule) -> str:
             )
         else:
             splits.append(f"{split} none")
-    return f"pictures: {data.root}: {', '.join(splits)}; {len(counts)} classes in train: {', '.join(shown)}"
+    classes = f"{len(counts)} classes in train: {', '.join(shown)}"
+    return f"images: {data.root}: {', '.join(splits)}; {classes}"
 
 
 def _network(model: Classifier, ckpt_path: object) -> str:
     hparams = model.hparams
-    parameters = list(model.network.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    frozen = []
-    if hparams["freeze"] is not None:
-        frozen.append(f"all up to {hparams['freeze']}")
-    if model.has_fixed_statistics:
-        frozen.append("batch norm's statistics")
+    numbers = [
+        (parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()
+    ]
+    total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
+    frozen = [] if hparams["freeze"] is None else [f"all up to {hparams['freeze']}"]
+    frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
     name = member_label(model.backbone, hparams["members"])
     text = (
-        f"network: {name}, {weights}; {trainable / 1e6:.2f} of {total / 1e6:.2f} million numbers learn, "
+        f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million parameters are trained, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     if model.is_solved:
         return f"{text}the head is solved exactly"
     if ckpt_path:
-        return f"{text}rates of the checkpoint"
+        return f"{text}learning rates of the checkpoint"
     with as_wrong_usage("model.optimizer"):
         # a second optimizer, to read the learning rates from
         optimizer = model.optimizer(model.param_groups())

@@ -57,7 +57,7 @@ class ImageProgressBar(ProgressBar):
         if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
             return
         if self._progress is None:
-            rate = TextColumn("{task.fields[rate]:6.0f} pictures/s {task.fields[note]}")
+            rate = TextColumn("{task.fields[rate]:6.0f} images/s {task.fields[note]}")
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -153,8 +153,8 @@ class ImageProgressBar(ProgressBar):
                 f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}"
                 for name in shown
             )
-            # 0 if the run was resumed after the last batch
-            rate = f"  {self._speed:.0f} pictures/s" if self._speed else ""
+            # resumed behind the last batch
+            rate = f"  {self._speed:.0f} images/s" if self._speed else ""
             line = f"{self._finished}  {numbers}{rate}{self._time_left(trainer)}"
             self.console.print(line, highlight=False, soft_wrap=True)
         self._finished, self._is_validated = "", False  # for the next epoch
@@ -167,8 +167,8 @@ class ImageProgressBar(ProgressBar):
         left = (time.perf_counter() - self._epoch_began) * _epochs_left(trainer)
         if left < _SOON:
             return ""
-        self._is_estimated = True
-        return f", about {duration(left)} to go"
+        self._is_told = True
+        return f", about {duration(left)} left"
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._begin("testing", sum(trainer.num_test_batches))

@@ -255,7 +255,7 @@ def test_it_says_what_it_is(model, calibrated):
         "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told
         and str(calibrated) in told
     )
-    assert "probabilities at temperature 0.250, fitted on the 7 validation pictures" in told
+    assert "temperature 0.250, fitted on 7 validation images" in told
     assert model.image_size == 32 and model.path == calibrated
 
 

@@ -208,7 +208,8 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 20, "--patience", 2]
     cli(*fit, "--model.optimizer.lr", "1e-12")  # nothing is learned
     assert (
-        "ended after epoch 3: no higher val/accuracy in --patience 2 validations" in caplog.messages
+        "stopped after epoch 3: val/accuracy did not improve in --patience 2 validations"
+        in caplog.messages
     )
     last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
     assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
@@ -246,17 +247,17 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
     with caplog.at_level("INFO", "finetune"):
         cli("fit", "--data.root", colours, *QUICKEST, *limits)
     assert (
-        "val is not looked at, since trainer.limit_val_batches is 0, and best.ckpt is the last"
+        "val is skipped, because trainer.limit_val_batches is 0: best.ckpt is the last epoch"
         in caplog.messages
     )
-    assert "test is not looked at, since trainer.limit_test_batches is 0" in caplog.messages
+    assert "test is skipped, because trainer.limit_test_batches is 0" in caplog.messages
     run = tmp_path / "runs/fit/version_0"
     assert (run / "checkpoints/best.ckpt").samefile(run / "checkpoints/last.ckpt")
     assert not (run / "test.json").exists()
     assert capsys.readouterr().out.splitlines() == [
-        "no temperature was fitted, for want of a validation: probabilities are the network's own",
+        "no temperature: nothing was validated, so the probabilities are not calibrated",
         "run in runs/fit/version_0",
-        "next: finetune predict runs/fit/version_0 PICTURES",
+        "next: finetune predict runs/fit/version_0 IMAGES",
     ]
 
 

@@ -432,7 +432,7 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
             by_class = {name: float(row[f"p_{name}"]) for name in ("blue", "green", "red")}
             assert sum(by_class.values()) == pytest.approx(1, abs=1e-6)
             assert row["class"] == max(by_class, key=lambda name: by_class[name])
-    assert re.search(r"31 pictures: .*1 unreadable", capsys.readouterr().out)
+    assert re.search(r"31 images: .*1 unreadable", capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -485,7 +485,7 @@ def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp
     ]
     result = finetune(*line, "--trainer.accelerator", "cpu", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("320 pictures: ")
+    assert result.stdout.startswith("320 images: ")
 
 
 @pytest.mark.slow
@@ -615,8 +615,8 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
     assert result.stdout.count("test/accuracy") == 1
     assert " of 30; 95 % interval " in result.stdout  # each counts once
     # by one process
-    told = "".join(rf"{what}.*\n" for what in ("pictures: ", "network: ", "training: ", "val has "))
-    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*pictures/s\n", result.stderr), (
+    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", result.stderr), (
         result.stderr
     )
     assert "training: 2 x cpu, " in result.stderr
@@ -650,7 +650,7 @@ def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
         assert result.returncode == 0, result.stderr
         assert (
             result.stderr.count(
-                "ended after epoch 3: no higher val/accuracy in --patience 2 validations"
+                "stopped after epoch 3: val/accuracy did not improve in --patience 2 validations"
             )
             == 1
         )
@@ -683,7 +683,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    told = ("pictures: ", "network: ", "training: ", "epoch ", "val has ")
+    told = ("images: ", "network: ", "training: ", "epoch ", "val has ")
     lines = [line for line in err.splitlines() if line and not line.startswith(told)]
     assert lines == [
         "stopping after this step; Ctrl-C again ends it at once",
@@ -875,9 +875,9 @@ def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, m
             ]
         )
     shown = capsys.readouterr()
-    assert caught.value.code == 1 and "2 pictures: 2 unreadable" in shown.out
+    assert caught.value.code == 1 and "2 images: 2 unreadable" in shown.out
     assert shown.err.endswith(
-        "finetune: error: none of the pictures can be read; out.CSV says why of each\n"
+        "finetune: error: none of the images can be read: out.CSV has the reason for each\n"
     )
     with open("out.CSV") as file:
         assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]

@@ -133,7 +133,7 @@ def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, 
         assert time.monotonic() - started < 20 and not processes_of([process.pid])
     finally:
         process.kill()
-    usual = ("pictures: ", "network: ", "training: ", "epoch ", "val has ")
+    usual = ("images: ", "network: ", "training: ", "epoch ", "val has ")
     assert [
         line for line in process.stderr.splitlines() if line and not line.startswith(usual)
     ] == [

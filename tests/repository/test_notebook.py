@@ -49,7 +49,7 @@ def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     lines = "".join(text for kind in ("text/plain", "text/html") for text in shown(fit, kind))
     assert all(f"epoch {epoch}/6" in lines for epoch in range(1, 7))
     told = "".join(output.get("text", "") for output in fit.outputs)
-    assert "pictures: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
+    assert "images: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
     (page,) = shown(cells["run"], "text/html")
     assert (
         page.count("<svg ") == 2 and "16 of 400 test pictures" in page and str(tmp_path) not in page
@@ -76,7 +76,7 @@ def kept(self, shown, **options):
 DisplayHandle.update = kept
 from finetune import fit
 run = fit({str(colours)!r}, **{options!r}, options={{"report": False}})
-print(sum("pictures/s" in text for text in drawn), drawn[-1])
+print(sum("images/s" in text for text in drawn), drawn[-1])
 """
     cell = executed(
         nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path

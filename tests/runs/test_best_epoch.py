@@ -59,10 +59,10 @@ def test_of_few_pictures_the_kept_one_is_truly_better_than_the_highest():
 @pytest.mark.parametrize(
     ("accuracy", "words"),
     [
-        (0.9, "of epoch 3: the highest val/accuracy, 0.9000"),
+        (0.9, "epoch 3 (val/accuracy 0.9000, the best)"),
         (
             0.85,
-            "of epoch 3: val/accuracy 0.8500, the last within a standard error of the highest, 0.9000",
+            "epoch 3 (val/accuracy 0.8500; latest within one standard error of the best, 0.9000)",
         ),
     ],
 )

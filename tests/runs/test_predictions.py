@@ -315,7 +315,7 @@ def test_the_summary_counts_each_class(run, capsys):
     probs = torch.eye(4, dtype=torch.float64)[[2, 0, 2, 2, 0, 1]]
     target = predict(run, probs, [f"{i}.png" for i in range(6)], {5: "torn"})
     first, second = capsys.readouterr().out.splitlines()
-    assert first == "6 pictures: 3 größe, 2 hot dog, 1 unreadable"
+    assert first == "6 images: 3 größe, 2 hot dog, 1 unreadable"
     assert second == f"predictions in {target}" and target == run.path / "predictions.csv"
 
 
@@ -502,10 +502,11 @@ def test_a_target_that_can_t_be_is_told_before_the_work(run):
 
 def test_pictures_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, capsys):
     with pytest.raises(
-        ValueError, match=r"none of the pictures can be read; .*predictions.csv says why of each"
+        ValueError,
+        match=r"none of the images can be read: .*predictions.csv has the reason for each",
     ):
         predict(run, probabilities(3), ["a.png", "b.png", "c.png"], dict.fromkeys(range(3), "torn"))
-    assert capsys.readouterr().out.startswith("3 pictures: 3 unreadable\n")
+    assert capsys.readouterr().out.startswith("3 images: 3 unreadable\n")
     assert [row["error"] for row in read(run.path / "predictions.csv")[1]] == ["torn"] * 3
     # The control: a class may be called so.
     predict(

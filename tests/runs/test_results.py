@@ -55,7 +55,7 @@ def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tm
     skipped = Skipped(run)
     skipped.errors.add("a.png: truncated")
     skipped.on_exception(SimpleNamespace(is_global_zero=True), Tiny(), RuntimeError("the news"))
-    assert "skipped.txt lacks some pictures" in caplog.text
+    assert "skipped.txt is incomplete" in caplog.text
 
 
 def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_path):

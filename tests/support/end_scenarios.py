@@ -67,9 +67,9 @@ STEPS |= {"only_validate": "validation_step", "only_test": "test_step"}
 SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test", "predict": "test"}
 SPLITS |= {"only_validate": "val", "only_test": "test"}
 LINES = re.compile(  # what a run may say
-    r"|(pictures|network|training): .*|predicting \d.*|(val|test) has \d+ pictures only: .*"
+    r"|(images|network|training): .*|predicting \d.*|(val|test) has only \d+ images?: .*"
     r"|epoch \d.*|decoded \d.*|the pictures of .* are decoded anew .*|finetune: error: .*|stopp(ed by|ing after) .*"
-    r"|(test|run in|predictions|probabilities at|no temperature|best.ckpt is|next)\b.*|\d+ ((of \d+ )?\w+ )?pictures.*"
+    r"|(test|run in|predictions|temperature|no temperature|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?(images|pictures).*"
 )
 BASE = [
     *("--data.image_size", 28, "--data.batch_size", 6, "--trainer.accelerator", "cpu"),
@@ -393,7 +393,7 @@ class Run:
             "\r", "\n"
         )
         said = "\n".join(
-            line for line in text.splitlines() if "pictures/s  -:" not in line and "━" not in line
+            line for line in text.splitlines() if "images/s  -:" not in line and "━" not in line
         )[-3000:]
         (self.out / "said").write_text(said)
         codes = [self.codes.get(pid) for pid in self.pids]

@@ -26,7 +26,7 @@ def test_a_log_gets_one_line_with_the_time_that_is_left(capsys, monkeypatch):
     assert len(list(track(range(10), 10, "letters"))) == 10
     out, err = capsys.readouterr()
     # 3 looks at the clock for 2 items
-    assert out == "" and err == "letters: 2 of 10, about 24 s to go\n"
+    assert out == "" and err == "letters: 2 of 10, about 24 s left\n"
 
 
 def test_the_last_of_few_items_is_no_division_by_zero(capsys, monkeypatch):

@@ -137,7 +137,7 @@ def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(
     never = results["never"]
     before, after = "test/calibration_error_before_scaling", "test/calibration_error"
     assert before not in bare and bare["calibration"] is None
-    assert any(line.startswith("no temperature was fitted") for line in bare["lines"])
+    assert any(line.startswith("no temperature: ") for line in bare["lines"])
     assert (
         scaled[before] == pytest.approx(bare[after], abs=1e-6)
         and abs(scaled[after] - bare[after]) > 1e-3
@@ -147,18 +147,12 @@ def test_test_reports_the_error_before_and_after_and_what_a_threshold_decides(
         f"{before} {scaled[before]:.4f}" in scaled["lines"]
         and f"{after} {scaled[after]:.4f}" in scaled["lines"]
     )
-    assert (
-        "probabilities at temperature 0.250, fitted on the 16 validation pictures"
-        in scaled["lines"]
-    )
+    assert "temperature 0.250, fitted on 16 validation images" in scaled["lines"]
     for name in ("test/accuracy", "test/loss", "test/f1", "confusion_matrix"):
         assert scaled[name] == bare[name]
     assert never["confusion_matrix"] == [[10, 0], [10, 0]] and never["test/accuracy"] == 0.5
     assert never["test/loss"] == bare["test/loss"] and never[after] == scaled[after]
-    assert (
-        "green is said from 1 on, which gives f1 0.5 on the 16 validation pictures"
-        in never["lines"]
-    )
+    assert "threshold 1 for green: f1 0.500 on 16 validation images" in never["lines"]
 
 
 def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
@@ -168,9 +162,7 @@ def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
     kept = read_calibration(read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"))
     assert kept.aim == Aim("f1", None, 1)
     assert (
-        kept.describe(NAMES)[0] in out
-        and kept.describe(NAMES)[1] in out
-        and "green is said from" in out
+        kept.describe(NAMES)[0] in out and kept.describe(NAMES)[1] in out and "for green: f1" in out
     )
     assert "threshold: f1:green" in (tmp_path / "runs/fit/version_0/config.yaml").read_text()
     assert "val/temperature" in (tmp_path / "runs/fit/version_0/metrics.csv").read_text()
@@ -181,7 +173,7 @@ def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(
 ):
     options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0]
     cli("fit", *options, "--model.weights", checkpoint)  # whose temperature is not inherited
-    assert "no temperature was fitted, for want of a validation: " in capsys.readouterr().out
+    assert "no temperature: nothing was validated, " in capsys.readouterr().out
     for name in ("best", "last"):
         path = tmp_path / f"runs/fit/version_0/checkpoints/{name}.ckpt"
         assert read_calibration(read_checkpoint(path)) == Calibration()
@@ -233,7 +225,7 @@ def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
         patch.object(calibration, "choose", lambda *_: Choice(None, 0.75)),
         pytest.raises(
             ValueError,
-            match="no threshold gives blue a precision of 0.99: the most .* is 0.75, so that",
+            match="no threshold reaches precision 0.99 for blue: the highest is 0.75, on .*; ",
         ),
     ):
         cli("fit", *options)

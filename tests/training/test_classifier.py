@@ -312,7 +312,7 @@ def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
     cli("fit", *options, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip")
     (line,) = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
     assert line.startswith(f"{root}/train/red/03.png: can't be decoded")
-    assert "1 picture could not be decoded and was left out" in capsys.readouterr().out
+    assert "1 image could not be decoded and was skipped" in capsys.readouterr().out
 
 
 def test_bad_files_of_any_name_are_listed_by_it(tmp_path, cli):

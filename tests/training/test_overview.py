@@ -35,8 +35,8 @@ def told(caplog, pictures, model=None, **options) -> list[str]:
 
 def few(num: int) -> str:
     return (
-        f"val has {num} pictures only: the choice of the epoch that is kept and the temperature of the probabilities "
-        "are uncertain. A larger --data.val_fraction or more pictures help"
+        f"val has only {num} images: the choice of the best epoch and the temperature are uncertain. "
+        "Use a larger --data.val_fraction, or more images"
     )
 
 
@@ -50,10 +50,10 @@ def test_three_lines_before_training(colours, cli, caplog):
     train = data(colours).splits["train"].targets.counts()
     val = 60 - train.sum()
     assert lines == [
-        f"pictures: {colours}: train {train.sum()} (its train folder), val {val} (set apart from training, "
+        f"images: {colours}: train {train.sum()} (its train folder), val {val} (set apart from training, "
         "split_seed 0), test 30 (its test folder); 3 classes in train: "
         f"blue {train[0]}, green {train[1]}, red {train[2]}",
-        "network: small_cnn, random weights; 0.30 of 0.30 million numbers learn, frozen: nothing; "
+        "network: small_cnn, random weights; 0.30 of 0.30 million parameters are trained, frozen: nothing; "
         "AdamW at 0.001 (backbone), 0.001 (head)",
         "training: 1 x cpu, precision 32-true, 4 batches of 16 an epoch, max_epochs 1",
         few(val),
@@ -82,8 +82,8 @@ def test_what_is_frozen_and_the_rates(colours, caplog):
         head_lr_multiplier=10,
     )
     assert told(caplog, pictures, frozen)[1] == (
-        "network: resnet18, random weights; 8.40 of 11.18 million numbers learn, "
-        "frozen: all up to layer3 and batch norm's statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
+        "network: resnet18, random weights; 8.40 of 11.18 million parameters are trained, "
+        "frozen: all up to layer3 and batch norm statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
     )
     decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5)
     assert told(caplog, pictures, decayed)[1].endswith(
@@ -121,7 +121,7 @@ def test_many_classes_are_not_listed(colours, caplog):
             origin="folder train",
         )
     }
-    assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 pictures each")
+    assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 images each")
 
 
 def test_doubts(tmp_path):
@@ -131,9 +131,9 @@ def test_doubts(tmp_path):
         for path in sorted((root / "train" / name).iterdir())[left:]:
             path.unlink()
     assert list(overview.data_warnings(data(root))) == [
-        "too few training pictures to learn from: blue 1, green 1",
-        "val has no pictures of green: its results say nothing about them",
-        "test has 27 pictures only: the standard error of an accuracy is up to 10 points",
+        "too few training images: blue 1, green 1. Add images, or leave these classes out (--data.exclude)",
+        "val has no images of green: its results do not measure them",
+        "test has only 27 images: the standard error of an accuracy is up to 10 points",
     ]
 
 
@@ -143,8 +143,8 @@ def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_few
     (root / "train/blue/00.png").unlink()
     (root / "test/red/00.png").unlink()
     assert list(overview.data_warnings(data(root, val_fraction=0))) == [
-        "too few training pictures to learn from: blue 2",
-        "test has 29 pictures only: the standard error of an accuracy is up to 9 points",
+        "too few training images: blue 2. Add images, or leave these classes out (--data.exclude)",
+        "test has only 29 images: the standard error of an accuracy is up to 9 points",
     ]
 
 
@@ -190,27 +190,27 @@ SQUARE = (40, 40)
         (
             [WIDE, TALL, TALL],
             {},
-            "100% of 6 training pictures looked at lose more than 50% of their area, 74% in",
+            "100% of 6 sampled training images lose more than 50% of their area (median 74%)",
         ),
         (
             [WIDE, SQUARE, SQUARE],
             {},
-            "33% of 6 training pictures looked at lose more than 50% of their area, 23% in",
+            "33% of 6 sampled training images lose more than 50% of their area (median 23%)",
         ),
         ([WIDE, SQUARE, SQUARE, SQUARE], {}, ""),
         # plain photographs, as cameras have them
         ([(40, 30), (60, 40), (40, 60), (500, 333)], {}, ""),
-        ([(64, 36)], {}, "lose more than 50% of their area, 57% in the median"),
+        ([(64, 36)], {}, "lose more than 50% of their area (median 57%)"),
         ([(40, 30)], {"crop_share": 1.0}, ""),
         ([WIDE], {"resize": "whole"}, ""),
         ([WIDE], {"resize": "squash"}, ""),
-        ([WIDE], {"resize": "squash", "crop_share": 0.7}, "51% in the median"),
+        ([WIDE], {"resize": "squash", "crop_share": 0.7}, "(median 51%)"),
     ],
 )
 def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
     line = cropped(tmp_path, sizes, **options)
     assert expected in line and (
-        line.endswith("--data.resize whole keeps all of it, squashed to a square") or not line
+        line.endswith("use --data.resize whole, which squashes images to a square") or not line
     )
     assert bool(line) == bool(expected)
 
@@ -249,7 +249,7 @@ def test_predict_says_how_many(colours, cli, tmp_path, caplog):
         "--trainer.accelerator",
         "cpu",
     )
-    assert "predicting 30 pictures" in [record.getMessage() for record in caplog.records]
+    assert "predicting 30 images" in [record.getMessage() for record in caplog.records]
 
 
 def test_a_run_that_goes_on_has_the_rates_of_its_checkpoint(colours, caplog):

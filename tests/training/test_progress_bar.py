@@ -51,7 +51,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
     lines = text.getvalue().splitlines()
     assert len(lines) == 2
     for i, line in enumerate(lines):
-        numbers = rf"epoch {i + 1}/2  train/loss {0.5 + i:.4f}  val/loss 0.2500  val/accuracy 0.7500  \d+ pictures/s"
+        numbers = rf"epoch {i + 1}/2  train/loss {0.5 + i:.4f}  val/loss 0.2500  val/accuracy 0.7500  \d+ images/s"
         assert re.fullmatch(numbers, line), line
 
 
@@ -59,8 +59,8 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"max_epochs": 4}, ["", "about 2.5 minutes to go", "", ""]),
-        ({"max_epochs": 2}, ["about 50 s to go", ""]),
+        ({"max_epochs": 4}, ["", "about 2.5 minutes left", "", ""]),
+        ({"max_epochs": 2}, ["about 50 s left", ""]),
         ({"max_epochs": 1}, [""]),
         ({"max_epochs": 4, "max_steps": 12}, [""] * 4),
         ({"max_epochs": 2, "max_time": "00:00:10:00"}, [""] * 2),
@@ -84,7 +84,7 @@ def test_numbers_that_are_not_there_are_not_shown(tmp_path):
     shown, text = bar(is_terminal=False)
     trainer(tmp_path, shown).fit(Tiny(), loader())
     assert re.fullmatch(
-        r"epoch 1/2  train/loss 0.5000  \d+ pictures/s", text.getvalue().splitlines()[0]
+        r"epoch 1/2  train/loss 0.5000  \d+ images/s", text.getvalue().splitlines()[0]
     )
 
 
@@ -112,7 +112,7 @@ def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, m
     assert [fields["advance"] for fields in updates] == [1] * 6
     assert [fields["note"] for fields in updates] == ["loss 0.125"] * 6
     assert all(fields["rate"] > 0 for fields in updates)
-    assert "epoch 1/2" in text.getvalue() and "pictures/s" in text.getvalue()
+    assert "epoch 1/2" in text.getvalue() and "images/s" in text.getvalue()
     updates.clear()
     train.test(Tiny(), loader(), verbose=False)
     train.predict(Tiny(), loader())
@@ -197,7 +197,7 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
     )
     shown, text = bar(is_terminal)
     trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")
-    assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) pictures/s", text.getvalue())[1]) > 0
+    assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) images/s", text.getvalue())[1]) > 0
     # the bar goes on behind the batch that is done
     assert completed == ([1] if is_terminal else [])
 
@@ -220,7 +220,7 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     assert not shown.console.is_terminal
     trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
     assert any(
-        re.search(r"epoch 2/2 .* 1/\d .*pictures/s loss \d\.\d{3}", str(text)) for text in drawn
+        re.search(r"epoch 2/2 .* 1/\d .*images/s loss \d\.\d{3}", str(text)) for text in drawn
     )
     assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
@@ -239,4 +239,4 @@ def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, now):
         Tiny(), datamodule=Pictures()
     )
     found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
-    assert found == ["about 90 s to go", "", "", ""]  # 10, then twice 40
+    assert found == ["about 90 s left", "", "", ""]  # 10, then twice 40
