@@ -27,7 +27,7 @@ from finetune.system.quick_process import (
     mark_own_process,
     without_gc,
 )
-from finetune.system.terminal import outlive_terminal, redirect_closed_outputs
+from finetune.system.terminal import colored, outlive_terminal, redirect_closed_outputs
 from finetune.system.unraisable_hook import install_unraisable_hook
 from finetune.system.utf8_mode import enter_utf8_mode
 
@@ -178,7 +178,8 @@ def _print_error(message: str, code: int) -> None:
     """Print an error in one line; if a signal has stopped the command, only rank 0 prints."""
     if code < 128 or _is_rank_zero():
         redirect_closed_outputs()
-        print(message if code > 128 else f"finetune: error: {shown(message)}", file=sys.stderr)
+        line = message if code > 128 else f"finetune: error: {shown(message)}"
+        print(colored(line, "red", sys.stderr), file=sys.stderr)
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> None:

@@ -4,7 +4,7 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
 from finetune.commands.logged_sheet import log_sheet
 from finetune.commands.plan import Plan
+from finetune.commands.summary import Summary
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted
@@ -26,7 +27,7 @@ from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits, check_averaging
 from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.record import RunRecord, read_run, validation_outcome
+from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
 from finetune.runs.resume import check_changes, continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
@@ -299,22 +300,24 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
 
 
 def report(parts: Parts, calibration: Calibration) -> None:
-    """Print the results of the run and where they are, and write its report."""
+    """Print the summary of the run, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
     folder = run.checkpoint("best").parents[1]
     record = read_run(folder)
-    if not parts.has_test:  # else the test has printed it
-        lines = [validation_outcome(record), *calibration.describe(parts.model.class_names)]
-        for line in filter(None, lines):
-            print(line, flush=True)
-    if has_best and record.best:
-        print(f"best.ckpt: {record.why_best}", flush=True)
-    print(f"run in {run.path}", flush=True)
+    if not parts.has_test:  # an earlier process may have tested another best.ckpt
+        record = replace(record, result={})
+    summary = Summary(
+        record,
+        path=str(run.path),
+        calibration=calibration.describe(parts.model.class_names),
+        best=record.why_best if has_best else "",
+        next_command=f"finetune predict {shlex.quote(str(folder))} IMAGES" if has_best else "",
+    )
+    summary.print_result()
     if parts.options.report:
-        _write_report(run, record, parts.data)
-    if has_best:
-        print(f"next: finetune predict {shlex.quote(str(folder))} IMAGES", flush=True)
+        summary.report = _write_report(run, record, parts.data)
+    summary.print_rest()
 
 
 def _check_threshold(parts: Parts, calibration: Calibration) -> None:
@@ -332,9 +335,9 @@ def _check_threshold(parts: Parts, calibration: Calibration) -> None:
         raise ValueError(f"{missed}; {best} has no threshold")
 
 
-def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
-    """Write the report of the run. An error here is only logged, since the run itself is complete."""
-    # imports matplotlib, which takes half a second
+def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
+    """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
+    # with matplotlib, which takes half a second
     from finetune.commands.report import page_of
     from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
@@ -342,9 +345,9 @@ def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> None:
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))
-        page = page_of(record, check=data_check(record))
-        print(f"report in {page}", flush=True)
-    except Exception as error:  # from any library that draws or reads
+        return str(page_of(record, check=data_check(record)))
+    except Exception as error:  # of whatever draws or reads: the run itself is complete
         log.warning(
             "cannot write the report: %s. Try again with finetune report %s", error, run.path
         )
+        return ""

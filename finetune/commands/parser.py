@@ -25,6 +25,7 @@ from finetune.commands.suggestions import (
     wrong_value,
 )
 from finetune.system.messages import did_you_mean, shown
+from finetune.system.terminal import colored
 
 _UNKNOWN = (
     re.compile(r"does not accept (?:nested )?option '(?P<key>[^']+)'"),
@@ -87,7 +88,8 @@ class OneLineErrorParser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        print(f"finetune: error: {shown(explain(self, message))}", file=sys.stderr)
+        line = f"finetune: error: {shown(explain(self, message))}"
+        print(colored(line, "red", sys.stderr), file=sys.stderr)
         self.exit(2)
 
 

@@ -25,7 +25,6 @@ import numpy as np
 import PIL
 import simplejpeg
 import torch
-from rich.console import Console
 from rich.progress import track
 
 import finetune
@@ -39,6 +38,7 @@ from finetune.system.cache_dir import PICTURES, available_bytes, cache_dir, mark
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
+from finetune.system.progress import console
 
 log = logging.getLogger(__name__)
 
@@ -218,10 +218,10 @@ def _decode_all(
         except DecodeError:
             return None
 
-    console = Console(stderr=True)
+    screen = console()
     waiting: deque[Future[np.ndarray | None]] = deque()
     for path in track(
-        paths, "decoding pictures", console=console, transient=True, disable=not console.is_terminal
+        paths, "decoding images", console=screen, transient=True, disable=not screen.is_terminal
     ):
         waiting.append(pool.submit(load, path))
         if len(waiting) > 4 * num_cores():

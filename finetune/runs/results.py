@@ -18,12 +18,21 @@ from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
 
+# in the order in which they are printed
+METRICS = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
+
 
 class Results(pl.Callback):
-    """Prints the result of `test` and `validate` on lines of their own and writes it into the run's folder."""
+    """Writes the result of `test` and `validate` into the folder of the run, and prints it.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: The run.
+        is_printed: False for a fit on a terminal, whose summary has the same metrics.
+    """
+
+    def __init__(self, run: Run, is_printed: bool = True) -> None:
         self.run = run
+        self.is_printed = is_printed
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._report(trainer, pl_module, "test")
@@ -59,8 +68,9 @@ class Results(pl.Callback):
             else None,
         }
         write_results(file, {**values, **details})
-        names = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
-        for name in (f"{split}/{n}" for n in names):
+        if not self.is_printed:
+            return
+        for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
         print(

@@ -2,11 +2,15 @@
 
 import difflib
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
+
+from finetune.system.terminal import colored
 
 # Characters that are escaped on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -68,15 +72,35 @@ def reason(error: BaseException, place: object = "") -> str:
 
 
 class _ShownFormatter(logging.Formatter):
-    """Escapes control characters: a message may contain text from an untrusted file."""
+    """Writes control characters as escapes, since a message may hold text of an untrusted file; colors by level."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(shown(line) for line in super().format(record).split("\n"))
+        text = "\n".join(shown(line) for line in super().format(record).split("\n"))
+        if record.levelno < logging.WARNING:
+            return text
+        color = "yellow" if record.levelno < logging.ERROR else "red"
+        return colored(text, color, sys.stderr)
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at the moment, so that lines appear above a live bar instead of inside it.
+
+    Forked workers write to the terminal itself: the lock of the bar may be held by a thread that they do not have.
+    """
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.pid = os.getpid()
+
+    @property
+    def stream(self) -> TextIO:
+        is_forked = os.getpid() != self.pid
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr) if is_forked else sys.stderr
 
 
 def be_quiet() -> None:
-    """Configure logging and warnings to show only messages that a user can act on."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Log to stderr only what a user can act on."""
+    handler = _Stderr()
     handler.setFormatter(_ShownFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("finetune").setLevel(logging.INFO)

@@ -1,16 +1,36 @@
-"""Progress of a long job: a bar on a terminal, one line elsewhere."""
+"""The progress of a long job and the time that is left: a bar on a terminal, elsewhere a line."""
 
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
 
-# seconds before the bar, and before the line, is shown
+from finetune.system.terminal import is_interactive
+
+# seconds before a bar is shown, and a line where there is no terminal
 _QUIET, _QUIET_LOG = 2.0, 5.0
 _T = TypeVar("_T")
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """Return a console on stderr, or on another stream, that draws only where a person watches.
+
+    rich alone would draw in a pipe, too, where FORCE_COLOR is set.
+    """
+    target = sys.stderr if stream is None else stream
+    return Console(
+        file=stream, stderr=stream is None, force_terminal=is_interactive(target), highlight=False
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as `0:07`, `12:30` or `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
@@ -28,15 +48,15 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
         num: The number of items.
         what: A short description of the job.
     """
-    console = Console(stderr=True)
-    progress = Progress(console=console, transient=True)
+    screen = console()
+    progress = Progress(console=screen, transient=True, redirect_stdout=False)
     task = progress.add_task(what, total=num)
     began = time.monotonic()
     is_shown = False
     try:
         for i, item in enumerate(items):
             passed = time.monotonic() - began
-            if console.is_terminal and passed > _QUIET and not is_shown:
+            if screen.is_terminal and passed > _QUIET and not is_shown:
                 progress.start()
                 is_shown = True
             elif passed > _QUIET_LOG and i and not is_shown:
@@ -48,7 +68,5 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
             yield item
             progress.advance(task)
     finally:
-        if (
-            console.is_terminal and is_shown
-        ):  # stopping a bar that was not started prints an empty line
+        if screen.is_terminal and is_shown:  # stopping a bar that was not started prints a line
             progress.stop()

@@ -1,7 +1,6 @@
-"""Output that may be closed while a command runs: a closed terminal, or a pipe whose reader has exited.
+"""What a terminal can show, and output whose reader may disappear: a terminal that closes, a pipe that breaks.
 
-The command continues. It also continues if stderr goes to a file on a full disk: its messages are lost, training is
-not.
+Neither ends a fit, nor does a full disk below stderr: the log is lost, training is not.
 
 A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
 """
@@ -11,7 +10,9 @@ import io
 import os
 import select
 import sys
-from typing import Any
+from typing import Any, TextIO
+
+COLORS = {"red": 31, "yellow": 33}
 
 
 def write_line(text: str) -> None:
@@ -65,3 +66,25 @@ def outlive_terminal() -> None:
             file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
             text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
             setattr(sys, name, text)
+
+
+def is_interactive(stream: TextIO | None) -> bool:
+    """Return whether a person watches: a terminal that can move its cursor, and no job of continuous integration.
+
+    `CI` is set by every common service. Some of them run jobs on a pseudo-terminal and save what it shows as a log.
+    """
+    # a live bar of rich replaces the stream by one that always denies to be a terminal
+    stream = getattr(stream, "rich_proxied_file", stream)
+    if stream is None or not stream.isatty():
+        return False
+    return os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
+
+
+def has_color(stream: TextIO | None) -> bool:
+    """Return whether text may be coloured: on an interactive terminal, unless NO_COLOR is set (no-color.org)."""
+    return is_interactive(stream) and not os.environ.get("NO_COLOR")
+
+
+def colored(text: str, color: str, stream: TextIO | None) -> str:
+    """Return text in a color of `COLORS` if the stream shows colors, else as it is."""
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if has_color(stream) else text

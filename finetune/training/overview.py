@@ -97,9 +97,10 @@ def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterato
     if "val" in data.splits:
         num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
+            images = counted(num, "image")
             yield (
-                f"val has only {counted(num, 'image')}: the choice of the best epoch and the temperature are "
-                "uncertain. Use a larger --data.val_fraction, or more images"
+                f"val has only {images}: the choice of the best epoch and the temperature are uncertain. "
+                "Use a larger --data.val_fraction, or more images"
             )
 
 

@@ -1,48 +1,117 @@
-"""The progress of a run: a bar with images per second on a terminal, and a line for each epoch."""
+"""Progress of a run: on a terminal a live bar and a table of epochs, elsewhere a line for each epoch."""
 
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ProgressBar, Timer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.text import Text
 
 from finetune.data.datamodule import position
-from finetune.system.progress import duration
+from finetune.system.progress import clock, console, duration
 from finetune.training.run_limits import size_schedule
 
-_EVERY = 0.2  # seconds between updates of a notebook's bar, and of the loss
-_SOON = 10.0  # seconds; a shorter remaining time is not shown
+_EVERY = (
+    0.2  # seconds between two drawings of a notebook's bar, and between two readings of the loss
+)
+_SOON = 10.0  # seconds: a fit that takes no longer is over before anybody plans by it
+_NARROW = 76  # columns of a terminal, below which the bar and some of its labels are dropped
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the table of epochs: its name, a shorter one for narrow terminals, and the width of its values."""
+
+    name: str
+    short: str
+    width: int
+
+    def title(self, is_short: bool) -> str:
+        return self.short if is_short else self.name
+
+    def size(self, is_short: bool) -> int:
+        return max(self.width, len(self.title(is_short)))
+
+
+class EpochTable:
+    """Rows of epochs in aligned columns below one header.
+
+    On a narrow terminal the titles are shorter, and the time, the rate and the training loss are dropped as necessary.
+
+    Args:
+        width: Columns of the terminal.
+        num_epochs: That the fit may have; None if they are not limited.
+        is_validated: Whether there are metrics of validation.
+    """
+
+    _DROPPED = ("time", "images/s", "train/loss")  # in this order
+
+    def __init__(self, width: int, num_epochs: int | None, is_validated: bool) -> None:
+        last = str(num_epochs) if num_epochs else "9999"
+        columns = [
+            _Column("epoch", "epoch", 2 * len(last) + 1 if num_epochs else len(last)),
+            _Column("train/loss", "loss", 7),
+        ]
+        if is_validated:
+            columns += [_Column("val/loss", "val loss", 7), _Column("val/accuracy", "val acc", 6)]
+        columns += [_Column("images/s", "images/s", 7), _Column("time", "time", 7)]
+        self.columns = columns
+        self.is_short = False
+        self.is_short = self._width() > width
+        for name in self._DROPPED:
+            if self._width() > width:
+                self.columns = [column for column in self.columns if column.name != name]
+
+    def _width(self) -> int:
+        return sum(column.size(self.is_short) + 2 for column in self.columns) - 2
+
+    @property
+    def header(self) -> str:
+        """The titles."""
+        return self.row({column.name: column.title(self.is_short) for column in self.columns})
+
+    def row(self, values: Mapping[str, str]) -> str:
+        """Return a row of values by the name of their column; others get a dash."""
+        cells = [
+            values.get(column.name, "-").rjust(column.size(self.is_short))
+            for column in self.columns
+        ]
+        return "  ".join(cells)
 
 
 class ImageProgressBar(ProgressBar):
-    """A rich progress bar on a terminal and in a notebook. Elsewhere it prints only a line at the end of each epoch.
+    """A live bar and a table of epochs on a terminal; a bar and lines in a notebook; elsewhere only lines.
 
-    The line of the first complete epoch estimates the remaining time, unless something else may end the run.
+    The bar has epoch, step, loss, images per second and the time that is left. Without it, the line of the first
+    complete epoch has the time that is left, unless something other than the number of epochs may end the run.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_enabled = True
-        self.console = Console(stderr=True)
+        self.console = console()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._cell: Any = None  # handle of the output of a notebook cell
+        self._cell: Any = None  # a notebook's handle of what it shows
         self._drawn = self._noted = 0.0
         self._note = ""
-        self._num_images = 0
+        self._pictures = 0
         self._seconds = 0.0
         self._since = 0.0
-        self._finished, self._is_validated = "", False
-        self._epoch_began, self._is_estimated = 0.0, False
+        self._table: EpochTable | None = None
+        self._began = 0.0  # of what the bar shows
+        self._completed = 0  # batches that were done then
+        self._total = 0.0
+        self._num_done = 0
+        self._finished = ""
+        self._is_validated = False
+        self._epoch_began = 0.0
+        self._epoch_seconds = 0.0  # of the last complete epoch, with its validation
+        self._is_told = False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -50,23 +119,25 @@ class ImageProgressBar(ProgressBar):
     def enable(self) -> None:
         self.is_enabled = True
 
-    def _begin(self, description: str, total: int | float, done: int = 0) -> None:
-        self._num_images = 0
+    def _begin(self, what: str, total: int | float, done: int = 0) -> None:
+        self._pictures = 0
         self._seconds = 0.0
         self._since = time.perf_counter()
+        self._began = self._since
+        self._total = float(total)
+        self._completed = done
+        self._num_done = done
         if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
             return
         if self._progress is None:
-            rate = TextColumn("{task.fields[rate]:6.0f} images/s {task.fields[note]}")
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                rate,
-                TimeRemainingColumn(),
+            self._progress = Progress(
+                *self._columns(),
+                console=self.console,
+                transient=True,
+                # else rich would send to stderr what is printed to a file or a pipe
+                redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
             )
-            self._progress = Progress(*columns, console=self.console, transient=True)
-            # rich's own display in notebooks needs ipywidgets, and shows nothing without it
+            # rich's own way there needs ipywidgets, and shows nothing without
             if self.console.is_jupyter:
                 from IPython.display import display
 
@@ -76,18 +147,67 @@ class ImageProgressBar(ProgressBar):
         if self._task is not None:
             self._progress.remove_task(self._task)
         size = None if total == float("inf") else total
+        step = self._step()
         self._task = self._progress.add_task(
-            description, total=size, completed=done, rate=0.0, note=""
+            what, total=size, completed=done, step=step, rate=0.0, note="", left=""
         )
         self._draw()
 
     def _advance(self, batch: Any, note: str = "") -> None:
-        # Per-rank batches differ by at most one image.
-        self._num_images += len(batch["label"]) * self.trainer.world_size
+        # The batch of this rank times the number of ranks: batches differ by one image at most.
+        self._pictures += len(batch["label"]) * self.trainer.world_size
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, rate=self._rate(), note=note)
+            self._num_done += 1
+            self._progress.update(
+                self._task,
+                advance=1,
+                step=self._step(),
+                rate=self._rate(),
+                note=note,
+                left=self._left(),
+            )
             if time.perf_counter() - self._drawn > _EVERY:
                 self._draw()
+
+    def _columns(self) -> list[ProgressColumn]:
+        what = TextColumn("{task.description}")
+        step = TextColumn("step {task.fields[step]}")
+        loss = TextColumn("{task.fields[note]}")
+        rate = TextColumn("{task.fields[rate]:.0f} images/s")
+        left = TextColumn("{task.fields[left]}")
+        if self.console.width < _NARROW:
+            return [what, TextColumn("{task.fields[step]}"), loss, left]
+        return [what, BarColumn(self.console.width - _NARROW + 10), step, loss, rate, left]
+
+    def _step(self) -> str:
+        if self._total == float("inf"):
+            return str(self._num_done)
+        return f"{self._num_done}/{self._total:.0f}"
+
+    def _left(self) -> str:
+        """Return the time that is left: of a fit until its last epoch ends, of an evaluation until its end."""
+        num = self._num_done - self._completed
+        if num <= 0 or self._total == float("inf"):
+            return ""
+        batch = (time.perf_counter() - self._began) / num
+        seconds = batch * (self._total - self._num_done)
+        trainer = self.trainer
+        if trainer.state.fn != "fit":
+            return f"{clock(seconds)} left"
+        limits = []
+        if (trainer.max_epochs or -1) > 0:
+            epoch = self._epoch_seconds or batch * (self._total - self._completed)
+            limits.append(seconds + epoch * _epochs_left(trainer, trainer.current_epoch + 1))
+        if trainer.max_steps > 0:
+            steps = trainer.max_steps - trainer.global_step
+            limits.append(batch * steps * trainer.accumulate_grad_batches)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        timers = [callback for callback in callbacks if isinstance(callback, Timer)]
+        limits += [left for timer in timers if (left := timer.time_remaining()) is not None]
+        if not limits:
+            return ""
+        is_open = timers or any(isinstance(callback, EarlyStopping) for callback in callbacks)
+        return f"at most {clock(min(limits))}" if is_open else f"{clock(min(limits))} left"
 
     def _draw(self) -> None:
         if self._cell is not None:
@@ -95,17 +215,19 @@ class ImageProgressBar(ProgressBar):
             self._drawn = time.perf_counter()
 
     def _rate(self) -> float:
-        return self._num_images / max(self._seconds + time.perf_counter() - self._since, 1e-9)
+        return self._pictures / max(self._seconds + time.perf_counter() - self._since, 1e-9)
 
     def _end(self) -> None:
         if self._cell is not None:
-            self._cell.update({"text/plain": ""}, raw=True)  # a terminal's bar disappears too
+            self._cell.update({"text/plain": ""}, raw=True)  # as a terminal's bar goes
         elif self._progress is not None:
             self._progress.stop()
         self._progress = self._task = self._cell = None
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not call on_train_epoch_start
+        self._table = None
+        self._epoch_seconds = 0.0
+        if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not start this epoch again
             done = position(trainer)[1]
             self._begin(self._epoch(trainer), self.total_train_batches, done)
 
@@ -117,11 +239,10 @@ class ImageProgressBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not `outputs`, which are divided by the number of accumulated batches. Not every step, since reading the loss
-        # waits for the device.
+        # Not `outputs`, which are divided by accumulated batches. And seldom: reading it waits for the device.
         if self._progress is not None and time.perf_counter() - self._noted > _EVERY:
             loss = trainer.callback_metrics.get("train/loss")
-            self._note = "" if loss is None else f"loss {loss.item():.3f}"
+            self._note = "" if loss is None else f"loss {loss.item():.4f}"
             self._noted = time.perf_counter()
         self._advance(batch, self._note)
 
@@ -142,29 +263,54 @@ class ImageProgressBar(ProgressBar):
         self._report(trainer)
 
     def _report(self, trainer: pl.Trainer) -> None:
-        # Called after the end of the epoch, since the module logs its metrics after this callback.
+        # Not at the end of the epoch itself: the network logs its own metrics after this callback.
         if self._finished and self.is_enabled and trainer.is_global_zero:
-            names = [
-                "train/loss_epoch",
-                *(("val/loss", "val/accuracy") if self._is_validated else ()),
-            ]
-            shown = [name for name in names if name in trainer.callback_metrics]
-            numbers = "  ".join(
-                f"{name.removesuffix('_epoch')} {trainer.callback_metrics[name]:.4f}"
-                for name in shown
-            )
-            # resumed behind the last batch
-            rate = f"  {self._speed:.0f} images/s" if self._speed else ""
-            line = f"{self._finished}  {numbers}{rate}{self._time_left(trainer)}"
-            self.console.print(line, highlight=False, soft_wrap=True)
-        self._finished, self._is_validated = "", False  # for the next epoch
+            names = ["train/loss_epoch"]
+            if self._is_validated:
+                names += ["val/loss", "val/accuracy"]
+            metrics = {
+                name.removesuffix("_epoch"): f"{trainer.callback_metrics[name]:.4f}"
+                for name in names
+                if name in trainer.callback_metrics
+            }
+            # a run that is resumed after the last batch of an epoch has no rate of it
+            rate = f"{self._speed:.0f}" if self._speed else ""
+            if self.console.is_terminal:
+                self._print_row(trainer, metrics, rate)
+            else:
+                self._print_line(trainer, metrics, rate)
+        if self._epoch_began:
+            self._epoch_seconds = time.perf_counter() - self._epoch_began
+        self._finished = ""
+        self._is_validated = False
 
-    def _time_left(self, trainer: pl.Trainer) -> str:
+    def _print_line(self, trainer: pl.Trainer, metrics: Mapping[str, str], rate: str) -> None:
+        numbers = "  ".join(f"{name} {value}" for name, value in metrics.items())
+        speed = f"  {rate} images/s" if rate else ""
+        line = f"{self._finished}  {numbers}{speed}{self._to_go(trainer)}"
+        self.console.print(Text(line), soft_wrap=True)
+
+    def _print_row(self, trainer: pl.Trainer, metrics: Mapping[str, str], rate: str) -> None:
+        if self._table is None:
+            num_epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
+            is_validated = trainer.enable_validation and sum(trainer.num_val_batches or [1]) > 0
+            self._table = EpochTable(self.console.width, num_epochs, is_validated)
+            self.console.print(Text(self._table.header, style="bold"), soft_wrap=True)
+        values = {"epoch": self._finished.removeprefix("epoch "), **metrics}
+        if rate:
+            values["images/s"] = rate
+        if self._epoch_began:
+            values["time"] = clock(time.perf_counter() - self._epoch_began)
+        self.console.print(Text(self._table.row(values)), soft_wrap=True)
+
+    def _to_go(self, trainer: pl.Trainer) -> str:
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
-        if self._is_estimated or is_open or not self._epoch_began:
+        if self._is_told or is_open or not self._epoch_began:
             return ""
-        left = (time.perf_counter() - self._epoch_began) * _epochs_left(trainer)
+        left = (time.perf_counter() - self._epoch_began) * _epochs_left(
+            trainer, trainer.current_epoch
+        )
         if left < _SOON:
             return ""
         self._is_told = True
@@ -197,12 +343,12 @@ class ImageProgressBar(ProgressBar):
         )
 
 
-def _epochs_left(trainer: pl.Trainer) -> float:
-    """Return the number of remaining epochs, each weighted by its number of pixels relative to the last epoch."""
+def _epochs_left(trainer: pl.Trainer, first: int) -> float:
+    """Return the number of epochs from the epoch `first` on, in epochs of the size of the one before it."""
     sizes = getattr(trainer.datamodule, "sizes", ())  # type: ignore[attr-defined]
     schedule = size_schedule(trainer, sizes)
-    epochs = range(trainer.current_epoch, trainer.max_epochs or 0)
+    epochs = range(first, trainer.max_epochs or 0)
     if schedule is None:
         return len(epochs)
-    last = schedule.at(trainer.current_epoch - 1)
+    last = schedule.at(first - 1)
     return sum((schedule.at(epoch) / last) ** 2 for epoch in epochs)

@@ -138,7 +138,10 @@ FIELDS: dict[str, dict[str, str]] = {
             ("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN
         ),
         **dict.fromkeys(
-            ("_is_estimated", "_is_validated", "_note", "_noted", "_num_images", "_progress"), SHOWN
+            ("_began", "_completed", "_epoch_seconds", "_num_done", "_table", "_total"), SHOWN
+        ),
+        **dict.fromkeys(
+            ("_is_told", "_is_validated", "_note", "_noted", "_pictures", "_progress"), SHOWN
         ),
         **dict.fromkeys(
             ("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN

@@ -110,7 +110,7 @@ def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, m
     train.fit(Tiny(), loader(), loader())
     # Twice three batches of training; validation within fit has no bar of its own.
     assert [fields["advance"] for fields in updates] == [1] * 6
-    assert [fields["note"] for fields in updates] == ["loss 0.125"] * 6
+    assert [fields["note"] for fields in updates] == ["loss 0.1250"] * 6
     assert all(fields["rate"] > 0 for fields in updates)
     assert "epoch 1/2" in text.getvalue() and "images/s" in text.getvalue()
     updates.clear()
@@ -139,7 +139,7 @@ def test_the_loss_is_that_of_a_step_and_seldom_asked_for(tmp_path, monkeypatch, 
 
     shown, _ = bar(is_terminal=True)
     trainer(tmp_path, shown, accumulate_grad_batches=2).fit(Steps(), loader())
-    assert notes == [f"loss {i}.000" for i in (0, 0, 2, 2, 4, 4)]
+    assert notes == [f"loss {i}.0000" for i in (0, 0, 2, 2, 4, 4)]
 
 
 def test_a_terminal_is_left_in_order_after_an_error(tmp_path):
@@ -180,6 +180,61 @@ def test_the_rate_counts_all_devices_and_no_validation(now):
     assert shown._rate() == pytest.approx(16)
 
 
+def test_a_terminal_gets_a_table_of_epochs(tmp_path):
+    shown, text = bar(is_terminal=True)
+    trainer(tmp_path, shown, check_val_every_n_epoch=2).fit(Tiny(), loader(), loader())
+    lines = [line.split("\r")[-1] for line in text.getvalue().split("\n")]
+    kept = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in lines]
+    rows = [line for line in kept if re.match(r" *(epoch  |1/2 |2/2 )", line)]
+    assert rows[0].split() == [
+        "epoch",
+        "train/loss",
+        "val/loss",
+        "val/accuracy",
+        "images/s",
+        "time",
+    ]
+    assert [row.split()[:4] for row in rows[1:]] == [
+        ["1/2", "0.5000", "-", "-"],
+        ["2/2", "1.5000", "0.2500", "0.7500"],
+    ]
+    assert len({len(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"max_epochs": 4}, "0:55 left"),  # two of three batches of 5 s, then three epochs of 15 s
+        ({"max_epochs": 4, "max_steps": 3}, "0:10 left"),
+        ({"max_epochs": -1}, ""),
+        ({"max_epochs": 4, "callbacks": [EarlyStopping("train/loss_epoch")]}, "at most 0:55"),
+        ({"max_epochs": 9, "max_time": "00:00:00:40"}, "at most 0:(40|3.)"),
+    ],
+)
+def test_the_bar_has_the_time_that_is_left_of_the_whole_fit(
+    options, left, tmp_path, monkeypatch, now
+):
+    found = []
+    update = progress_bar.Progress.update
+
+    def spy(self, task, **fields):
+        found.append(fields["left"])
+        update(self, task, **fields)
+
+    class Steps(Tiny):
+        def training_step(self, batch, batch_idx):
+            now[0] += 5
+            if self.trainer.global_step == 4:
+                self.trainer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(progress_bar.Progress, "update", spy)
+    shown, _ = bar(is_terminal=True)
+    callbacks = [shown, *options.pop("callbacks", [])]
+    trainer(tmp_path, *callbacks, **options).fit(Steps(), loader())
+    assert re.fullmatch(left, found[0])
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypatch, is_terminal):
     class Stop(pl.Callback):
@@ -197,7 +252,12 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
     )
     shown, text = bar(is_terminal)
     trainer(tmp_path, shown).fit(Tiny(), loader(), ckpt_path=tmp_path / "inside.ckpt")
-    assert int(re.search(r"epoch 2/2  train/loss 1.5000  (\d+) images/s", text.getvalue())[1]) > 0
+    row = (
+        r" 2/2 +1.5000 +(\d+) +-"
+        if is_terminal
+        else r"epoch 2/2  train/loss 1.5000  (\d+) images/s"
+    )
+    assert int(re.search(row, text.getvalue())[1]) > 0
     # the bar goes on behind the batch that is done
     assert completed == ([1] if is_terminal else [])
 
@@ -219,9 +279,7 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     shown.console = Console(force_jupyter=True)
     assert not shown.console.is_terminal
     trainer(tmp_path, shown).fit(Tiny(), loader(), loader())
-    assert any(
-        re.search(r"epoch 2/2 .* 1/\d .*images/s loss \d\.\d{3}", str(text)) for text in drawn
-    )
+    assert any(re.search(r"epoch 2/2 .*step 1/\d .*loss \d\.\d{4}", str(text)) for text in drawn)
     assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
 
