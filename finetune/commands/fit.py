@@ -291,7 +291,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
     run = parts.run
     if content is None:
         raise ValueError(
-            f"nothing was trained in {run.path}: a limit ended it before the first step"
+            f"nothing was trained in {run.path}: a limit ended it before its first step"
         )
     best = run.checkpoint("best")
     exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)

@@ -120,7 +120,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         "errors": "in skipped.txt at the end of each epoch, and with an exception",
     },
-    "Results": {"run": RUN},
+    "Results": {"run": RUN, "is_printed": SETTING},
     "RunFolder": {"run": RUN, "config": SETTING, "parser": DERIVED},
     "LoggedConfig": {"folder": RUN, "_is_done": "each process tells its loggers once"},
     "Noise": {"_layers": DERIVED, "_is_checked": "checked once in each process"},

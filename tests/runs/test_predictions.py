@@ -289,7 +289,7 @@ def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, 
     contents, summaries = set(), set()
     for world_size in 1, 2, 3, 8:
         output = run.root / f"out{suffix}"
-        with pytest.raises(ValueError, match="none of the pictures") if num == 1 else nullcontext():
+        with pytest.raises(ValueError, match="none of the images") if num == 1 else nullcontext():
             predict(run, probs, paths, bad, output, world_size=world_size, monkeypatch=monkeypatch)
         assert [row["path"] for row in read(output)[1]] == paths
         if suffix != ".parquet":
@@ -306,7 +306,7 @@ def test_one_picture_is_told_with_its_class_and_probability(run, monkeypatch, ca
     probs = torch.tensor([[0.1, 0.9]])
     predict(run, probs, ["a.jpg"], names=["x", "y"], world_size=devices, monkeypatch=monkeypatch)
     assert capsys.readouterr().out.splitlines()[0] == "a.jpg: y, probability 0.9000"
-    with pytest.raises(ValueError, match="none of the pictures"):
+    with pytest.raises(ValueError, match="none of the images"):
         predict(run, probs, ["a.jpg"], names=["x", "y"], bad={0: "broken"})
     assert capsys.readouterr().out.splitlines()[0] == "a.jpg: unreadable"
 
