@@ -73,6 +73,7 @@ def faster_precision(model: Classifier, image_size: int, has_peers: bool) -> str
         with one_at_a_time(file):
             choices = read_choices(file)
             if key not in choices:
+                _write(file, choices)  # an error comes before the trial, not after it
                 choices[key] = _run_trial(model, image_size)
                 _write(file, choices)
             return choices[key]

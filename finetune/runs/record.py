@@ -109,9 +109,9 @@ class RunRecord:
     @property
     def date(self) -> str:
         """When the run began, `2026-01-31 14:05` in local time; of an older run, when its config.yaml was written."""
-        if self.about.get("began"):
+        try:
             began = datetime.fromisoformat(self.about["began"]).astimezone()
-        else:
+        except (LookupError, TypeError, ValueError):  # an older run, or a damaged about.json
             began = datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime)
         return began.strftime("%Y-%m-%d %H:%M")
 

@@ -27,7 +27,7 @@ def fit(cli, colours):
     return run
 
 
-def test_a_named_run_is_continued_by_its_name(fit, cli, colours, tmp_path, capsys, caplog):
+def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
     fit(colours, *QUICKEST, *NO_TEST, "--name", "exp1", "--resume")
     assert "--resume found no run runs/fit/exp1: a new run begins" in caplog.text

@@ -94,11 +94,20 @@ def test_without_a_place_for_the_choice_several_processes_choose_by_the_processo
     (tmp_path / "file").touch()
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "file/cache"))
     assert faster_precision(network(), 32, has_peers=False) == "32-true"
-    assert trials[0] == [32]
+    assert trials[0] == [32]  # once
     with caplog.at_level("WARNING", "finetune"):
         assert faster_precision(network(), 32, has_peers=True) == "bf16-mixed"
     assert trials[0] == [32]
     assert "no steps were timed, and every process trains in bf16-mixed" in caplog.text
+
+
+def test_a_choice_that_cannot_be_written_is_tried_once(trials, monkeypatch):
+    def fail(file, choices):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(precision_trial, "_write", fail)
+    assert faster_precision(network(), 32, has_peers=False) == "bf16-mixed"
+    assert trials[0] == [32]
 
 
 class Images:

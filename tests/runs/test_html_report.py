@@ -198,6 +198,9 @@ def test_the_head_has_data_set_network_answer_and_date(run):
     assert "9 of 12 test images" in head and "95 % interval 46.8–91.1 %" in head
     assert "2026-01-02 03:04" in head
     assert re.search(r"<dt>date</dt><dd>20\d\d-", page_of(run, None))  # of a run that recorded none
+    for damaged in ("yesterday", 5, None):
+        damaged_record = replace(record, about=record.about | {"began": damaged})
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", damaged_record.date)
 
 
 @pytest.mark.usefixtures("without_charts")
