@@ -14,9 +14,9 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
+from finetune.commands.fit_summary import Summary
 from finetune.commands.logged_sheet import log_sheet
 from finetune.commands.plan import Plan
-from finetune.commands.summary import Summary
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import continue_record, exclude_seen
 from finetune.distributed.signals import Interrupted

@@ -12,7 +12,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
-from finetune.commands.summary import has_panel
+from finetune.commands.fit_summary import has_panel
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce

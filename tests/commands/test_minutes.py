@@ -179,7 +179,7 @@ def test_a_benchmark_has_no_minutes(colours, cli, capsys):
 def test_a_network_that_is_made_for_a_trial_leaves_the_random_numbers_of_the_fit(colours):
     cli = ParseOnly(["fit", "--data.root", str(colours), *QUICKEST])
     before = torch.get_rng_state()
-    cli._made()
+    cli._instantiate_data_and_model()
     assert torch.equal(torch.get_rng_state(), before)
     cli.parser.instantiate(cli.config)  # control: its weights are random
     assert not torch.equal(torch.get_rng_state(), before)

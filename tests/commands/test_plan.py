@@ -23,18 +23,18 @@ def reads(monkeypatch) -> Counter[str]:
     """How often each checkpoint is deserialised, by its name, and the folder of runs is listed."""
     counted: Counter[str] = Counter()
     load = torch.load
-    glob = Path.glob
+    iterdir = Path.iterdir
 
     def counting_load(path: Any, *arguments: Any, **options: Any) -> Any:
         counted[Path(path).name] += 1
         return load(path, *arguments, **options)
 
-    def counting_glob(self: Path, pattern: str, **options: Any) -> Any:
-        counted["runs"] += pattern == "version_*"
-        return glob(self, pattern, **options)
+    def counting_iterdir(self: Path) -> Any:
+        counted["runs"] += self.name == "fit"
+        return iterdir(self)
 
     monkeypatch.setattr(torch, "load", counting_load)
-    monkeypatch.setattr(Path, "glob", counting_glob)
+    monkeypatch.setattr(Path, "iterdir", counting_iterdir)
     return counted
 
 
