@@ -716,10 +716,8 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert (
-        process.stderr
-        == f"predicting {len(many.read_text().splitlines())} pictures\nstopped by SIGINT\n"
-    )
+    num = len(many.read_text().splitlines())
+    assert process.stderr == f"predicting {num:,} images\nstopped by SIGINT\n"
     assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
 
 

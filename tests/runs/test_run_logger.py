@@ -191,7 +191,7 @@ def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
     assert result.returncode == 0, result.stderr
     told = [line.split()[0] for line in result.stderr.splitlines()]
     # and nothing of a library's
-    assert told == ["pictures:", "network:", "training:", "val", "epoch"]
+    assert told == ["images:", "network:", "training:", "val", "epoch"]
     monkeypatch.chdir(tmp_path)
     assert scalars() == pytest.approx(steps(), rel=1e-6) and mlflow_metrics() == steps()
     assert hyperparameters() == [settings()]
