@@ -161,7 +161,7 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
     def keep(i: int) -> None:
         file = tmp_path / f"source{i}"
         file.write_text(str(i))
-        export_command._keep(file, {"of": str(i)}, target, target.with_name("best.onnx.json"))
+        export_command._write_export(file, {"of": str(i)}, target, target.with_name("best.onnx.json"))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(keep, range(40)))
@@ -177,7 +177,7 @@ def test_links_and_modes_of_both_files_are_kept(tmp_path):
     for name in names:
         (disk / name).touch(0o600)
         (tmp_path / name).symlink_to(disk / name)
-    export_command._keep(file, {"of": "new"}, *(tmp_path / name for name in names))
+    export_command._write_export(file, {"of": "new"}, *(tmp_path / name for name in names))
     assert contents(tmp_path / "best.onnx") == ("new", "new")
     for name in names:
         assert (tmp_path / name).is_symlink() and stat.S_IMODE(
@@ -189,7 +189,7 @@ def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "the source")
     monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match=r"No space left on device: '.*best\.onnx'"):
-        export_command._keep(
+        export_command._write_export(
             tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json"
         )
     assert not list(tmp_path.iterdir())
@@ -207,7 +207,7 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
     replace = os.replace
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
-    export_command._keep(tmp_path / "old", {"of": "old"}, target, beside)
+    export_command._write_export(tmp_path / "old", {"of": "old"}, target, beside)
     (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
 
     def failing(source, target):
@@ -217,7 +217,7 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
 
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(OSError, match="the end"):
-        export_command._keep(tmp_path / "new", {"of": "new"}, target, beside)
+        export_command._write_export(tmp_path / "new", {"of": "new"}, target, beside)
     assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
     assert not list(tmp_path.glob(".*"))
 

@@ -104,7 +104,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tm
         "version_0 is finished, with trainer.max_epochs 1, and runs/fit/version_1 ended before its"
         in caplog.text
     )
-    assert caplog.text.count("nothing to go on with") == 1  # the first run
+    assert caplog.text.count("found no run with a last.ckpt") == 1  # the first run
     assert (tmp_path / "runs/fit/version_2/checkpoints/last.ckpt").exists()
 
 
