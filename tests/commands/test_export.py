@@ -161,7 +161,9 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
     def keep(i: int) -> None:
         file = tmp_path / f"source{i}"
         file.write_text(str(i))
-        export_command._write_export(file, {"of": str(i)}, target, target.with_name("best.onnx.json"))
+        export_command._write_export(
+            file, {"of": str(i)}, target, target.with_name("best.onnx.json")
+        )
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(keep, range(40)))

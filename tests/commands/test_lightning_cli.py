@@ -71,7 +71,7 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr"]
     cli(*fit, *sgd, 0.02)
     assert (
-        f"nothing to go on with in {tmp_path}/runs/fit/version_N/checkpoints/last.ckpt: a new run"
+        f"--resume found no run with a last.ckpt in {tmp_path}/runs/fit: a new run begins"
         in caplog.text
     )
     folder = tmp_path / "runs/fit/version_0"

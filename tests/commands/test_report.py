@@ -183,7 +183,7 @@ def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
     monkeypatch.setattr("finetune.commands.report.write_report", full)
     cli("fit", "--data.root", colours, *FIT)
     assert (
-        "finetune report runs/fit/version_0` tries again" in caplog.text + capsys.readouterr().err
+        "Try again with finetune report runs/fit/version_0" in caplog.text + capsys.readouterr().err
     )
     assert (tmp_path / "runs/fit/version_0/test.json").exists()
 
