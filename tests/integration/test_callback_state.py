@@ -130,7 +130,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         **dict.fromkeys(("output", "top_k", "abstain_below"), SETTING),
         **dict.fromkeys(
-            ("split", "columns", "counts", "_last", "_part", "_token", "_has_begun"), EVALUATION
+            ("split", "columns", "counts", "_last", "_names", "_part", "_token", "_has_begun"),
+            EVALUATION,
         ),
     },
     "ImageProgressBar": {
