@@ -1,6 +1,6 @@
 """The loop of every measuring command: choose the next run, measure it, record it; at the end write the tables.
 
-A run that is recorded is not measured again, so a command can be stopped at any time and goes on when it is started
+A run that is recorded is not measured again, so a command can be stopped at any time and continues when it is started
 again. A run that failed is recorded too.
 """
 

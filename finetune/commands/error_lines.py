@@ -1,6 +1,6 @@
 """Convert errors of any library into one line for the user.
 
-Errors that a user cannot cause are bugs of ours: they have no line and are shown with a traceback. This module imports
+Errors that a user cannot cause are our bugs: they have no line and are shown with a traceback. This module imports
 nothing heavy.
 """
 
@@ -48,7 +48,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str | None:
-    """Return the message for the user in one line; None for a bug of ours, which needs a traceback."""
+    """Return the message for the user in one line; None for our own bug, which needs a traceback."""
     # Not imported, as in `find_interruption`.
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):

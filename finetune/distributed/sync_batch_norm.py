@@ -130,9 +130,9 @@ class _Normalize(torch.autograd.Function):
         scale = inverse_deviation if weight is None else inverse_deviation * weight
         slope = inverse_deviation * sums[1]
         shape = (1, -1, *[1] * (x.dim() - 2))
-        scale, slope, offset = (
-            part.view(shape) for part in (scale, scale * slope, scale * (mean * slope - sums[0]))
-        )
+        offset = (scale * (mean * slope - sums[0])).view(shape)
+        slope = (scale * slope).view(shape)
+        scale = scale.view(shape)
         dx = torch.addcmul(
             torch.addcmul(offset, x, slope, value=-1), gradient, scale, out=torch.empty_like(x)
         )

@@ -23,9 +23,11 @@ from finetune.inference.onnx_network import PREPARED
 
 pixel: Any = UINT8
 op: Any = opset20  # as the exporters write it
-BYTE, INT, LONG, DOUBLE, FLOAT = (
-    getattr(onnx.TensorProto, t) for t in ("UINT8", "INT32", "INT64", "DOUBLE", "FLOAT")
-)
+BYTE: int = onnx.TensorProto.UINT8
+INT: int = onnx.TensorProto.INT32
+LONG: int = onnx.TensorProto.INT64
+DOUBLE: int = onnx.TensorProto.DOUBLE
+FLOAT: int = onnx.TensorProto.FLOAT
 
 # Shapes: N images of H x W pixels; S is the side of the result. Lengths are float64 scalars. `first` and `size` are
 # int64 of shape (1,): the centre crop starts at pixel `first` of the resized side and has `size` pixels.

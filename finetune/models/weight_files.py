@@ -1,4 +1,4 @@
-"""Reads files of weights safely: state dicts of torch, safetensors, and checkpoints of ours and of other trainers."""
+"""Reads files of weights safely: state dicts of torch, safetensors, and checkpoints of this project and others."""
 
 import json
 import pickle
@@ -35,7 +35,7 @@ class Pretrained:
         origin: The file or the name of the weights, for messages.
         mean: Mean of the pixels of each channel (3, 1, 1) in grey levels, if the weights state a normalization.
         std: Standard deviation of the same pixels (3, 1, 1).
-        licence: For weights of a fit of ours: the licence of the weights from which that fit started.
+        licence: For weights of an earlier fit: the licence of the weights from which that fit started.
         averaged: The name of the entry of the file, if the weights are averaged ones (EMA).
     """
 

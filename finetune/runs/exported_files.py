@@ -33,9 +33,9 @@ InputSize = Literal["network_size", "any_size"]  # size of the images that a fil
 
 def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
     """Return as JSON what testing, predicting and serving need of a checkpoint besides the network."""
-    model, data, origin = (
-        checkpoint[k] for k in ("hyper_parameters", "datamodule_hyper_parameters", "finetune")
-    )
+    model = checkpoint["hyper_parameters"]
+    data = checkpoint["datamodule_hyper_parameters"]
+    origin = checkpoint["finetune"]
     seen = origin.get("seen")
     state = checkpoint["state_dict"]
     data_class = str(origin.get("data_class"))

@@ -1,4 +1,4 @@
-"""Files, caches, the machine and messages. This lowest package imports neither torch nor other packages of ours.
+"""Files, caches, the machine and messages. This lowest package imports neither torch nor our other packages.
 
 `messages` has error messages and their exit codes. `files` writes files atomically. `file_names` converts file names to
 text. `cache_dir` is the folder of caches. `machine` describes the processor and sets the memory allocator. `terminal`

@@ -20,7 +20,7 @@ _is_ours = False
 
 
 def mark_own_process() -> None:
-    """Declare that this process runs one command of ours and ends with it."""
+    """Declare that this process runs one of our commands and ends with it."""
     global _is_ours
     _is_ours = True
 

@@ -229,10 +229,13 @@ def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
         _refuse("measure", threshold["measure"])
     if len(checkpoint["hyper_parameters"]["class_names"]) != 2:
         _refuse("threshold", "of other than two classes")
-    names = "least", "value", "reached"
-    least, value, reached = (
-        None if threshold[n] is None else _number(threshold[n], n, 0.0, 1.0) for n in names
-    )
+    shares = {
+        name: None if threshold[name] is None else _number(threshold[name], name, 0.0, 1.0)
+        for name in ("least", "value", "reached")
+    }
+    least = shares["least"]
+    value = shares["value"]
+    reached = shares["reached"]
     if (least is None) != (threshold["measure"] not in RATES):
         _refuse("least", least)
     if (value is not None or least is None) and (value is None) != (reached is None):

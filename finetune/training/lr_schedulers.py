@@ -69,7 +69,7 @@ def run_steps(trainer: pl.Trainer, interval: str) -> int:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if data is not None:
         return total_steps(trainer, data.num_batches, interval)
-    # This creates the training loader. Without a data module of ours that is safe.
+    # This creates the training loader. With another data module than ours that is safe.
     steps = trainer.estimated_stepping_batches
     if interval == "epoch":
         steps = -1 if trainer.max_epochs is None else trainer.max_epochs

@@ -84,7 +84,7 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         yield f"too few training images: {_some(few)}. Add images, or leave these classes out (--data.exclude)"
     for split in ("val", "test"):
         lacking = [name for name, num in _counts(data, split).items() if num == 0]
-        # else it is told
+        # a val or test folder of the user is reported by the first look at the files
         if lacking and split in data.splits and data.splits[split].origin == SET_APART:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
