@@ -74,6 +74,8 @@ class Samples:
         shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
         stats: Size and times of each file, if they were read when the images were listed.
+        groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
+            images of one group belong to one split.
     """
 
     paths: Sequence[str]
@@ -84,6 +86,7 @@ class Samples:
     shorter_side: int | None = None
     cached: CachedImages | None = None
     stats: FileStats | None = None
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -96,6 +99,7 @@ class Samples:
             targets=self.targets.take(rows),
             cached=None if self.cached is None else self.cached.take(rows),
             stats=None if self.stats is None else self.stats.take(rows),
+            groups=None if self.groups is None else self.groups[rows],
         )
 
     def names(self) -> Iterator[str]:

@@ -46,6 +46,11 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
     return np.array(bases, np.uint64) + np.array(numbers, np.uint64) * np.uint64(_GOLDEN)
 
 
+def group_ids(names: Iterable[str]) -> np.ndarray:
+    """Return an id for each group's name, (N,) uint64, for `Samples.groups`. It depends only on the name."""
+    return hashes(names)
+
+
 def stratified(
     names: Iterable[str], strata: np.ndarray, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray]:

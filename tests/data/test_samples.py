@@ -12,6 +12,7 @@ import pytest
 from finetune.data.decode import DecodeError, decode
 from finetune.data.memmap import MemmapImages, write_memmap
 from finetune.data.samples import CachedImages, PathList, Samples
+from finetune.data.splits import group_ids
 from finetune.data.targets import ClassIndex
 
 LATIN1 = os.fsdecode(b"caf\xe9.png")  # no UTF-8: Python holds the byte as a surrogate
@@ -70,8 +71,11 @@ def cached(samples: Samples, path: Path, lacks: int | None = None) -> Samples:
 
 def test_rows_that_are_taken_keep_all_that_belongs_to_them(samples, tmp_path):
     rows = np.array([3, 0, 2])
-    table = cached(samples, tmp_path / "cache")
+    groups = group_ids(["patient 1", "patient 2", "patient 1", "patient 3"])
+    table = replace(cached(samples, tmp_path / "cache"), groups=groups)
     taken = table.take(rows)
+    assert taken.groups.tolist() == [groups[3], groups[0], groups[2]]
+    assert samples.take(rows).groups is None
     assert len(taken) == len(taken.targets) == len(taken.cached.rows) == 3
     for i, row in enumerate(rows.tolist()):
         assert taken.paths[i] == table.paths[row] and taken.targets[i] == table.targets[row]
