@@ -4,7 +4,7 @@
 
 30 faults of each kind go into a copy of the hotdog photographs, each into a picture of its own; 30 labels of clothing
 and of trash are changed to a similar class, anew with each seed. Planting is seeded. Then the sets as they are, and the
-search among 100,000 hashes. The results go to benchmarks/check/check.json and into docs/benchmarks.md.
+search among 100,000 hashes. The results go to benchmarks/check/check.json and into benchmarks/NOTEBOOK.md.
 """
 
 import json
@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.check.plant import COPIES, FAULTS, SIMILAR, copied
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown
+from benchmarks.common.documents import ROOT, markdown, publish
 from benchmarks.common.driver import command_line
 from benchmarks.common.records import PROGRAM, keep, load
 from finetune.data.checking.duplicates import RADIUS
@@ -140,7 +140,7 @@ def search(num: int) -> dict:
 
 
 def tables(records: list[dict]) -> dict[str, str]:
-    """Return the Markdown tables of docs/benchmarks.md."""
+    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
     planted = []
     moved = []
     timed = []
@@ -153,11 +153,13 @@ def tables(records: list[dict]) -> dict[str, str]:
             moved.append([r["what"], str(r["num_pictures"]), str(r["moved"]), *figures])
         else:
             timed.append([r["what"], _spread(r["seconds"]), _spread(r["processor"])])
-    head = ["set", "pictures", "labels moved", "AUROC", "of them among the first 100"]
+    head = ["set", "images", "labels moved", "AUROC", "moved ones among the first 100"]
     return {
-        "check_faults": markdown(["fault", "planted", "found", "other pictures named"], planted),
-        "check_labels": markdown([*head, "seconds of the processors"], moved),
-        "check_seconds": markdown(["what", "seconds", "of the processors"], timed),
+        "check_faults": markdown(
+            ["fault", "planted", "found", "others with this finding"], planted
+        ),
+        "check_labels": markdown([*head, "CPU seconds"], moved),
+        "check_seconds": markdown(["what", "seconds", "CPU seconds"], timed),
     }
 
 
@@ -195,7 +197,7 @@ def main() -> None:
             for size in (96, 128):
                 keep(RECORDS, labels(args.sets / name, args.weights, args.num, size))
         keep(RECORDS, search(MAX_EXACT))
-    fill(PAGE, tables(load(RECORDS)))
+    publish(tables(load(RECORDS)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+# All tables, and those of the short version for users.
+NOTEBOOK = ROOT / "benchmarks/NOTEBOOK.md"
 PAGE = ROOT / "docs/benchmarks.md"
+
+MARKER = re.compile(r"^<!-- (\w+) -->$", re.M)
 
 
 def mean_and_spread(values: Sequence[float], digits: int) -> str:
@@ -53,6 +57,20 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
                 f"{path} must have one block <!-- {name} --> … <!-- /{name} -->, has {num}"
             )
     path.write_text(text, "utf-8")
+
+
+def publish(blocks: dict[str, str], pages: Sequence[Path] = (NOTEBOOK, PAGE)) -> None:
+    """Write each block into every page that has its markers, and raise if none has.
+
+    Args:
+        blocks: The text of each block by its name.
+        pages: Files with blocks.
+    """
+    marked = {page: set(MARKER.findall(page.read_text("utf-8"))) for page in pages}
+    if missing := sorted(set(blocks).difference(*marked.values())):
+        raise ValueError(f"no page has the blocks {', '.join(missing)}")
+    for page, names in marked.items():
+        fill(page, {name: block for name, block in blocks.items() if name in names})
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
 Makes empty files in 1,000 classes, a tenth of them in test, beneath a temporary folder, and removes them. Nothing is
 read of a file here but its name, size and time, so that empty ones do. The results go to benchmarks/data/indexing.json
-and into docs/benchmarks.md.
+and into benchmarks/NOTEBOOK.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, spread
+from benchmarks.common.documents import ROOT, markdown, publish, spread
 from benchmarks.common.driver import command_line
 from finetune.system.machine import processor
 
@@ -62,7 +62,7 @@ def table(found: list[dict[str, float]]) -> str:
     """Return medians, smallest and largest value."""
     seconds = [spread([r[name] for r in found], 1) for name in ("scan", "fingerprint")]
     row = [f"{found[0]['files']:,}", *seconds, f"{max(r['bytes'] for r in found):.0f}"]
-    head = ["files", "seconds to scan", "seconds to fingerprint", "bytes of the index a file, most"]
+    head = ["files", "seconds to scan", "seconds to fingerprint", "largest index, bytes a file"]
     return markdown(head, [row])
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     RECORDS.write_text(
         json.dumps({"machine": processor(), "seconds": found}, indent=1) + "\n", "utf-8"
     )
-    fill(PAGE, {"many_files": table(found)})
+    publish({"many_files": table(found)})
     print(
         table(found), statistics.median(r["scan"] + r["fingerprint"] for r in found), "s together"
     )

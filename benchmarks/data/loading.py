@@ -8,7 +8,7 @@ normalisation is the network's part. Each repeat takes the roads in turn (A B C 
 root/train once for each. `first pass` decodes all pictures, writes the cache and brings it to the disk, then trains an
 epoch from it; `later pass` is an epoch after it. Rates are per second of the core's time, which other programs on the
 machine hardly change; those by the clock are recorded too. The results go to benchmarks/data/loading.json and into
-docs/benchmarks.md.
+benchmarks/NOTEBOOK.md.
 """
 
 import json
@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, spread
+from benchmarks.common.documents import ROOT, markdown, publish, spread
 from benchmarks.common.driver import command_line
 from finetune import ImageFolderData
 from finetune.system.machine import processor
@@ -128,7 +128,7 @@ def table(found: dict[str, list[dict[str, float]]]) -> str:
         ]
         cells = [spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
         rows.append([name, *cells, spread(ratios, 2)])
-    return markdown(["road", "pictures/s of a core", "by the clock", "beside torchvision"], rows)
+    return markdown(["loader", "images/s, CPU time", "wall clock", "relative to torchvision"], rows)
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     RECORDS.write_text(
         json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8"
     )
-    fill(PAGE, {"data_road": table(found)})
+    publish({"data_road": table(found)})
     print(table(found))
 
 

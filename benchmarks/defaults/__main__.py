@@ -4,8 +4,8 @@
     python -m benchmarks.defaults SET ... --weights resnet18=resnet18.pt,TIMM_FOLDER [--seeds 3] [--size 128]
     python -m benchmarks.defaults --document
 
-Each SET has train/CLASS and test/CLASS. The results go to defaults.json and into docs/benchmarks.md. Stop at any time,
-and start again to continue; `--again` repeats the runs that failed.
+Each SET has train/CLASS and test/CLASS. The results go to defaults.json and into benchmarks/NOTEBOOK.md.
+Stop at any time, and start again to continue; `--again` repeats the runs that failed.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.choice.__main__ import features
-from benchmarks.common.documents import PAGE, fill, markdown, mean_and_spread
+from benchmarks.common.documents import markdown, mean_and_spread, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
 from finetune.commands.backbone_choice import candidates_of
@@ -74,7 +74,7 @@ def fit(candidate: Candidate, folder: Path, run: Run) -> dict:
 
 
 def tables(records: Sequence[dict]) -> dict[str, str]:
-    """Return the Markdown tables of docs/benchmarks.md."""
+    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
     good = [r for r in records if "accuracy" in r]
     sets = list(dict.fromkeys(record["set"] for record in good))
     rows = []
@@ -83,7 +83,7 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
             found = [r for r in good if (r["start"], r["what"]) == (start, what)]
             if found:
                 rows.append([start, LABELS[what], *cells(found, sets, what)])
-    head = ["start", "what", *sets, "mean", "calibration error before and after"]
+    head = ["start", "what", *sets, "mean", "calibration error before and after the temperature"]
     return {"defaults": markdown(head, rows)}
 
 
@@ -104,7 +104,7 @@ def cells(records: Sequence[dict], sets: Sequence[str], what: str) -> list[str]:
 def main() -> None:
     runs: dict[Run, tuple[Candidate, Path]] = {}
     benchmark = Benchmark(
-        RECORDS, Run, lambda records: runs, lambda records: fill(PAGE, tables(records))
+        RECORDS, Run, lambda records: runs, lambda records: publish(tables(records))
     )
     parser = benchmark.parser(__doc__)
     parser.add_argument("sets", nargs="*", type=Path)

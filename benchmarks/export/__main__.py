@@ -7,7 +7,7 @@ Three seeds of `hotdog.yaml` at 128 pixels, each trained with `finetune fit` whe
 one process with as many threads as there are cores, the network and the files taking turns: torch as `Predictor` has it
 (float32), the files by onnxruntime. Milliseconds are medians of 60 single pictures, rates of 12 batches of 32. The
 pictures are decoded before; those for `--input any_size` are as they are in the files, and resizing counts. The results
-go to export.json, and into docs/benchmarks.md and docs/export.md. Stop at any time, and start again to continue.
+go to export.json, and into benchmarks/NOTEBOOK.md and docs/export.md. Stop at any time, and start again to continue.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, mean_and_spread, spread
+from benchmarks.common.documents import NOTEBOOK, ROOT, markdown, mean_and_spread, publish, spread
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import PROGRAM, where_and_when
 
@@ -148,18 +148,19 @@ def table(records: list[dict]) -> str:
 
     rows = [
         row("test accuracy", "accuracy", lambda v: mean_and_spread(v, 4)),
-        row(f"another class than torch, of {num}", "num_other", lambda v: spread(v, 0)),
+        row(f"other class than torch, of {num}", "num_other", lambda v: spread(v, 0)),
         row("largest difference", "largest_difference", lambda v: f"{max(v):.1g}"),
-        row("one picture, ms", "milliseconds", lambda v: spread(v, 1)),
-        row(f"pictures/s by {BATCH}", "pictures_per_second", lambda v: spread(v, 0)),
+        row("one image, ms", "milliseconds", lambda v: spread(v, 1)),
+        row(f"images/s, batches of {BATCH}", "pictures_per_second", lambda v: spread(v, 0)),
         row("file, MB", "megabytes", lambda v: f"{v[0]:.1f}" if v else "–"),
     ]
     own, inside = ([r["milliseconds_any_size"][name] for r in records] for name in ("torch", "any"))
     largest = max(r["largest_difference"]["any"] for r in records)
     others = sum(r["num_other"]["any"] for r in records)
     any_size = (
-        f"`--input any_size`, a photograph as it is: {spread(own, 1)} ms by the checkpoint, {spread(inside, 1)} ms by "
-        f"the file; largest difference of a probability {largest:.1g}, another class {others} of {num * len(records)}."
+        f"`--input any_size`, one photograph at its own size: {spread(own, 1)} ms with the checkpoint, "
+        f"{spread(inside, 1)} ms with the file; largest difference of a probability {largest:.1g}, other class "
+        f"{others} of {num * len(records)}."
     )
     # The page has one space in the empty cell.
     shown = markdown(["", *WAYS.values()], rows).replace("|  |", "| |", 1)
@@ -169,8 +170,7 @@ def table(records: list[dict]) -> str:
 def write(records: list[dict]) -> None:
     """Write the table into both pages."""
     block = {"export": table([r for r in records if "accuracy" in r])}
-    fill(PAGE, block)
-    fill(ROOT / "docs/export.md", block)
+    publish(block, (NOTEBOOK, ROOT / "docs/export.md"))
 
 
 BENCHMARK = Benchmark(

@@ -8,7 +8,7 @@ after a warm-up: at least 0.4 seconds of steps or of loading, an epoch of a job.
 first; those that would not end in time are marked as not reached. An epoch is 20,000 pictures: those of the folder,
 each linked as often as that takes; decoded they must fit on half of the free disk.
 
-Results go to gpu.json after each measurement, and from there into docs/benchmarks.md; with `--output` only to that
+Results go to gpu.json after each measurement, and from there into benchmarks/NOTEBOOK.md; with `--output` only to that
 file. `--document` only writes the document.
 """
 
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torchvision
 
-from benchmarks.common.documents import PAGE, ROOT, fill
+from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import command_line
 from benchmarks.gpu.documents import document
 from benchmarks.gpu.jobs import CACHED, DECODED, TORCHVISION, Job, Road, enlarge
@@ -183,7 +183,7 @@ def main() -> None:
         measure(args, deadline)
     results = json.loads(args.output.read_text("utf-8"))
     if args.output == RECORDS:
-        fill(PAGE, {"gpu": document(results["measurements"])})
+        publish({"gpu": document(results["measurements"])})
     print(json.dumps(results["about"]), document(results["measurements"]), sep="\n\n")
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as tables for docs/benchmarks.md, and whether they reach what was aimed at."""
+"""What was measured, as tables for benchmarks/NOTEBOOK.md, and whether they reach what was aimed at."""
 
 import statistics
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ def limits(records: Records) -> str:
             cells.append(_cell(record) + peak)
         starts = [r["first_step_seconds"] for r in by_size.values() if "first_step_seconds" in r]
         rows.append([*cells, spread(starts, 1) if starts else "–"])
-    batches = [f"pictures/s, batch {size}; most memory" for size in sizes]
-    head = ["step", "arithmetic", "channels_last", "compiled", *batches]
+    batches = [f"images/s, batch {size}; peak memory" for size in sizes]
+    head = ["step", "precision", "channels_last", "compiled", *batches]
     return markdown([*head, "seconds of the first step"], rows)
 
 
@@ -49,7 +49,7 @@ def roads(records: Records) -> str:
         [str(num), *(_cell(found.get((num, cached), {})) for cached in (False, True))]
         for num in sorted({num for num, _ in found})
     ]
-    return markdown(["workers", "from files, pictures/s", "from the cache"], rows)
+    return markdown(["workers", "from files, images/s", "from the cache"], rows)
 
 
 def jobs(records: Records) -> str:
@@ -60,7 +60,7 @@ def jobs(records: Records) -> str:
         cells.append(spread(job["printed"], 0) if "printed" in job else "–")
         share = _ratio(job, limit_of(records, job["batch_size"]))
         rows.append([*cells, f"{share:.2f}" if share else "–"])
-    head = ["job", "batch", "workers", "pictures/s by the clock", "as printed", "of the limit"]
+    head = ["job", "batch", "workers", "images/s, wall clock", "as printed", "share of the limit"]
     return markdown(head, rows)
 
 
@@ -71,7 +71,7 @@ def targets(records: Records) -> list[dict[str, Any]]:
     for size in sorted({size for _, size in by_key}):
         torchvision = by_key.get((TORCHVISION, size))
         for least, other, name in (
-            (LEAST_OF_LIMIT, limit_of(records, size), "the limit with pictures on the device"),
+            (LEAST_OF_LIMIT, limit_of(records, size), "the limit with images on the device"),
             (LEAST_OF_TORCHVISION, torchvision, "the job with torchvision's loader"),
         ):
             value = _ratio(by_key.get((CACHED, size)), other)

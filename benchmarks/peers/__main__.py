@@ -1,4 +1,4 @@
-"""Measure `finetune` beside its peers, on the same pictures and from the same weights, for docs/benchmarks.md.
+"""Measure `finetune` beside its peers, on the same pictures and from the same weights, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.peers --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common.documents import PAGE, ROOT, fill
+from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.peers import documents, materials, measure, tools
 from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
@@ -160,7 +160,7 @@ class Bench:
 
 
 def write(records: Sequence[dict]) -> None:
-    fill(PAGE, documents.tables(records))
+    publish(documents.tables(records))
     if documents.has_chart(records):
         documents.draw(records, ROOT / "docs/compare.png")
 

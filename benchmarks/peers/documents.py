@@ -1,4 +1,4 @@
-"""The results of `benchmarks.peers` as tables in docs/benchmarks.md and as the chart docs/compare.png."""
+"""The results of `benchmarks.peers` as tables in benchmarks/NOTEBOOK.md and as the chart docs/compare.png."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _PREDICTORS |= {"fastai": "fastai get_preds"}
 # experiment: (heading, name in the record and digits of each column; what the last column divides)
 _COLUMNS = {
     "throughput": (
-        [("pictures/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *_START],
+        [("images/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *_START],
         "later_rate",
     ),
     "job": ([("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *_START], "seconds"),
@@ -100,7 +100,7 @@ def table(records: Records, experiment: str) -> str:
 
 def predict_table(records: Records) -> str:
     """Return how fast the tools predict."""
-    head = "seconds, 800 pictures | pictures/s without the start | peak memory, MB | n | measured"
+    head = "seconds, 800 images | images/s without the start | peak memory, MB | n | measured"
     lines = [f"| | {head} |", "| --- | --- | --- | --- | --- | --- |"]
     for tool in PREDICTING:
         good = [r for r in results_of(records, "predict", tool) if "seconds" in r]
@@ -127,10 +127,10 @@ def about(records: Records) -> str:
 
 
 def tables(records: Records) -> dict[str, str]:
-    """Return the blocks of docs/benchmarks.md."""
+    """Return the blocks of benchmarks/NOTEBOOK.md."""
     blocks = {f"compare_{experiment}": table(records, experiment) for experiment in _COLUMNS}
     if has_chart(records):
-        blocks["compare_throughput"] += "\n\n![Pictures per second of each tool](compare.png)"
+        blocks["compare_throughput"] += "\n\n![Images per second of each tool](../docs/compare.png)"
     return {
         "compare_about": about(records),
         **blocks,
@@ -157,6 +157,6 @@ def draw(records: Records, path: Path) -> None:
         axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
         axes.invert_yaxis()
         axes.set_xlabel(
-            "pictures per second while training ResNet-18 at 128 pixels, an epoch after the first"
+            "images per second while training ResNet-18 at 128 pixels, an epoch after the first"
         )
         axes.grid(axis="x", alpha=0.3)

@@ -1,4 +1,4 @@
-"""Measure how accurate `finetune` is after how many seconds beside its peers, for docs/benchmarks.md.
+"""Measure how accurate `finetune` is after how many seconds beside its peers, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.quality --sets SETS --weights resnet18.pt [--hotdog HOTDOG] [--fashion_mnist FASHION]
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common.documents import PAGE, ROOT, fill
+from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import where_and_when
@@ -39,7 +39,7 @@ def plan_here(records: list[dict]) -> Iterator[Run]:
 
 def write(records: Records) -> None:
     """Write the tables and the chart."""
-    fill(PAGE, blocks(records))
+    publish(blocks(records))
     if has_chart(records):
         here = of_one_machine(records)
         draw(over_sets(here), len(mean_sets(here)), ROOT / "docs/quality.png")

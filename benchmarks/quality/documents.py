@@ -1,4 +1,4 @@
-"""The records as tables and sentences of docs/benchmarks.md."""
+"""The records as tables and sentences of benchmarks/NOTEBOOK.md."""
 
 import math
 import statistics
@@ -69,6 +69,16 @@ def table(records: Records) -> str:
         f"- {label(*row)}, {name}, failed: `{text}`" for (name, *row), text in failed.items()
     ]
     return "\n".join([shown, "", *reasons]) if reasons else shown
+
+
+def means(records: Records) -> str:
+    """Return the mean accuracy over the sets and the seconds of each tool and setting."""
+    points = sorted(over_sets(records), key=lambda point: point.seconds)
+    rows = [
+        [name_of(p), f"{p.seconds:.0f}", mean_and_spread(p.accuracies, 3), str(len(p.accuracies))]
+        for p in points
+    ]
+    return markdown(["tool", "seconds", "mean accuracy", "seeds"], rows)
 
 
 def about(records: Records) -> str:
@@ -151,8 +161,8 @@ def errors(rivals: Sequence[targets.Rival]) -> str:
     worst = max(rivals, key=lambda rival: rival.value)
     text = verdict(worst.value <= targets.ERROR_RATIO)
     if worst.ours is None:
-        return f"{text}. None of our budgets is over as soon as {name_of(worst.peer)}."
-    return f"{text}. The largest ratio is {worst.value:.2f}, beside {name_of(worst.peer)}."
+        return f"{text}. None of our budgets ends as soon as {name_of(worst.peer)}."
+    return f"{text}. The largest ratio is {worst.value:.2f}, next to {name_of(worst.peer)}."
 
 
 def sets_lost(records: Records) -> str:
@@ -168,7 +178,7 @@ def sets_lost(records: Records) -> str:
         parts.append(f"Ahead are {', '.join(lost)}")
     parts.append(f"{len(compared)} of {len(rivals)} points are compared")
     if len(compared) < len(rivals):
-        parts[-1] += ", the others are over before any budget of ours"
+        parts[-1] += ", the others end before any of our budgets"
     return f"{'. '.join(parts)}."
 
 
@@ -206,24 +216,34 @@ def calibration(records: Records) -> str:
     names = ("calibration_error_before_scaling", "calibration_error", "calibration_error_if_true")
     before, after, if_true = (statistics.fmean(r[name] for r in found) for name in names)
     text = f"{verdict(before <= targets.CALIBRATION)}. {before:.3f}, after scaling {after:.3f} (n = {len(found)})"
-    return f"{text}; of so few pictures {if_true:.3f} would be measured if all probabilities were true."
+    return f"{text}; with so few images {if_true:.3f} would be measured if all probabilities were true."
 
 
 def blocks(records: Records) -> dict[str, str]:
-    """Return the blocks of docs/benchmarks.md: of the machine with the most results, and of all others."""
+    """Return the blocks of benchmarks/NOTEBOOK.md: of the machine with the most results, and of all others."""
     here = of_one_machine(records)
     if not here:
         return dict.fromkeys(
-            ("quality_about", "quality_accuracy", "quality_targets", "quality_elsewhere"), NOT_YET
+            (
+                "quality_about",
+                "quality_accuracy",
+                "quality_targets",
+                "quality_elsewhere",
+                "quality_means",
+            ),
+            NOT_YET,
         )
     shown = table(here)
     if has_chart(records):
-        shown += "\n\n![Mean accuracy over the sets against seconds, of each tool](quality.png)"
+        shown += (
+            "\n\n![Mean accuracy over the sets against seconds, of each tool](../docs/quality.png)"
+        )
     return {
         "quality_about": about(here),
         "quality_accuracy": shown,
         "quality_targets": summary(here),
         "quality_elsewhere": elsewhere(records) or NOT_YET,
+        "quality_means": means(here),
     }
 
 

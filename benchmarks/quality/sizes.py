@@ -3,7 +3,7 @@
     python -m benchmarks.quality.sizes --sets SETS --weights resnet18.pt [--minutes 60]
 
 Each set and length with and without `--size 128`, in turn; seed 0. The results go to sizes.json and into
-docs/benchmarks.md. Stop at any time, and start again to continue.
+benchmarks/NOTEBOOK.md. Stop at any time, and start again to continue.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import yaml
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, period
+from benchmarks.common.documents import ROOT, markdown, period, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
 from benchmarks.peers.tools import Place
@@ -66,8 +66,8 @@ def table(records: Sequence[dict]) -> str:
         if len(found) == len(row):
             accuracy = fmean(r["accuracy"] for r in found)
             mean = f"{accuracy:.3f}, {fmean(r['seconds'] for r in found):.0f} s"
-        words = "as it is" if length == "default" else f"`--minutes {plan.number(length):g}`"
-        size = "`--size 128`" if is_given else "none given"
+        words = "default" if length == "default" else f"`--minutes {plan.number(length):g}`"
+        size = "`--size 128`" if is_given else "default"
         rows.append([words, size, *map(cell, row), mean])
     machines = " and ".join(sorted({r["machine"] for r in records}))
     commits = ", ".join(sorted({r["commit"] for r in records}))
@@ -80,7 +80,7 @@ BENCHMARK = Benchmark(
     ROOT / "benchmarks/quality/sizes.json",
     Run,
     runs,
-    lambda records: fill(PAGE, {"sizes": table(records)}),
+    lambda records: publish({"sizes": table(records)}),
 )
 
 

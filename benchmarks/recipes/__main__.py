@@ -1,4 +1,4 @@
-"""Train every shipped recipe with several seeds and write table and chart of the results into docs/benchmarks.md.
+"""Train every shipped recipe with several seeds and write table and chart of the results into benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.recipes --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from benchmarks.common.documents import PAGE, ROOT, fill
+from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import PROGRAM, load, where_and_when
@@ -195,7 +195,7 @@ def names_in(records: Sequence[dict]) -> list[str]:
 
 
 def tables(records: Sequence[dict]) -> dict[str, str]:
-    """Return the Markdown tables of docs/benchmarks.md."""
+    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
     hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
     return {
         "recipes": table(hotdog, names_in(hotdog), SIZES),
@@ -206,7 +206,7 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
 def write(records: Sequence[dict]) -> None:
     """Write the tables and the chart."""
     current = valid(records)
-    fill(PAGE, tables(current))
+    publish(tables(current))
     hotdog = [r for r in current if r["data"] == "hotdog"]
     if hotdog:
         draw(hotdog, names_in(hotdog), ROOT / "docs/recipes.png")

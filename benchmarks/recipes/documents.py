@@ -1,4 +1,4 @@
-"""The results as tables in docs/benchmarks.md and as the chart docs/recipes.png."""
+"""The results as tables in benchmarks/NOTEBOOK.md and as the chart docs/recipes.png."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from benchmarks.common.documents import chart, markdown, mean_and_spread
 Records = Sequence[dict]
 
 _LABELS = {
-    "former_default": "image_folder.yaml until now: random head, batch norm that trains, SGD at 0.03",
+    "former_default": "image_folder.yaml, former defaults: random head, batch norm that trains, SGD at 0.03",
     "plain_book": "plain PyTorch, the book's recipe",
     "plain_scratch": "plain PyTorch, the book's from scratch",
     "plain_one_rate": "plain PyTorch, one rate for all",
@@ -60,6 +60,6 @@ def draw(records: Records, names: Sequence[str], path: Path) -> None:
             axes.plot([], [], "o-", color=_COLOURS[size], label=f"{size} pixels")
         axes.set_yticks(range(len(names)), [label(name) for name in names])
         axes.invert_yaxis()
-        axes.set_xlabel("test accuracy of each run (dot) and their mean (line); 800 test pictures")
+        axes.set_xlabel("test accuracy of each run (dot) and their mean (line); 800 test images")
         axes.grid(axis="x", alpha=0.3)
         axes.legend(loc="upper left", frameon=False)

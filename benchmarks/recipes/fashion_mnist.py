@@ -1,4 +1,4 @@
-"""Train on all of Fashion-MNIST by hand and through Lightning, on 1, 2 and 4 devices, for docs/benchmarks.md.
+"""Train on all of Fashion-MNIST by hand and through Lightning, on 1, 2 and 4 devices, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.recipes.fashion_mnist --root FASHION [--minutes 60]
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown
+from benchmarks.common.documents import ROOT, markdown, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import PROGRAM, where_and_when
 
@@ -94,7 +94,7 @@ BENCHMARK = Benchmark(
     ROOT / "benchmarks/recipes/fashion_mnist.json",
     Run,
     plan,
-    lambda records: fill(PAGE, {"fashion_mnist": table(records)}),
+    lambda records: publish({"fashion_mnist": table(records)}),
     ("name",),
 )
 

@@ -3,7 +3,8 @@
     python -m benchmarks.serving --pictures FOLDER --checkpoint RUN
 
 Clients ask without a pause, 1, 8 and 64 at a time, in a process of their own on the same cores; the servers take turns,
-three times each. The results go to serving.json and into docs/benchmarks.md. LitServe is measured if it is installed.
+three times each. The results go to serving.json and into benchmarks/NOTEBOOK.md.
+LitServe is measured if it is installed.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, spread
+from benchmarks.common.documents import ROOT, markdown, publish, spread
 from benchmarks.common.driver import command_line
 from benchmarks.common.records import PROGRAM, keep, load
 from benchmarks.serving.client import Load, Request, serving
@@ -127,12 +128,12 @@ def wait_for(port: int) -> None:
 
 
 def tables(records: list[dict]) -> dict[str, str]:
-    """Return the Markdown tables of docs/benchmarks.md."""
+    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
     about = {r["about"]: r for r in records}
     loads = [r for r in records if r["about"] == "load"]
     names = ("rate", "p50", "p99", "processor", "client")
     head = ["server", "clients", "requests/s", "p50, ms", "p99, ms"]
-    head += ["processor, ms a request", "the clients', ms"]
+    head += ["CPU time, ms a request", "clients' CPU time, ms"]
     rows = [[r["server"], str(r["clients"]), *(spread(r[n], 1) for n in names)] for r in loads]
     blocks = {"serving_load": markdown(head, rows)}
     if "predict" in about:
@@ -141,9 +142,9 @@ def tables(records: list[dict]) -> dict[str, str]:
         share = median(ours[64]["rate"]) / median(r["rate"])
         passes = median(ours[8]["p99"]) / median(r["forward_ms"])
         blocks["serving_summary"] = (
-            f"`finetune predict` reads and classifies {spread(r['rate'], 1)} of these pictures a second; 64 clients "
-            f"of the service get {100 * share:.0f} % of that. One pass of the network over one picture takes "
-            f"{spread(r['forward_ms'], 1)} ms; the 99th percentile of 8 clients is {passes:.1f} of them. "
+            f"`finetune predict` reads and classifies {spread(r['rate'], 1)} of these images a second; 64 clients "
+            f"of the service get {100 * share:.0f} % of that. One pass of the network over one image takes "
+            f"{spread(r['forward_ms'], 1)} ms; the 99th percentile of 8 clients is {passes:.1f} passes. "
             f"({r['machine']}, {r['date']}, n = {len(r['rate'])})"
         )
     if "attack" in about:
@@ -162,7 +163,7 @@ def main() -> None:
         if not (args.pictures and args.checkpoint):
             parser.error("--pictures and --checkpoint are needed to measure")
         measure(args.checkpoint, sorted(args.pictures.rglob("*.jpg")), args.seconds)
-    fill(PAGE, tables(load(RECORDS)))
+    publish(tables(load(RECORDS)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of techniques.json into docs/benchmarks.md.
+"""Write the tables of techniques.json into benchmarks/NOTEBOOK.md.
 
     python -m benchmarks.techniques
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.common.documents import PAGE, ROOT, fill, markdown, period
+from benchmarks.common.documents import ROOT, markdown, period, publish
 from benchmarks.common.driver import command_line
 from benchmarks.common.records import load
 from benchmarks.quality.plan import SMALL
@@ -46,9 +46,9 @@ _NUM_CHOOSING = 30  # pictures: about as many as the default sets apart of such 
 _DRAWS = 1000
 _PATIENCE = 5
 _VIEWS = {
-    "flip": "mirrored pictures, too",
-    "five crops": "corners of pictures, too",
-    "whole": "the whole shorter side, not 7/8 of it",
+    "flip": "with mirrored images",
+    "five crops": "with five crops",
+    "whole": "the complete shorter side, not 7/8 of it",
 }
 
 
@@ -69,7 +69,7 @@ def at_the_end(record: dict) -> float:
 
 
 def blocks(records: Sequence[dict]) -> dict[str, str]:
-    """Return the blocks of docs/benchmarks.md."""
+    """Return the blocks of benchmarks/NOTEBOOK.md."""
     base = [r for r in records if r["technique"] == "default"]
     first = "default, the last epoch"
     rows = {first: [*map(_of(at_the_end), base)]}
@@ -88,7 +88,7 @@ def blocks(records: Sequence[dict]) -> dict[str, str]:
             ]
     head = ["technique", *SMALL, "mean of the differences to the default"]
     lines = [[_row(name, found, rows), notes.get(name, "– | –")] for name, found in rows.items()]
-    table = markdown([*head, "confidence beyond accuracy", "seconds"], lines)
+    table = markdown([*head, "confidence minus accuracy", "seconds"], lines)
     return {"techniques": f"{_where(records)}\n\n{table}", "kept_epoch": _kept(base)}
 
 
@@ -173,13 +173,13 @@ def _kept(base: Sequence[dict]) -> str:
     rows = [[on, str(len(means[on])), *(f"{v:.3f}" for v in row)] for on, row in values.items()]
     totals = [statistics.fmean(column) for column in zip(*values.values(), strict=True)]
     head = ["set", "runs", "the highest", f"with `--patience {_PATIENCE}`"]
-    head += ["after which share of the epochs", "the last within a standard error", "the last"]
+    head += ["share of the epochs until it stops", "the last within a standard error", "the last"]
     return f"{markdown(head, rows)}\n| mean | | {' | '.join(f'{v:.3f}' for v in totals)} |"
 
 
 def main() -> None:
     command_line(__doc__).parse_args()
-    fill(PAGE, blocks(load(RECORDS)))
+    publish(blocks(load(RECORDS)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _OPTIMIZER = "model.optimizer"
 # Usual learning rates. Adam and similar optimizers normalise the gradient, so that the rate is the size of a step: with
 # SGD's rate the first steps would destroy pretrained weights. Other optimizers have no usual rate for fine-tuning.
 USUAL = {
-    "SGD": 3e-2,  # chosen by measurements (docs/benchmarks.md)
+    "SGD": 3e-2,  # chosen by measurements (benchmarks/NOTEBOOK.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
     "AdamW": 1e-3,  # torch's default
     "Adamax": 2e-3,  # arXiv:1412.6980, section 7.1; torch's default
@@ -24,7 +24,7 @@ USUAL = {
     "RMSprop": 1e-3,
 }
 # With a head that was fitted on the features, and fixed statistics of batch norm, less has to change, and more can be
-# lost (docs/benchmarks.md).
+# lost (benchmarks/NOTEBOOK.md).
 USUAL_OF_FITTED_HEAD = {"AdamW": 1e-4, "Adam": 1e-4, "SGD": 3e-3}
 # Other usual settings of SGD; for other optimizers torch's defaults apply.
 _SGD = {"momentum": 0.9, "nesterov": True, "weight_decay": 2e-3}
@@ -93,7 +93,7 @@ def settle_clipping(options: Any) -> None:
     """Clip gradients by default in a fit from a fitted head with fixed statistics of batch norm.
 
     Such a network does not normalise its activations by the batch, and a rare large gradient can ruin it
-    (docs/benchmarks.md).
+    (benchmarks/NOTEBOOK.md).
 
     Args:
         options: The options of `fit`, as parsed; changed in place.

@@ -23,7 +23,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 # The book and torchvision evaluate the central 224 pixels of a 256-pixel image. The share is the same at any size.
 CROP_SHARE = 224 / 256
-# The default augmentation; the shares were chosen with the other defaults of `finetune fit` (docs/benchmarks.md).
+# The default augmentation; the shares were chosen with the other defaults of `finetune fit` (benchmarks/NOTEBOOK.md).
 COLOUR_JITTER: list[dict[str, Any]] = [
     {
         "class_path": "albumentations.ColorJitter",

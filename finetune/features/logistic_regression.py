@@ -226,7 +226,7 @@ def _solve(
 
     It is twice as fast as scikit-learn's newton-cg, and much faster with label smoothing, for which scikit-learn needs
     one row per image and class. L-BFGS (SciPy, torch, scikit-learn) is as fast, but stops at a gradient norm of 1e-9,
-    because the loss no longer changes in float64 (docs/benchmarks.md).
+    because the loss no longer changes in float64 (benchmarks/NOTEBOOK.md).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """

@@ -27,7 +27,7 @@ _TRIAL_SHARE = (
     0.1  # share of the fit's time that all steps of the trial may take, with the untimed ones
 )
 # Epochs of each member of an ensemble: at least so many, and at least this share of the usual number. Below that a
-# single network gains more from longer training. See docs/benchmarks.md, "How long" and "Several networks".
+# single network gains more from longer training. See benchmarks/NOTEBOOK.md, "Number of epochs" and "Several networks".
 _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
 # Each further member improves the accuracy less, and makes every prediction slower.
 _MOST_MEMBERS = 5

@@ -1,7 +1,7 @@
 """bf16 or float32 on a CPU, by a few timed steps of the network itself.
 
 A processor with instructions for bf16 multiplies large matrices faster with them, and depthwise convolutions
-slower: ResNet-18 trains up to 3 times faster in bf16, EfficientNet-Lite0 2 times slower (docs/benchmarks.md). The
+slower: ResNet-18 trains up to 3 times faster in bf16, EfficientNet-Lite0 2 times slower (benchmarks/NOTEBOOK.md). The
 choice is made once per network, image size and machine, and kept in the cache folder: commands that are
 repeated, and the other processes of a fit, read it there.
 """

@@ -4,8 +4,8 @@ Training can make a pretrained network with a fitted head worse, mostly if there
 line from the start to the end often predict better than either, and cost no more than a single network. The start is
 among the candidates, so that the fitted head remains if training clearly made it worse.
 
-Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in docs/benchmarks.md,
-"How much of training is kept".
+Source: Wortsman et al. 2022, WiSE-FT (arXiv:2109.01903). How the share is chosen is measured in
+benchmarks/NOTEBOOK.md, "Start, average or end".
 """
 
 # Shapes: S shares, N validation images, K classes.

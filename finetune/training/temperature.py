@@ -12,7 +12,7 @@ from finetune.training.precision import double
 # are practically 0 and 1, or all the same.
 LOWEST, HIGHEST = 1 / 16, 16.0
 # Weight of the prior, in images. Compared with 1 it lowers the loss of other images by 0.03 if 6 images were fitted, by
-# 0.02 for 8, and by nothing for 12 or more (docs/benchmarks.md, "Which epoch is kept").
+# 0.02 for 8, and by nothing for 12 or more (benchmarks/NOTEBOOK.md, "Which epoch is kept").
 PRIOR = 3
 _PER_OCTAVE = 6
 # grid of inverse temperatures

@@ -232,7 +232,7 @@ def test_differences_are_those_of_runs_with_the_same_split():
     assert "-0.250 ± 0.000 (n = 2)" in rows["cutmix 1"]  # 0.25 - 0.5 and 0.75 - 1
     assert "| +0.100 (n = 1) |" in rows["cutmix 1"]  # confidence 0.35, accuracy 0.25
     # 0.25 and 0: their standard deviation is 0.25 / sqrt(2), the standard error 0.25 / 2.
-    assert "+0.125 ± 0.125 (n = 2)" in rows["mirrored pictures, too"]
+    assert "+0.125 ± 0.125 (n = 2)" in rows["with mirrored images"]
 
 
 def test_the_kept_epoch_is_judged_by_other_images_than_chose_it():

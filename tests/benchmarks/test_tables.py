@@ -13,7 +13,11 @@ from paths import ROOT
 
 PAGES = {
     path.name: path.read_text("utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        ROOT / "README.md",
+        ROOT / "benchmarks/NOTEBOOK.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
 }
 # from published figures and networks, not from records
 MARKER = re.compile(r"^<!-- (\w+) -->$", re.M)
@@ -59,7 +63,18 @@ class Source(NamedTuple):
 
     blocks: Callable[[Any], dict[str, str]]
     fields: tuple[str, ...]
-    pages: tuple[str, ...] = ("benchmarks.md",)
+    pages: tuple[str, ...] = ("NOTEBOOK.md", "benchmarks.md")
+
+
+# The blocks of the short version. All others are in the notebook, which has all of these but the means.
+SHORT = {"compare_job", "data_road", "defaults", "quality_means", "recipes"}
+
+
+def expected_on(page: str, blocks: dict[str, str]) -> dict[str, str]:
+    """Return the blocks that belong on a page."""
+    if page == "benchmarks.md":
+        return {name: block for name, block in blocks.items() if name in SHORT}
+    return {name: block for name, block in blocks.items() if name != "quality_means"}
 
 
 # By the file of the records in benchmarks/.
@@ -69,7 +84,7 @@ SOURCES = {
     "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
     "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
     "export/export": Source(
-        one("export", "export.__main__"), ("milliseconds",), ("benchmarks.md", "export.md")
+        one("export", "export.__main__"), ("milliseconds",), ("NOTEBOOK.md", "export.md")
     ),
     "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
     "peers/compare": Source(many("peers.documents"), ("seconds", "later_rate", "date")),
@@ -109,7 +124,7 @@ def environment(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
-@pytest.mark.parametrize("page", ["benchmarks.md", "export.md", "parallelism.md"])
+@pytest.mark.parametrize("page", ["NOTEBOOK.md", "benchmarks.md", "export.md", "parallelism.md"])
 def test_the_blocks_of_a_page_equal_the_records(page):
     """Each marked block stands once in its page and is what the records give."""
     blocks = {}
@@ -119,6 +134,8 @@ def test_the_blocks_of_a_page_equal_the_records(page):
             records = records_of(name)
             blocks |= source.blocks(records)
             others |= source.blocks(changed(records, source.fields))
+    blocks = expected_on(page, blocks)
+    others = expected_on(page, others)
     assert sorted(MARKER.findall(PAGES[page])) == sorted(blocks)
     assert [name for name, block in blocks.items() if marked(name, block) not in PAGES[page]] == []
     # The control: with changed records no block is the one in the page.
@@ -129,6 +146,23 @@ def test_the_blocks_of_a_page_equal_the_records(page):
 def test_no_other_page_has_marked_blocks():
     pages = {page for source in SOURCES.values() for page in source.pages}
     assert {name for name, text in PAGES.items() if MARKER.search(text)} == pages
+
+
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+
+
+def invented(text: str) -> set[str]:
+    """Return the numbers in the prose of the short version that the notebook does not have."""
+    prose = re.sub(r"^<!-- (\w+) -->$.*?^<!-- /\1 -->$|\]\([^)]*\)", "", text, flags=re.S | re.M)
+    return set(NUMBER.findall(prose)) - set(NUMBER.findall(PAGES["NOTEBOOK.md"]))
+
+
+def test_the_short_version_has_the_numbers_of_the_notebook():
+    page = PAGES["benchmarks.md"]
+    assert invented(page) == set()
+    assert len(page.encode()) < 12_000
+    # The control: another figure.
+    assert invented(page.replace("0.8558", "0.8559")) == {"0.8559"}
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_containers_get_what_they_need():
 
 
 def test_files_that_the_page_names_exist():
-    named = re.findall(r"\]\(((?!http|#)[^)]+)\)", PAGE)
+    named = re.findall(r"\]\(((?!http|#)[^)#]+)", PAGE)
     assert {"slurm.sh", "pytorchjob.yaml"} <= set(named)
     assert [name for name in named if not (DOCS / name).exists()] == []
 

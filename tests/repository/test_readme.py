@@ -81,6 +81,7 @@ def test_options_in_the_text_exist(page):
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "benchmarks/NOTEBOOK.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "configs").glob("*.yaml")),
 ]
@@ -111,6 +112,7 @@ LINKING = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "llms.txt",
+    ROOT / "benchmarks/NOTEBOOK.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -148,7 +150,7 @@ def test_control_a_broken_link_is_found():
 
 
 def test_the_recipes_have_as_many_epochs_as_the_benchmarks_say():
-    page = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    page = (ROOT / "benchmarks/NOTEBOOK.md").read_text("utf-8")
     sentence = r"Five epochs\s+\(`(\w+\.yaml)`: (\d+); `(\w+\.yaml)`, measured on an Intel Xeon, has none\)"
     ((other, its_epochs, without),) = re.findall(sentence, page)
     names = set(re.findall(r"^\| (hotdog\w*\.yaml|image_folder\.yaml) \|", page, re.M))
