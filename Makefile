@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all mutations options lint docker lock
+.PHONY: demo test quick-tests test-all mutations options networks lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
@@ -31,6 +31,10 @@ mutations: .venv/installed
 options: .venv/installed
 	$(BIN)/python tests/support/option_list.py
 	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_page.py
+
+# The networks of torchvision and timm that a fit can train, for `finetune backbones`: in some minutes.
+networks: .venv/installed
+	PYTHONPATH=tests/support $(BIN)/python tests/support/network_table.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -59,6 +59,10 @@ OWN = {
         "finetune.commands.check:check",
         "Say what is wrong with a folder of pictures before hours are spent",
     ),
+    "backbones": (
+        "finetune.commands.list_backbones:list_backbones",
+        "List the networks of torchvision and timm with size and licence",
+    ),
     "cache": (
         "finetune.commands.cache:cache",
         "List or remove decoded pictures and features that are kept",
@@ -245,7 +249,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command == "compare":
         function(arguments, command)
         return
-    if command in ("benchmark", "report", "runs"):
+    if command in ("backbones", "benchmark", "report", "runs"):
         function(arguments)
         return
     has_folder = command == "check"

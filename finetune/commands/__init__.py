@@ -18,9 +18,9 @@ makes the arguments of the Trainer. `fit` prepares, trains, tests and reports, a
 checkpoint may import.
 
 Our own commands: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists and
-removes caches, `check` finds faults of a data set, `export` writes files for other programs, `parity` compares ways of
-using several devices, `report` writes the report of a run or compares several, `runs` lists and deletes runs, `serve`
-answers requests, `sheet` draws a contact sheet of predicted images.
+removes caches, `list_backbones` lists networks, `check` finds faults of a data set, `export` writes files for other
+programs, `parity` compares ways of using several devices, `report` writes the report of a run or compares several,
+`runs` lists and deletes runs, `serve` answers requests, `sheet` draws a contact sheet of predicted images.
 
 A new command is a module here and a row in `cli`. It reads flags, calls lower packages and prints.
 """

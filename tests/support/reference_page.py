@@ -50,7 +50,12 @@ def page() -> str:
         parts.append(f"### {title}\n\n{_table(rows[section])}\n")
     for command in ("predict", *sorted(set(OWN) - {"benchmark", "demo"})):
         options = [*(_predict_options() if command == "predict" else _function_options(command))]
-        if options and command not in ("report", "compare", "runs"):  # they are in docs/results.md
+        if options and command not in (
+            "backbones",
+            "report",
+            "compare",
+            "runs",
+        ):  # in docs/networks.md and results.md
             table = _table([_row(name, WORDS.get(command, {}), *rest) for name, *rest in options])
             parts.append(f"## finetune {command}\n\n{table}\n")
     return "\n".join(parts)
