@@ -57,7 +57,7 @@ def list_backbones(arguments: Sequence[str]) -> None:
 
 
 def matching(networks: Sequence[ListedNetwork], pattern: str | None) -> list[ListedNetwork]:
-    """Return the networks whose name, with or without `timm/`, matches a pattern, or contains a text without wildcards."""
+    """Return the networks whose name matches a pattern or contains a text. The prefix `timm/` may be left away."""
     if pattern is None:
         return list(networks)
     wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{pattern.lower()}*"
