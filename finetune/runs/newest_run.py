@@ -12,7 +12,7 @@ from finetune.models.checkpoint_values import class_paths
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
 from finetune.runs.resume import Start, read_start
 from finetune.runs.run_lock import check_free
-from finetune.runs.run_search import read_about, runs_of
+from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage, reason
 
 # Arguments of the model in a checkpoint that `--resume` does not take from there: the data give the first two, the
@@ -137,10 +137,13 @@ def find_run(
 def check_has_last(run: Path) -> None:
     """Check that the last.ckpt of a finished run was not deleted.
 
+    A run that was killed may have only a best.ckpt, too: that of a validation in its first epoch.
+
     Raises:
         WrongUsage: It was.
     """
-    if (run / "checkpoints" / "best.ckpt").is_file() and not last_checkpoint(run).is_file():
+    has_best = (run / "checkpoints" / "best.ckpt").is_file()
+    if has_best and not last_checkpoint(run).is_file() and has_ended(run):
         raise WrongUsage(
             f"{run} cannot be resumed: its last.ckpt was deleted (by --keep_last false, or finetune runs rm --last); "
             f"start a new run from its weights: finetune fit FOLDER --weights {run}"

@@ -68,9 +68,9 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
         return Removal(run, f"the run, {num_files} files", size_of([run]), only_last=False)
     state = read_row(run).state
     if state not in (FINISHED, TRIAL):
-        raise WrongUsage(
-            f"{run} is {state}, not finished: its last.ckpt is where finetune fit --resume {run} goes on"
-        )
+        has_last = (run / "checkpoints" / "last.ckpt").is_file()
+        why = f": its last.ckpt is where finetune fit --resume {run} goes on" if has_last else ""
+        raise WrongUsage(f"{run} is {state}, not finished{why}")
     if not _best(run).is_file():
         raise WrongUsage(f"{run} has no best.ckpt: nothing would be left to use")
     names = [file.name for file in _only_for_resuming(run) if file.is_file()]

@@ -85,6 +85,13 @@ def read_about(run: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
+def has_ended(run: Path) -> bool:
+    """Return whether a run's training and test have ended, not been interrupted."""
+    about = read_about(run)
+    is_earlier = "began" not in about  # of an earlier version, which did not write its end
+    return is_earlier or "ended" in about or (run / "test.json").is_file()
+
+
 def _is_run_in_its_place(folder: Path) -> bool:
     """Return whether a folder in `<root>/<command>` is a run: any numbered one, and a named one that has begun."""
     if folder.name.startswith(".") or not folder.is_dir():

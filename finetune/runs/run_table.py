@@ -202,12 +202,14 @@ def _state(files: _SideFiles) -> str:
     best, last = (files.run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     if not best.is_file() and not last.is_file():
         return EMPTY
-    if not last.is_file() or "ended" in files.about or files.result:
+    if "ended" in files.about or files.result:
         return FINISHED
+    if "began" in files.about:
+        return UNFINISHED
     # a run of an earlier version, which did not write when it ended
     limit = files.setting("trainer", "max_epochs")
     is_complete = isinstance(limit, int) and 0 < limit <= len(files.epochs)
-    return FINISHED if is_complete and "began" not in files.about else UNFINISHED
+    return FINISHED if is_complete or not last.is_file() else UNFINISHED
 
 
 def _measured(files: _SideFiles) -> tuple[int, int, str]:

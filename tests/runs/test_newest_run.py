@@ -92,6 +92,19 @@ def test_a_run_that_keeps_only_its_best_cannot_go_on(tmp_path):
     assert find_run(tmp_path, of_others).run == tmp_path / "fit/version_0"
 
 
+def test_a_run_that_was_killed_before_its_first_last_ckpt_has_lost_none(tmp_path):
+    """With `val_check_interval` below 1 the first best.ckpt comes before the first last.ckpt."""
+    write_run(tmp_path / "fit/version_0", "a")
+    run = write_run(tmp_path / "fit/version_1", "a")
+    (run / "checkpoints/last.ckpt").rename(run / "checkpoints/best.ckpt")
+    (run / "about.json").write_text('{"began": "2026-01-01T10:00:00+00:00"}')
+    found = find_run(tmp_path, ANY)
+    assert (found.run, found.begun) == (tmp_path / "fit/version_0", run)
+    (run / "test.json").write_text("{}")  # what has been tested has ended
+    with pytest.raises(WrongUsage, match=r"its last\.ckpt was deleted"):
+        find_run(tmp_path, ANY)
+
+
 def test_runs_that_lie_elsewhere_are_reported(tmp_path):
     for name in ("fit/mine", "fit/version_3", "moved"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)

@@ -108,6 +108,11 @@ def test_states(run):
     last.touch()
     assert read_row(run).state == "unfinished"
     about = json.loads((run / "about.json").read_text())
+    about["began"] = "2026-01-01T09:00:00+00:00"
+    (run / "about.json").write_text(json.dumps(about))
+    last.unlink()
+    assert read_row(run).state == "unfinished"  # killed before its first last.ckpt
+    last.touch()
     (run / "about.json").write_text(json.dumps({**about, "ended": "2026-01-01T10:00:00+00:00"}))
     assert read_row(run).state == "finished"
     last.unlink()
