@@ -100,8 +100,8 @@ def test_control_a_cell_that_fails_is_noticed(tmp_path):
 def test_lines_of_python_run(colours, tmp_path, monkeypatch, page):
     (block,) = PYTHON.findall((ROOT / page).read_text("utf-8"))
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(colours, "pictures")
-    shutil.copytree(colours / "test", "other_pictures")
+    shutil.copytree(colours, "photos")
+    shutil.copytree(colours / "test", "other_photos")
     picture = colours / "test" / "red" / "00.png"
     shutil.copy(picture, "a.png")
     shutil.copy(picture, "b.png")
