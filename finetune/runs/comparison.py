@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from finetune.runs.charts import curves, line_sample
+from finetune.runs.headline import data_set, network
 from finetune.runs.highlights import Lens, Shown, shown
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, percent
@@ -17,7 +18,7 @@ from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
 _NUM_SHOWN = 24
-# runs side by side; more get a row each, so that the page is not wider than the screen
+# With more runs each gets a row, so that the page is not wider than the screen.
 _MOST_COLUMNS = 3
 _SETTINGS = (
     ("model", "backbone"),
@@ -38,14 +39,14 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs on the same test pictures.
+    """Two runs on the same test images.
 
     Attributes:
-        both: Pictures that both get right.
-        only_a: Places, among the first one's pictures, of those that it alone gets right.
-        only_b: Of those that the second alone does.
-        neither: Pictures that both get wrong.
-        p: How likely two equally good ones differ at least so much.
+        both: Number of images that both predict correctly.
+        only_a: Indices into the first run's images of those that only it predicts correctly.
+        only_b: The same for the second run.
+        neither: Number of images that both predict wrongly.
+        p: Probability that two equally good runs differ at least as much (McNemar's exact test).
     """
 
     both: int
@@ -56,7 +57,7 @@ class Pair:
 
 
 def paired(a: RunRecord, b: RunRecord) -> Pair | str:
-    """Hold two runs against each other on the pictures that both were tested on, or say why that can't be done."""
+    """Compare two runs on the images that both were tested on, or return why that is not possible."""
     if a.answers is None or b.answers is None:
         run = a if a.answers is None else b
         return (
@@ -78,22 +79,22 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
 
 
 def _places(run: RunRecord) -> list[str]:
-    """Return where the test pictures of a run lie, by whatever way it found them."""
-    resolved = cache(os.path.realpath)  # of folders alone: two pictures may be links to one file
+    """Return the resolved paths of the test images of a run."""
+    resolved = cache(os.path.realpath)  # only of folders: two images may be links to one file
     paths = run.answers.paths if run.answers else ()
     return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
 
 
 def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path) -> str:
-    """Write a page on which runs stand side by side.
+    """Write a page that compares runs.
 
     Args:
         runs: At least two.
-        lens: How to look at test pictures; None shows none.
+        lens: Reads the test images; None shows none.
         target: The page.
 
     Returns:
-        What it says, in a sentence.
+        The result in a sentence.
     """
     pair = paired(*runs) if len(runs) == 2 else None
     names = _names(runs)
@@ -117,7 +118,10 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
         render(
             "runs/comparison.html",
             title="Comparison of runs",
+            heading=_heading(names, runs),
+            answer=_answer(names, runs, pair),
             sentence=sentence,
+            facts=list(_facts(runs)),
             rows=list(_rows(runs)),
             is_wide=len(runs) > _MOST_COLUMNS,
             names=names,
@@ -133,14 +137,65 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     return sentence
 
 
+def _heading(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
+    """Return what is compared, after the name of the data set if all runs have the same."""
+    what = (
+        f"{names[0]} compared with {names[1]}" if len(names) == 2 else f"{len(names)} runs compared"
+    )
+    data_sets = {data_set(run) for run in runs}
+    prefix = data_sets.pop() if len(data_sets) == 1 else ""
+    return f"{prefix}: {what}" if prefix else what
+
+
+def _answer(
+    names: Sequence[str], runs: Sequence[RunRecord], pair: Pair | str | None
+) -> tuple[str, str] | None:
+    """Return the main result, a number and what it is; None if no run was tested."""
+    if isinstance(pair, Pair):
+        num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
+        points = 100 * (len(pair.only_a) - len(pair.only_b)) / num
+        if not is_significant(pair):
+            return f"{abs(points):.1f} points", "difference in test accuracy, not significant"
+        return (
+            f"{abs(points):.1f} points",
+            f"more test accuracy with {names[0] if points > 0 else names[1]}",
+        )
+    tested = [
+        (share, name)
+        for run, name in zip(runs, names, strict=True)
+        if (share := _share(run)) is not None
+    ]
+    if not tested:
+        return None
+    share, best = max(tested, key=lambda row: row[0])
+    return percent(share), f"highest test accuracy, {best}"
+
+
+def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
+    """Yield a few facts about all runs."""
+    days = sorted(run.date[:10] for run in runs)
+    yield "trained", days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    networks = dict.fromkeys(filter(None, map(network, runs)))
+    if networks:
+        yield "networks" if len(networks) > 1 else "network", ", ".join(networks)
+    nums = sorted({len(run.answers.labels) for run in runs if run.answers is not None})
+    if nums:
+        yield "test images", " to ".join(f"{num:,}" for num in dict.fromkeys((nums[0], nums[-1])))
+
+
+def is_significant(pair: Pair) -> bool:
+    """Return whether chance makes such a difference of two equal runs in less than one of twenty cases."""
+    return pair.p < 0.05
+
+
 def _page(run: RunRecord) -> Path:
-    """Return the report of a run; where it has none, its folder."""
+    """Return the report of a run; if it has none, its folder."""
     report = run.path / "report.html"
     return report if report.is_file() else run.path
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
-    """Return what each run is called: where two would be called alike, where they lie."""
+    """Return the names of the runs; their paths, if two have the same name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
@@ -150,7 +205,7 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         told = f"Of {num} test images, only {a} is correct on {len(pair.only_a)}, only {b} on {len(pair.only_b)}"
-        if pair.p >= 0.05:
+        if not is_significant(pair):
             return f"{told}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."
         better = a if len(pair.only_a) > len(pair.only_b) else b
         return f"{told}: {better} is better on images like these (McNemar's exact test, p = {pair.p:.2g})."
@@ -187,13 +242,23 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
             yield keys[-1], [str(value) for value in values]
     prints = [str(run.about.get("fingerprint", "")) for run in runs]
     if len(set(prints)) > 1:
-        yield "training pictures", [print_[:12] for print_ in prints]
+        yield "training images", [print_[:12] for print_ in prints]
 
 
 def _accuracy(run: RunRecord) -> str:
-    matrix: list[list[int]] = run.result.get("confusion_matrix") or []
-    num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    num, right = _counts(run)
     return f"{percent(right / num)} ({interval(right, num)})" if num else "not tested"
+
+
+def _share(run: RunRecord) -> float | None:
+    num, right = _counts(run)
+    return right / num if num else None
+
+
+def _counts(run: RunRecord) -> tuple[int, int]:
+    """Return the number of test images, and of those that are predicted correctly."""
+    matrix: list[list[int]] = run.result.get("confusion_matrix") or []
+    return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
 
 
 def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:

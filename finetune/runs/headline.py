@@ -71,10 +71,14 @@ def headline(run: RunRecord) -> Headline:
 
 def title(run: RunRecord) -> str:
     """Return data set and network, `flowers, resnet18`; the name of the run if neither is known."""
+    return ", ".join(filter(None, (data_set(run), network(run)))) or run.name
+
+
+def data_set(run: RunRecord) -> str:
+    """Return the name of the folder of the data set; "" if it is not known."""
     root = run.about.get("root") or run.setting("data", "init_args", "root")
     folder = str(run.about.get("folder", ""))
-    data_set = Path(folder, root).name if isinstance(root, str) else ""
-    return ", ".join(filter(None, (data_set, network(run)))) or run.name
+    return Path(folder, root).name if isinstance(root, str) else ""
 
 
 def network(run: RunRecord) -> str:

@@ -59,6 +59,40 @@ def test_pictures_that_one_alone_gets_right(tmp_path):
 
 
 @pytest.mark.usefixtures("without_charts")
+@pytest.mark.parametrize(
+    ("wrong_a", "wrong_b", "expected"),
+    [
+        # 18 and 9 of 20 are correct
+        (
+            [0, 1],
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+            "<strong>45.0 points</strong> more test accuracy with a<",
+        ),
+        (
+            [0, 1, 2],
+            [3, 4],
+            "<strong>5.0 points</strong> difference in test accuracy, not significant<",
+        ),
+    ],
+)
+def test_its_header_has_the_difference(tmp_path, wrong_a, wrong_b, expected):
+    a, b = two(tmp_path, wrong_a, wrong_b)
+    write_comparison([a, b], None, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    header = re.search(r"<header>.*?</header>", text, re.S)[0]
+    assert expected in header and "a compared with b</h1>" in header
+    assert "<dt>test images</dt><dd>20</dd>" in header
+    # Three runs: the best one. Here all are of the same pictures.
+    c = read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"], tmp_path / "pictures"))
+    write_comparison([a, b, c], None, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert (
+        "<strong>100.0 %</strong> highest test accuracy, c<" in text
+        and "3 runs compared</h1>" in text
+    )
+
+
+@pytest.mark.usefixtures("without_charts")
 def test_no_difference_is_told_as_none(tmp_path):
     a, b = two(tmp_path, [0, 1, 2], [3, 4])
     assert "no significant difference" in write_comparison([a, b], None, tmp_path / "page.html")
