@@ -103,8 +103,8 @@ TIMM = {
         "conv_head",
         "norm_head",
     ],
-    "vit": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
-    "dinov2": ["patch_embed", *(f"blocks.{i}" for i in range(12)), "norm"],
+    "vit": ["patch_embed", *(f"blocks.{i}" for i in range(3)), "norm"],
+    "dinov2": ["patch_embed", *(f"blocks.{i}" for i in range(3)), "norm"],
     "focalnet": ["stem", "layers.0", "layers.1", "layers.2", "layers.3", "norm"],
 }
 

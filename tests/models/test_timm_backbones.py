@@ -33,7 +33,14 @@ def test_the_head_is_timms_classifier_and_xavier(family):
 
 
 @pytest.mark.parametrize(
-    "backbone", ["timm/convnext_nano.in12k_ft_in1k", *(name for name, _ in FAMILIES.values())]
+    "backbone",
+    [
+        "timm/convnext_nano.in12k_ft_in1k",
+        "timm/vit_tiny_patch16_224",
+        "timm/vit_small_patch14_dinov2",
+        "timm/focalnet_tiny_srf",
+        *(name for name, _ in FAMILIES.values()),
+    ],
 )
 def test_the_description_is_what_timm_itself_goes_by(backbone):
     theirs = resolve_data_config(

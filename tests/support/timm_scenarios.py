@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytorch_lightning as pl
+import small_timm
 import torch
 from ddp_scenarios import begin, own_statistics, trainer, weights_of
 from torch import Tensor, nn
@@ -13,16 +14,18 @@ from torch import Tensor, nn
 from finetune import Classifier, ImageFolderData
 from finetune.models.stages import batch_norms
 
-# Family: one of its smallest networks, side of its pictures in pixels. The last draws stochastic depth at rates of its
-# own. timm builds those named test_ with the classes of the large ones, for tests.
+assert small_timm  # registers three of the networks
+
+# Family: a small network of its class, side of its pictures in pixels. The last draws stochastic depth at rates of its
+# own. timm builds those named test_ with the classes of the large ones, for tests, as small_timm.py does.
 FAMILIES = {
     "resnet": ("timm/test_resnet", 48),
     "convnext": ("timm/test_convnext", 48),
     "efficientnet": ("timm/test_efficientnet", 48),
     "mobilenetv4": ("timm/mobilenetv4_conv_small_035", 48),
-    "vit": ("timm/vit_tiny_patch16_224", 32),
-    "dinov2": ("timm/vit_small_patch14_dinov2", 28),
-    "focalnet": ("timm/focalnet_tiny_srf", 32),
+    "vit": ("timm/small_vit", 32),
+    "dinov2": ("timm/small_vit_dinov2", 28),
+    "focalnet": ("timm/small_focalnet", 32),
 }
 
 

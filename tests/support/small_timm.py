@@ -1,0 +1,39 @@
+"""Small networks of timm's classes, registered with timm under names of their own.
+
+Of these kinds timm itself has none below 5 million parameters: a vision transformer of a fixed size with a class token,
+one with layer scale at the patches and the size of DINOv2, and one with stochastic depth at rates of its own.
+"""
+
+from typing import Any
+
+from timm.models import focalnet, generate_default_cfgs, register_model, vision_transformer
+from torch import nn
+
+_OF = {  # each has the preparation of images, the head and the first layer of a network of timm
+    "small_vit": vision_transformer.default_cfgs["vit_tiny_patch16_224"],
+    "small_vit_dinov2": vision_transformer.default_cfgs["vit_small_patch14_dinov2"],
+    "small_focalnet": focalnet.default_cfgs["focalnet_tiny_srf"],
+}
+default_cfgs = generate_default_cfgs({name: cfg.default.to_dict() for name, cfg in _OF.items()})
+
+
+@register_model
+def small_vit(pretrained: bool = False, **options: Any) -> nn.Module:
+    shape = {"patch_size": 16, "embed_dim": 48, "depth": 3, "num_heads": 3}
+    return _transformer("small_vit", pretrained, {**shape, **options})
+
+
+@register_model
+def small_vit_dinov2(pretrained: bool = False, **options: Any) -> nn.Module:
+    shape = {"patch_size": 14, "embed_dim": 48, "depth": 3, "num_heads": 3, "init_values": 1e-5}
+    return _transformer("small_vit_dinov2", pretrained, {**shape, **options})
+
+
+@register_model
+def small_focalnet(pretrained: bool = False, **options: Any) -> nn.Module:
+    shape = {"depths": [1, 1, 2, 1], "embed_dim": 16}
+    return focalnet._create_focalnet("small_focalnet", pretrained, **{**shape, **options})
+
+
+def _transformer(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    return vision_transformer._create_vision_transformer(name, pretrained=pretrained, **options)
