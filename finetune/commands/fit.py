@@ -13,7 +13,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.commands.best_weights import is_settled, keep_best_weights
-from finetune.commands.fit_checks import check_begun_from, check_has_both_classes, check_validated
+from finetune.commands.fit_checks import check_begun_from, check_has_positives, check_validated
 from finetune.commands.fit_summary import Summary
 from finetune.commands.logged_sheet import log_sheet
 from finetune.commands.plan import Plan
@@ -34,9 +34,8 @@ from finetune.runs.run_lock import hold
 from finetune.runs.run_search import now
 from finetune.system.messages import bytes_text
 from finetune.training import overview
-from finetune.training.calibration import Calibration, read_calibration
+from finetune.training.calibration import AnyCalibration, read_calibration
 from finetune.training.classifier import Classifier
-from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ def _conclude(parts: Parts, is_resumed_finished: bool) -> None:
     best = keep_best_weights(parts.trainer, parts.model, parts.data, parts.run)
     if parts.has_test:
         test(parts, best)
-    calibration = Calibration() if best is None else read_calibration(best)
+    calibration = parts.model.task.uncalibrated() if best is None else read_calibration(best)
     if parts.trainer.is_global_zero:
         report(parts, calibration)
     if parts.options.threshold is not None and not is_resumed_finished:
@@ -134,7 +133,7 @@ def prepare(parts: Parts) -> tuple[str, str]:
         for message in plan.messages:
             log.info(message)
     if parts.options.threshold is not None:
-        model.calibrator.aim = parse_aim(parts.options.threshold, model.class_names)
+        model.calibrator.aim = model.task.parse_aim(parts.options.threshold)
     return finished, changed
 
 
@@ -158,7 +157,7 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     if parts.options.patience is not None:
         check_validated(trainer, parts.data, "--patience counts validations")
     if parts.options.threshold is not None:
-        check_has_both_classes(trainer, parts.data)
+        check_has_positives(trainer, parts.data)
     first = None if plan.start is None else plan.start.path
     run.about = {
         "command": typed,
@@ -266,16 +265,15 @@ def _check_stop(parts: Parts) -> None:
     if most is None or not trainer.is_global_zero:
         return
     # Not `stopped_epoch`: a run that is resumed with more patience still has the old value.
+    monitor = parts.model.task.monitor
     waits = (
         callback.wait_count
         for callback in callbacks
-        if isinstance(callback, EarlyStopping) and callback.monitor == "val/accuracy"
+        if isinstance(callback, EarlyStopping) and callback.monitor == monitor
     )
     if any(wait >= most for wait in waits):
-        message = (
-            "stopped after epoch %d: val/accuracy did not improve in --patience %d validations"
-        )
-        log.info(message, trainer.current_epoch, most)
+        message = "stopped after epoch %d: %s did not improve in --patience %d validations"
+        log.info(message, trainer.current_epoch, monitor, most)
 
 
 def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
@@ -299,7 +297,7 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
     log_sheet(parts.trainer, parts.data, parts.model.class_names, run.file("test_predictions.csv"))
 
 
-def report(parts: Parts, calibration: Calibration) -> None:
+def report(parts: Parts, calibration: AnyCalibration) -> None:
     """Print the summary of the run, and write its report."""
     run = parts.run
     has_best = run.checkpoint("best").exists()
@@ -320,7 +318,7 @@ def report(parts: Parts, calibration: Calibration) -> None:
     summary.print_rest()
 
 
-def _check_threshold(parts: Parts, calibration: Calibration) -> None:
+def _check_threshold(parts: Parts, calibration: AnyCalibration) -> None:
     """Make sure that best.ckpt has the threshold that `--threshold` asks for.
 
     Raises:

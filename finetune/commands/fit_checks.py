@@ -2,13 +2,12 @@
 
 import json
 
-import numpy as np
 import torch
 from pytorch_lightning import Trainer
 
 from finetune import lightning_private
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import batches_within, evenly_spaced, num_within
+from finetune.data.samplers import batches_within, evaluated_targets
 from finetune.runs.resume import Start
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier
@@ -53,13 +52,17 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
     return inside + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
 
 
-def check_has_both_classes(trainer: Trainer, data: ImageDataModule) -> None:
-    """Make sure that the validation images have both classes, which choosing a threshold needs."""
+def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
+    """Make sure that the validation images have both classes, which choosing a threshold needs.
+
+    If images have several labels, one with a label and one without are enough: see `multilabel_calibration`.
+    """
     check_validated(trainer, data, "--threshold is chosen on validation pictures")
     targets = data.splits["val"].targets
-    num = num_within(trainer.limit_val_batches, len(targets), data.batch_size)
-    counts = targets.take(evenly_spaced(np.arange(num), num, len(targets))).counts()
-    if not counts.all():
+    measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+    num = len(measured)
+    counts = measured.counts()
+    if data.label_kind == "single" and not counts.all():
         name = data.class_names[int(counts.argmin())]
         left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""
         raise ValueError(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rich.rule import Rule
 from rich.text import Text
 
+from finetune.runs.outcome import outcome_line
 from finetune.runs.record import RunRecord, validation_outcome
 from finetune.runs.results import METRICS
-from finetune.runs.statistics import outcome
 from finetune.system.messages import shown
 from finetune.system.progress import console
 from finetune.system.terminal import is_interactive
@@ -62,9 +62,7 @@ class Summary:
 
     def _accuracy(self) -> str:
         """Return the accuracy with its interval; "" if nothing was validated or tested."""
-        if "confusion_matrix" in self.record.result:
-            return outcome(self.record.result["confusion_matrix"], "test")
-        return validation_outcome(self.record)
+        return outcome_line(self.record.result) or validation_outcome(self.record)
 
     def _metrics(self) -> str:
         """Return the metrics of the test without the accuracy, which the first line has."""
@@ -74,6 +72,7 @@ class Summary:
         if before and "calibration_error" in texts:
             texts["calibration_error"] += f" ({before} before scaling)"
         texts.pop("accuracy", None)
+        texts.pop("mAP", None)
         return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
 
     def _rows(self) -> Iterator[tuple[str, str]]:

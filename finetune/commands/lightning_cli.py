@@ -42,7 +42,7 @@ from finetune.distributed.signals import install_stop_at_once, is_rank_zero, sto
 from finetune.inference.onnx_network import put_exported
 from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.folder import Run
+from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
 from finetune.training.checkpoint_settings import model_settings
@@ -50,7 +50,6 @@ from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import automatic_precision
 from finetune.training.run_length import settle_length
-from finetune.training.threshold import parse_aim
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +62,12 @@ yaml.SafeDumper.add_multi_representer(
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
+# arguments of the network that the data decide
+_LINKED = {
+    "class_names": "class_names",
+    "network_size": "image_size",
+    "label_kind": "label_kind",
+}
 _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command evaluates
 
 
@@ -123,7 +128,7 @@ class FinetuneCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         parser.set_defaults({"data": {"class_path": "finetune.ImageFolderData"}})
         if subcommand == "fit":
-            for name, source in (("class_names", "class_names"), ("network_size", "image_size")):
+            for name, source in _LINKED.items():
                 parser.link_arguments(f"data.{source}", f"model.{name}", apply_on="instantiate")
         add_flags(parser, subcommand)
         return parser
@@ -210,12 +215,10 @@ class FinetuneCLI(LightningCLI):
             message = settle_length(config, num_images, self.datamodule.batch_size)
             self.plan = self.plan.with_messages(message)
             options.trainer.max_epochs = config["max_epochs"]  # for config.yaml
+        folder = RunFolder(self.run, self._parser(self.subcommand), options)
+        monitor = self.model.task.monitor
         completed = complete(
-            config,
-            options,
-            self.run,
-            self._parser(self.subcommand),
-            lambda: self._automatic_precision(config),
+            config, options, folder, lambda: self._automatic_precision(config), monitor
         )
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
@@ -247,10 +250,11 @@ class FinetuneCLI(LightningCLI):
         # The network has random weights. Without this, the run could not be repeated from its config.yaml.
         with isolate_rng():
             init = self.parser.instantiate(self.config)
-        data, aim = self._get(init, "data"), self.config["fit"].threshold
+        model: Classifier = self._get(init, "model")
+        aim = self.config["fit"].threshold
         if aim is not None:
-            parse_aim(aim, data.class_names)  # so that an error comes before any step is timed
-        return data, self._get(init, "model")
+            model.task.parse_aim(aim)  # so that an error comes before any step is timed
+        return self._get(init, "data"), model
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)

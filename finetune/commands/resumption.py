@@ -19,6 +19,7 @@ from finetune.commands.trainer import DEFAULTS, patience
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import has_launcher
 from finetune.models.candidates import is_choice
+from finetune.runs.best_epoch import MONITORS
 from finetune.runs.changes import compare_settings
 from finetune.runs.folder import config_text, has_result, last_checkpoint, runs_elsewhere
 from finetune.runs.lightning_callbacks import Limits, ended_by
@@ -79,9 +80,8 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
         start=start,
         newer=search.newer(),
     )
-    if search.begun and (
-        limit := ended_by(start.content, _limits(parser.parse_args(plan.arguments)[arguments[0]]))
-    ):
+    options = parser.parse_args(plan.arguments)[arguments[0]] if search.begun else None
+    if options is not None and (limit := ended_by(start.content, _limits(options, start.content))):
         # The user means the later run, not the finished one before it.
         ended = f"{search.begun} ended before its first checkpoint"
         return new.with_messages(
@@ -292,8 +292,8 @@ def data_module(class_path: str, arguments: Mapping[str, Any]) -> ImageDataModul
     return parser.instantiate(config).data
 
 
-def _limits(options: Namespace) -> Limits:
-    """Return the limits that can end a fit, from its options."""
+def _limits(options: Namespace, checkpoint: Mapping[str, Any]) -> Limits:
+    """Return the limits that can end a fit, from its options and a checkpoint of the fit."""
     trainer = options.trainer
     parser = OneLineErrorParser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
@@ -302,7 +302,8 @@ def _limits(options: Namespace) -> Limits:
     if trainer.max_time is not None:
         callbacks.append(Timer(trainer.max_time))
     if options.patience is not None:
-        callbacks.append(patience(options.patience))
+        monitor = MONITORS[checkpoint["hyper_parameters"].get("label_kind", "single")]
+        callbacks.append(patience(options.patience, monitor=monitor))
     return Limits(
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping, ProgressBar
 from pytorch_lightning.plugins import Precision
@@ -17,6 +17,7 @@ from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
+from finetune.runs.best_epoch import MONITOR
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.runs.clock import Clock
 from finetune.runs.folder import Run, RunFolder
@@ -48,23 +49,24 @@ DEFAULTS = {
 def complete(
     config: Any,
     options: Namespace,
-    run: Run,
-    parser: ArgumentParser,
+    folder: RunFolder,
     automatic: Callable[[], str],
+    monitor: str,
 ) -> dict[str, Any]:
     """Complete the user's arguments of the Trainer, and return its other arguments.
 
     Args:
         config: `options.trainer` with its classes instantiated; changed in place.
         options: The options of the command; the precision is written there, too, for config.yaml.
-        run: The run whose files the callbacks and loggers write.
-        parser: The parser of the command, for config.yaml.
+        folder: The callback that writes config.yaml of the run, whose files the other callbacks and the loggers write.
         automatic: Returns the precision if none is set.
+        monitor: Name of the metric by which the best epoch is chosen.
 
     Raises:
         WrongUsage: A setting is not supported.
     """
     check_allowed(config)
+    run = folder.run
     if run.command == "fit" and config["enable_checkpointing"] is False:
         raise WrongUsage(
             "leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints"
@@ -76,7 +78,6 @@ def complete(
     check_precision(config["precision"])
     loggers = [MetricsCSV(run), *_as_list(config["logger"])]
     attach(loggers, run)
-    folder = RunFolder(run, parser, options)
     config["devices"], config["num_nodes"] = num_processes(
         config["devices"], config["num_nodes"], plugins
     )
@@ -90,8 +91,8 @@ def complete(
         StopAtOnce(),
     ]
     if run.command == "fit":
-        callbacks += _callbacks_of_fit(run, options, config["val_check_interval"])
-        _check_one_patience(callbacks, user_callbacks)
+        callbacks += _callbacks_of_fit(run, options, config["val_check_interval"], monitor)
+        _check_one_patience(callbacks, user_callbacks, monitor)
     else:
         callbacks += _callbacks_of_evaluation(run, options)
     has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
@@ -102,7 +103,9 @@ def complete(
     return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
 
 
-def _callbacks_of_fit(run: Run, options: Namespace, val_check_interval: Any) -> list[Callback]:
+def _callbacks_of_fit(
+    run: Run, options: Namespace, val_check_interval: Any, monitor: str
+) -> list[Callback]:
     callbacks: list[Callback] = [
         Rates(),
         Checkpoints(run, options.checkpoint_every_n_steps),
@@ -113,12 +116,14 @@ def _callbacks_of_fit(run: Run, options: Namespace, val_check_interval: Any) -> 
         callbacks.append(LiveReport(run))
     if options.patience is not None:
         has_clock = not isinstance(val_check_interval, int | float | None)
-        callbacks.append(patience(options.patience, has_clock))
+        callbacks.append(patience(options.patience, has_clock, monitor))
     callbacks.append(PredictionWriter(run))
     return callbacks
 
 
-def _check_one_patience(callbacks: Sequence[Callback], user_callbacks: Sequence[Callback]) -> None:
+def _check_one_patience(
+    callbacks: Sequence[Callback], user_callbacks: Sequence[Callback], monitor: str
+) -> None:
     """Make sure that `--patience` and the user's callbacks do not both stop a fit by the same number.
 
     Raises:
@@ -127,7 +132,7 @@ def _check_one_patience(callbacks: Sequence[Callback], user_callbacks: Sequence[
     ours = {callback.state_key for callback in callbacks if isinstance(callback, EarlyStopping)}
     if any(callback.state_key in ours for callback in user_callbacks):
         raise WrongUsage(
-            "--patience ends a fit by val/accuracy, as an EarlyStopping of trainer.callbacks does: leave one of the "
+            f"--patience ends a fit by {monitor}, as an EarlyStopping of trainer.callbacks does: leave one of the "
             "two out"
         )
 
@@ -191,12 +196,13 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def patience(num: int, has_clock: bool = False) -> EarlyStopping:
-    """Return the callback that ends a fit after `num` validations without a higher val/accuracy.
+def patience(num: int, has_clock: bool = False, monitor: str = MONITOR) -> EarlyStopping:
+    """Return the callback that ends a fit after `num` validations without a higher value of a metric.
 
     Args:
         num: Number of validations.
         has_clock: Whether validations are scheduled by time.
+        monitor: Name of the metric.
     """
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
@@ -204,7 +210,7 @@ def patience(num: int, has_clock: bool = False) -> EarlyStopping:
     # check.
     at_end = False if has_clock else None
     return EarlyStopping(
-        "val/accuracy", mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end
+        monitor, mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end
     )
 
 

@@ -48,6 +48,7 @@ from finetune.data.size_schedule import ScheduledTransform, build_scheduled_tran
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_rank_zero
+from finetune.models.heads import LabelKind
 
 # the split that each stage evaluates
 _EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predict"}
@@ -103,6 +104,8 @@ class ImageDataModule(pl.LightningDataModule):
     """
 
     default_root: ClassVar[str | None] = None
+    # Whether each image has exactly one class, or several labels or none. `scan` may set it.
+    label_kind: LabelKind = "single"
 
     def __init__(
         self,
@@ -204,7 +207,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     @abstractmethod
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
-        """Set `class_names`, `splits`, `seen` and `fingerprint`."""
+        """Set `class_names`, `splits`, `seen` and `fingerprint`; `label_kind` if images have several labels."""
 
     def use_all_images(self, split: str) -> None:
         """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""
@@ -288,6 +291,7 @@ class ImageDataModule(pl.LightningDataModule):
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)
+        options["collate_fn"] = self.collate.for_targets(self.splits[split].targets)
         if train and options["num_workers"]:
             return TrainLoader(dataset, batches, self._fit_limits(), **options)
         options["persistent_workers"] = split == "val" and options["num_workers"] > 0

@@ -1,7 +1,7 @@
 """The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import albumentations as A
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import augmentation_seed
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import ClassIndex, Targets
 from finetune.data.transforms import set_random_seed
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def __init__(
         self,
         read: Callable[[int], np.ndarray],
-        targets: ClassIndex,
+        targets: Targets,
         transform: A.Compose,
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
@@ -104,9 +104,10 @@ class Collate:
     A batch is a dict:
 
     - `image`: (B, 3, h, w) uint8 in channels_last order.
-    - `label`, `index`: (B,) int64.
+    - `index`: (B,) int64.
+    - `label`: the class (B,) int64; if images have several labels, (B, K) float32, 0 or 1.
     - `bad`: list of (index, error) of the images that could not be decoded. They are not among the B.
-    - `partner_label`: (B,) int64, the class of the partner; only with mixing.
+    - `partner_label`: the label of the partner, as `label`; only with mixing.
     - `share`: (B,) float32, the share of `label` in the mixed image, at least 0.5; only with mixing.
 
     Args:
@@ -116,6 +117,13 @@ class Collate:
 
     def __init__(self, image_size: int, *others: int) -> None:
         self.sizes = (image_size, *others)
+        self.collate_labels: Callable[[Iterable[Any]], np.ndarray] = ClassIndex.collate
+
+    def for_targets(self, targets: Targets) -> "Collate":
+        """Return a function that collates samples of these targets."""
+        collate = Collate(*self.sizes)
+        collate.collate_labels = targets.collate
+        return collate
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Any]:
         good = [item for item in items if item["image"] is not None]
@@ -128,12 +136,12 @@ class Collate:
             image[:] = item["image"]
         mixed: dict[str, Tensor] = {}
         if good and "share" in good[0]:
-            partners = ClassIndex.collate(item["partner_label"] for item in good)
+            partners = self.collate_labels(item["partner_label"] for item in good)
             mixed["partner_label"] = torch.from_numpy(partners)
             mixed["share"] = torch.tensor([item["share"] for item in good], dtype=torch.float32)
         return {
             "image": torch.from_numpy(images).permute(0, 3, 1, 2),
-            "label": torch.from_numpy(ClassIndex.collate(item["label"] for item in good)),
+            "label": torch.from_numpy(self.collate_labels(item["label"] for item in good)),
             "index": torch.tensor([item["index"] for item in good], dtype=torch.int64),
             "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
             **mixed,

@@ -17,6 +17,7 @@ from torch.utils.data import Sampler
 
 from finetune.data.batch_limits import batches_within as batches_within
 from finetune.data.batch_limits import num_within as num_within
+from finetune.data.targets import Targets
 
 # Random streams that share a seed must not overlap. NumPy pads a short seed with zeros, so (0, 3) equals (0, 3, 0).
 # Therefore each seed begins with the kind of its stream. Splits use hashes (splits.py). The seeds of the demo images
@@ -149,6 +150,12 @@ class EvalBatches(Sampler[Sequence[Any]]):
 def evenly_spaced(place: Any, num: int, num_images: int) -> Any:
     """Return the image index at a position (or positions, (n,)) of `num` evenly spaced ones of `num_images`."""
     return place * num_images // num
+
+
+def evaluated_targets(targets: Targets, limit: float | None, batch_size: int) -> Targets:
+    """Return the targets of the images that an evaluation within the Trainer's limit of batches measures."""
+    num = num_within(limit, len(targets), batch_size)
+    return targets.take(evenly_spaced(np.arange(num), num, len(targets)))
 
 
 def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> None:

@@ -12,7 +12,7 @@ from finetune.data.decode import decode
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
 from finetune.data.storage import FileStats, file_stats
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import Targets
 
 
 class PathList(Sequence[str]):
@@ -79,7 +79,7 @@ class Samples:
     """
 
     paths: Sequence[str]
-    targets: ClassIndex
+    targets: Targets
     origin: str = ""
     folder: str = ""
     tag: str = ""

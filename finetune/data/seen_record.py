@@ -10,7 +10,7 @@ import torch
 
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.samples import Samples
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SeenRecord:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
 
-    def fingerprint(self, targets: ClassIndex) -> str:
+    def fingerprint(self, targets: Targets) -> str:
         """Return a hash of the names, sizes and targets of the training images."""
         digest = hashlib.sha256(self.names[: self.num_train].tobytes())
         digest.update(self.sizes[: self.num_train].tobytes() + targets.fingerprint())

@@ -27,7 +27,7 @@ class FittedHead:
     Attributes:
         probe: The head. Its `out_of_fold` is empty on ranks other than 0.
         logits: Logits of the training images, (N, K); empty on ranks other than 0.
-        labels: Labels of the same images, (N,); empty on ranks other than 0.
+        labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
         num_images: N.
         seconds: Time to compute the features and to fit the head.
     """
@@ -39,14 +39,13 @@ class FittedHead:
     seconds: float
 
     def describe(self) -> str:
-        """Return a text with the number of images, the time, the strength and the accuracy."""
-        accuracy = (
-            ""
-            if self.probe.accuracy is None
-            else f", cross-validated accuracy {self.probe.accuracy:.4f}"
+        """Return a text with the number of images, the time, the strength and the score."""
+        name = "accuracy" if self.labels.ndim == 1 else "mAP"
+        score = (
+            "" if self.probe.score is None else f", cross-validated {name} {self.probe.score:.4f}"
         )
         num_images = counted(self.num_images, "image")
-        return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{accuracy}"
+        return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{score}"
 
 
 def probe_head(
@@ -107,24 +106,23 @@ def probe_head(
     )
 
 
-def accuracy_of(
+def logits_of(
     trainer: pl.Trainer,
     network: nn.Module,
     forward: Callable[[Tensor], Tensor],
     data: ImageDataModule,
     probe: Probe,
-) -> float | None:
-    """Return the accuracy of a fitted head on the validation images, the same on all ranks; None without images.
+) -> tuple[Tensor, Tensor]:
+    """Return the logits (N, K) of a fitted head and the labels of the validation images.
+
+    Rank 0 returns those of all images, other ranks those of their own.
 
     Args:
         trainer, network, forward, data: As for `probe_head`.
         probe: The head.
     """
     x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
-    accuracy = (
-        float(((x @ probe.weight.T + probe.bias).argmax(axis=1) == y).mean()) if len(y) else None
-    )
-    return trainer.strategy.broadcast(accuracy)
+    return torch.from_numpy(x @ probe.weight.T + probe.bias), torch.from_numpy(y)
 
 
 @torch.no_grad()
@@ -134,7 +132,7 @@ def head_inputs(
     linear: nn.Linear,
     batches: Iterable[dict[str, Any]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs of the head, (N, D) float64, and the labels (N,), in the order of the images.
+    """Return the inputs of the head, (N, D) float64, and the labels (N,) or (N, K), in the order of the images.
 
     Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `probe_head`.
     """
@@ -174,7 +172,7 @@ def _batches(
                     forward(images)
                 yield inputs_of_head[-1].cpu(), batch["label"]
             inputs_of_head.clear()
-        # A rank without images also needs tensors to concatenate.
+        # A rank without images also needs tensors to concatenate. Labels of any shape can follow an empty vector.
         yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
     finally:
         handle.remove()

@@ -1,24 +1,31 @@
-"""A linear head fitted on fixed features: multinomial logistic regression, solved to convergence in float64.
+"""A linear head fitted on fixed features: logistic regression, solved to convergence in float64.
 
 With features x scaled as described below, weights w (K, D) and biases b (K,), it minimises
 
     weighted mean over the images of cross_entropy(w x + b, target) + strength / 2 * sum of w ** 2
 
 where targets and image weights are those of `torch.nn.functional.cross_entropy` with class weights and label smoothing.
+If images have several labels, each label has a binary logistic regression, all at the same strength: the loss is the
+sum over labels of `binary_cross_entropy_with_logits`, whose `pos_weight` are the class weights.
 The bias is not penalised. Features are centred and divided by a single number, so that the mean squared distance of an
 image from the centre is 1. A strength then means the same for any network, and features keep their relative scale.
 """
 
 # Shapes: N images, D features, K classes; K' of the classes take part in a fit.
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
-from scipy.special import log_softmax, logsumexp, softmax
+from scipy.special import expit, log_softmax, logsumexp, softmax
+
+from finetune.data.targets import MultiHot
 
 Array = NDArray[np.float64]
 
@@ -44,16 +51,17 @@ class Probe:
         weight: (K, D).
         bias: (K,).
         strength: Strength of the penalty.
-        accuracy: Cross-validated accuracy on the images of the fit; None for a single image.
+        score: Cross-validated accuracy on the images of the fit, or the mean average precision of several labels; None
+            for a single image.
         loss: Cross-validated loss; None for a single image.
-        table: Strength, loss and accuracy of each strength that was tried.
+        table: Strength, loss and score of each strength that was tried.
         out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
     """
 
     weight: Array
     bias: Array
     strength: float
-    accuracy: float | None
+    score: float | None
     loss: float | None
     table: list[tuple[float, float, float]]
     out_of_fold: Array
@@ -61,7 +69,7 @@ class Probe:
 
 def fit_probe(
     features: Array,
-    labels: NDArray[np.integer],
+    labels: NDArray[Any],
     num_classes: int,
     strengths: Sequence[float] = STRENGTHS,
     class_weights: Array | None = None,
@@ -72,15 +80,18 @@ def fit_probe(
     There are five stratified folds. Strengths are tried from the strongest to the weakest, because weak ones take
     longest, until three in a row are worse than the best. The head is then fitted on all images at the best strength.
 
-    Without label smoothing, a class without images gets zero weights, and odds of 1 in N at the centre.
+    Without label smoothing, a class without images gets zero weights, and odds of 1 in N at the centre. So does a
+    label that no image has; one that every image has gets odds of N to 1.
 
     Args:
         features: (N, D).
-        labels: (N,), from 0 to K - 1.
+        labels: (N,), from 0 to K - 1. If images have several labels, (N, K), 0 or 1.
         num_classes: K.
         strengths: Strengths to try, all above 0.
-        class_weights: Weight of each class in the fits and in the loss, (K,); None for 1 each.
-        label_smoothing: Share of the target that is spread over all classes, in the fits and in the loss.
+        class_weights: Weight of each class in the fits and in the loss, (K,); None for 1 each. Of several labels only
+            the positives have it.
+        label_smoothing: Share of the target that is spread over all classes, in the fits and in the loss. Of several
+            labels it is spread over present and absent.
 
     Raises:
         ValueError: A strength is not positive, or the features are empty or not finite.
@@ -97,15 +108,16 @@ def fit_probe(
     weights = (
         np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     )
-    cross_entropy = _CrossEntropy(weights, label_smoothing)
+    kind = _CrossEntropy if y.ndim == 1 else _BinaryCrossEntropy
+    cross_entropy = kind(weights, label_smoothing)
     axes = _principal_axes(x)
     x = _product(x, axes)
     table, best, out_of_fold = _cross_validate(x, y, cross_entropy, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
-    weight, bias = next(_path(x, cross_entropy.targets(y), [strength], tolerance))
-    loss, accuracy = table[best][1:] if table else (None, None)
-    return Probe(_product(weight, axes.T), bias, strength, accuracy, loss, table, out_of_fold)
+    weight, bias = next(_path(x, cross_entropy.problem(y), [strength], tolerance))
+    loss, score = table[best][1:] if table else (None, None)
+    return Probe(_product(weight, axes.T), bias, strength, score, loss, table, out_of_fold)
 
 
 def _principal_axes(x: Array) -> Array:
@@ -128,8 +140,9 @@ def fit_head(
     features: Array, labels: NDArray[np.integer], num_classes: int, strength: float
 ) -> tuple[Array, Array]:
     """Return weight (K, D) and bias (K,) at one strength, with the precision of cross-validation."""
-    targets = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0).targets(np.asarray(labels))
-    return next(_path(features, targets, [strength], _TOLERANCE_OF_FOLDS))
+    cross_entropy = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0)
+    problem = cross_entropy.problem(np.asarray(labels))
+    return next(_path(features, problem, [strength], _TOLERANCE_OF_FOLDS))
 
 
 def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -165,29 +178,190 @@ class _CrossEntropy:
         targets += self.label_smoothing / num_classes * self.class_weights
         return targets / self.class_weights[y].mean()
 
+    def problem(self, y: NDArray[np.integer]) -> "_Softmax":
+        """Return what is minimised for the images of these labels (N,)."""
+        return _Softmax(self.targets(y))
+
+    def loss(self, logits: Array, y: NDArray[np.integer]) -> float:
+        """Return the mean loss of logits (N, K)."""
+        return float(-(self.targets(y) * log_softmax(logits, axis=1)).sum(axis=1).mean())
+
+    def score(self, logits: Array, y: NDArray[np.integer]) -> float:
+        """Return the accuracy of logits (N, K)."""
+        return float((logits.argmax(axis=1) == y).mean())
+
+    def strata(self, y: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Return the stratum of each image for the folds, (N,)."""
+        return y
+
+
+@dataclass(frozen=True)
+class _BinaryCrossEntropy:
+    """The settings of `torch.nn.BCEWithLogitsLoss`: weights of the positives (K,), and label smoothing."""
+
+    class_weights: Array
+    label_smoothing: float
+
+    def problem(self, y: NDArray[np.number]) -> "_Sigmoids":
+        """Return what is minimised for the images of these labels (N, K)."""
+        wanted = y * (1 - self.label_smoothing) + self.label_smoothing / 2
+        positives = self.class_weights * wanted
+        return _Sigmoids(positives, positives + 1 - wanted)
+
+    def loss(self, logits: Array, y: NDArray[np.number]) -> float:
+        """Return the loss of logits (N, K), its mean over images and labels."""
+        return self.problem(y).loss(logits) / y.shape[1]
+
+    def score(self, logits: Array, y: NDArray[np.number]) -> float:
+        """Return the mean average precision of logits (N, K), over the labels that images have; NaN if there are none.
+
+        It is that of scikit-learn, but for equal logits.
+        """
+        each = []
+        for k in np.flatnonzero(y.any(axis=0)):
+            is_positive = y[np.argsort(-logits[:, k], kind="stable"), k] > 0
+            precision = np.cumsum(is_positive) / np.arange(1, len(y) + 1)
+            each.append(float(precision[is_positive].mean()))
+        return float(np.mean(each)) if each else math.nan
+
+    def strata(self, y: NDArray[np.number]) -> NDArray[np.integer]:
+        """Return the stratum of each image for the folds, (N,)."""
+        return MultiHot(y.astype(np.uint8)).strata()
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """Cross entropy as a function of logits (N, K').
+
+    Attributes:
+        targets: The weighted target probabilities, (N, K'), of `_CrossEntropy`.
+    """
+
+    targets: Array
+
+    def solvable(self) -> NDArray[np.integer]:
+        """Return the indices of the classes that take part in a fit: those that a target names."""
+        return np.flatnonzero(self.targets.any(axis=0))
+
+    def of_classes(self, classes: NDArray[np.integer]) -> "_Softmax":
+        """Return the same for some of the classes."""
+        return _Softmax(self.targets[:, classes])
+
+    def biases(self, fitted: Array, classes: NDArray[np.integer]) -> Array:
+        """Return the bias of each class at the centre, (K,), from those of the classes of the fit, (K',)."""
+        # Adding a constant to all biases changes no probability. Make their mean 0.
+        centred = fitted - fitted.mean()
+        # log odds at the centre: 1 in N
+        biases = np.full(self.targets.shape[1], logsumexp(centred) - np.log(len(self.targets)))
+        biases[classes] = centred
+        return biases
+
+    @cached_property
+    def importance(self) -> Array:
+        """The weight of each image, (N,)."""
+        return self.targets.sum(axis=1)
+
+    def loss(self, logits: Array) -> float:
+        """Return the mean over images of the loss."""
+        losses = self.importance * logsumexp(logits, axis=1) - (self.targets * logits).sum(axis=1)
+        return float(losses.mean())
+
+    def probabilities(self, logits: Array) -> Array:
+        return softmax(logits, axis=1)
+
+    def residual(self, p: Array) -> Array:
+        """Return the derivative of each image's loss by its logits, (N, K'), at probabilities p (N, K')."""
+        return self.importance[:, None] * p - self.targets
+
+    def curvature(self, p: Array, change: Array) -> Array:
+        """Return the second derivative of each image's loss, times a change of its logits (N, K')."""
+        u = p * change
+        u -= p * u.sum(axis=1, keepdims=True)
+        u *= self.importance[:, None]
+        return u
+
+    def diagonal(self, p: Array) -> Array:
+        """Return the diagonal of the second derivative of each image's loss, (N, K')."""
+        return self.importance[:, None] * p * (1 - p)
+
+
+@dataclass(frozen=True)
+class _Sigmoids:
+    """Binary cross entropy of each label as a function of logits (N, K'), summed over labels.
+
+    Attributes:
+        positives: The weighted target of each label, (N, K').
+        importance: The weight of each pair of image and label, (N, K').
+    """
+
+    positives: Array
+    importance: Array
+
+    def solvable(self) -> NDArray[np.integer]:
+        """Return the indices of the labels that take part in a fit: those that some images have and others have not."""
+        return np.flatnonzero((self.positives != self.positives[:1]).any(axis=0))
+
+    def of_classes(self, classes: NDArray[np.integer]) -> "_Sigmoids":
+        """Return the same for some of the labels."""
+        return _Sigmoids(self.positives[:, classes], self.importance[:, classes])
+
+    def biases(self, fitted: Array, classes: NDArray[np.integer]) -> Array:
+        """Return the bias of each label at the centre, (K,), from those of the labels of the fit, (K',)."""
+        num = len(self.positives)
+        share = self.positives.mean(axis=0) / self.importance.mean(axis=0)
+        share = share.clip(1 / (num + 1), num / (num + 1))  # of a label that no image has: 1 in N
+        biases = np.log(share) - np.log1p(-share)
+        biases[classes] = fitted
+        return biases
+
+    def loss(self, logits: Array) -> float:
+        """Return the mean over images of the sum over labels."""
+        losses = self.importance * np.logaddexp(0, logits) - self.positives * logits
+        return float(losses.sum(axis=1).mean())
+
+    def probabilities(self, logits: Array) -> Array:
+        return expit(logits)
+
+    def residual(self, p: Array) -> Array:
+        """Return the derivative of each image's loss by its logits, (N, K'), at probabilities p (N, K')."""
+        return self.importance * p - self.positives
+
+    def curvature(self, p: Array, change: Array) -> Array:
+        """Return the second derivative of each image's loss, times a change of its logits (N, K')."""
+        return self.diagonal(p) * change
+
+    def diagonal(self, p: Array) -> Array:
+        """Return the second derivative of each image's loss by each logit, (N, K')."""
+        return self.importance * p * (1 - p)
+
+
+_Problem = _Softmax | _Sigmoids
+
 
 def _cross_validate(
-    x: Array, y: NDArray[np.integer], cross_entropy: _CrossEntropy, strengths: Sequence[float]
+    x: Array,
+    y: NDArray[Any],
+    cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
+    strengths: Sequence[float],
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
     """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
-    targets = cross_entropy.targets(y)
-    folds = deal_folds(y, np.arange(len(y)))
+    folds = deal_folds(cross_entropy.strata(y), np.arange(len(y)))
     held_out = [folds == fold for fold in np.unique(folds)]
     best = 0
-    best_logits = np.zeros(targets.shape)
+    best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
     if len(held_out) == 1:  # a single image
         return [], best, best_logits
     paths = [
-        _path(x[~rows], cross_entropy.targets(y[~rows]), strengths, _TOLERANCE_OF_FOLDS)
+        _path(x[~rows], cross_entropy.problem(y[~rows]), strengths, _TOLERANCE_OF_FOLDS)
         for rows in held_out
     ]
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
-        logits = np.empty(targets.shape)
+        logits = np.empty(best_logits.shape)
         for rows, (weight, bias) in zip(held_out, fits, strict=True):
             logits[rows] = _product(x[rows], weight.T) + bias
-        loss = float(-(targets * log_softmax(logits, axis=1)).sum(axis=1).mean())
-        table.append((strengths[i], loss, float((logits.argmax(axis=1) == y).mean())))
+        loss = cross_entropy.loss(logits, y)
+        table.append((strengths[i], loss, cross_entropy.score(logits, y)))
         if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
             best = i
             best_logits = logits
@@ -197,7 +371,7 @@ def _cross_validate(
 
 
 def _path(
-    x: Array, targets: Array, strengths: Sequence[float], tolerance: float
+    x: Array, problem: _Problem, strengths: Sequence[float], tolerance: float
 ) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength. Each fit starts from the previous solution."""
     centre = x.mean(axis=0)
@@ -205,24 +379,22 @@ def _path(
     scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # 1 if all images are equal
     # (N, D + 1): the bias is the weight of a constant
     x = np.column_stack([x / scale, np.ones(len(x))])
-    present = np.flatnonzero(targets.any(axis=0))
-    fitted = np.zeros((len(present), x.shape[1]))
+    classes = problem.solvable()
+    solved = problem.of_classes(classes)
+    fitted = np.zeros((len(classes), x.shape[1]))
     for strength in strengths:
-        fitted = _solve(x, targets[:, present], strength, fitted, tolerance)
-        weight = np.zeros((targets.shape[1], x.shape[1] - 1))
-        weight[present] = fitted[:, :-1] / scale
-        # Adding a constant to all biases changes no probability. Make their mean 0.
-        centred = fitted[:, -1] - fitted[:, -1].mean()
-        # log odds at the centre: 1 in N
-        bias = np.full(targets.shape[1], logsumexp(centred) - np.log(len(x)))
-        bias[present] = centred
+        if len(classes):
+            fitted = _solve(x, solved, strength, fitted, tolerance)
+        bias = problem.biases(fitted[:, -1], classes)
+        weight = np.zeros((len(bias), x.shape[1] - 1))
+        weight[classes] = fitted[:, :-1] / scale
         yield weight, bias - weight @ centre
 
 
 def _solve(
-    x: Array, targets: Array, strength: float, w: Array, tolerance: float = _TOLERANCE
+    x: Array, problem: _Problem, strength: float, w: Array, tolerance: float = _TOLERANCE
 ) -> Array:
-    """Minimise the loss over w (K', D + 1) by Newton's method, from an initial w. `targets` (N, K') as `_CrossEntropy`.
+    """Minimise the loss over w (K', D + 1) by Newton's method, from an initial w.
 
     It is twice as fast as scikit-learn's newton-cg, and much faster with label smoothing, for which scikit-learn needs
     one row per image and class. L-BFGS (SciPy, torch, scikit-learn) is as fast, but stops at a gradient norm of 1e-9,
@@ -232,25 +404,22 @@ def _solve(
     """
     penalty = np.full(x.shape[1], strength)
     penalty[-1] = 0.0  # the bias is not penalised
-    importance = targets.sum(axis=1)  # (N,)
 
     def loss(logits: Array, w: Array) -> float:
-        losses = importance * logsumexp(logits, axis=1) - (targets * logits).sum(axis=1)
-        return float(losses.mean() + (penalty * w**2).sum() / 2)
+        return float(problem.loss(logits) + (penalty * w**2).sum() / 2)
 
     logits = _product(x, w.T)  # (N, K')
     value = loss(logits, w)
     norm = float("inf")
     for _ in range(_MAX_STEPS):
-        p = softmax(logits, axis=1)
-        residual = importance[:, None] * p - targets
-        gradient = _product(residual.T, x) / len(x) + penalty * w
+        p = problem.probabilities(logits)
+        gradient = _product(problem.residual(p).T, x) / len(x) + penalty * w
         before = norm
         norm = float(np.linalg.norm(gradient))
         # converged, or limited by rounding
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:
             return w
-        step = _newton_step(x, p, importance, penalty, gradient)
+        step = _newton_step(x, p, problem, penalty, gradient)
         change = _product(x, step.T)
         slope = float((gradient * step).sum())
         # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise the
@@ -265,20 +434,18 @@ def _solve(
     raise RuntimeError(f"no head found at strength {strength}: the gradient is still {norm:.1e}")
 
 
-def _newton_step(x: Array, p: Array, importance: Array, penalty: Array, gradient: Array) -> Array:
+def _newton_step(x: Array, p: Array, problem: _Problem, penalty: Array, gradient: Array) -> Array:
     """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers."""
 
     def hessian(v: Array) -> Array:
         v = v.reshape(gradient.shape)
-        u = p * _product(x, v.T)
-        u -= p * u.sum(axis=1, keepdims=True)
-        u *= importance[:, None]
+        u = problem.curvature(p, _product(x, v.T))
         return (_product(u.T, x) / len(x) + penalty * v).ravel()
 
     def precondition(v: Array) -> Array:
         return v / diagonal
 
-    diagonal = (_product((importance[:, None] * p * (1 - p)).T, x**2) / len(x) + penalty).ravel()
+    diagonal = (_product(problem.diagonal(p).T, x**2) / len(x) + penalty).ravel()
     size = (gradient.size, gradient.size)
     step, _ = cg(
         LinearOperator(size, hessian, dtype=np.float64),

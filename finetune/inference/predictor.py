@@ -13,6 +13,7 @@ from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
 from finetune.inference.onnx_network import OnnxNetwork, put_exported
 from finetune.models.ensemble import member_label
+from finetune.models.heads import LabelKind
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.size_check import check_first_pass
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -51,6 +52,7 @@ class Predictor:
         calibration: Turns logits into probabilities and probabilities into classes.
         class_names: Names of the columns of the probabilities.
         backbone: The name of the network.
+        label_kind: `single` if each image has exactly one class, `several` if it has several labels or none.
         num_members: Number of networks in the ensemble; 1 for a single network.
         network_name: The backbone, for an ensemble with the number of its members.
         versions: Versions of finetune and torch that wrote the checkpoint.
@@ -89,12 +91,14 @@ class Predictor:
         self.class_names: list[str] = settings["class_names"]
         self.backbone: str = settings["backbone"]
         self.num_members: int = settings.get("members", 1)
+        self.label_kind: LabelKind = settings.get("label_kind", "single")
         self.network_name = member_label(self.backbone, self.num_members)
         self.model = build_image_classifier(
             self.backbone,
             len(self.class_names),
             settings.get("network_size"),
             members=self.num_members,
+            label_kind=self.label_kind,
         ).eval()
         # Programs may copy this network and train it further: it keeps its frozen stages.
         self.model.freeze(settings.get("freeze"))
@@ -178,6 +182,8 @@ class Predictor:
         self, probabilities: np.ndarray, names: Sequence[object] | None = None
     ) -> np.ndarray:
         """Return the index of the predicted class (N,), by the checkpoint's threshold if it has one.
+
+        If images have several labels, return whether each is predicted by its own threshold, (N, K) bool.
 
         Args:
             probabilities: Of N images, (N, K).

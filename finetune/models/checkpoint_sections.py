@@ -98,6 +98,9 @@ HYPER_PARAMETERS = MappingProxyType(
         "members": Rule(
             f"a whole number from 1 to {MAX_MEMBERS}", lambda value: is_count(value, 1, MAX_MEMBERS)
         ),
+        "label_kind": Rule(
+            "single or several", lambda value: type(value) is str and value in ("single", "several")
+        ),
     }
 )
 

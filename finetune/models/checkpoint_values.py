@@ -173,19 +173,25 @@ def is_seen(value: Any) -> bool:
 
 
 def are_train_metrics(value: Any) -> bool:
-    """Return whether a value has the form of `TrainMetrics.sums`. An exported file has an empty dict."""
-    expected = {"train_loss": {"sum", "weight"}, "train_accuracy": {"tp", "fp", "tn", "fn"}}
+    """Return whether a value has the form of `TrainMetrics.sums`, or of the same for several labels.
+
+    An exported file has an empty dict.
+    """
     if value == {}:
         return True
-    if type(value) is not dict or value.keys() != expected.keys():
+    if type(value) is not dict or not all(type(state) is dict for state in value.values()):
         return False
-    if any(
-        type(value[name]) is not dict or value[name].keys() != names
-        for name, names in expected.items()
-    ):
+    names = {name: set(state) for name, state in value.items()}
+    loss = {"train_loss": {"sum", "weight"}}
+    counts = {"tp", "fp", "tn", "fn"}
+    if names not in ({**loss, "train_accuracy": counts}, {**loss, "train_f1": counts}):
         return False
-    sums = [one for state in value.values() for one in state.values()]
-    return all(is_dense(one) and one.numel() == 1 for one in sums)
+    if not all(is_dense(one) for state in value.values() for one in state.values()):
+        return False
+    # of several labels there is a count for each
+    single = [*value["train_loss"].values(), *value.get("train_accuracy", {}).values()]
+    of_labels = value.get("train_f1", {}).values()
+    return all(one.numel() == 1 for one in single) and all(one.ndim == 1 for one in of_labels)
 
 
 def is_legacy_best_score(value: Any) -> bool:
@@ -205,13 +211,13 @@ def is_interpolation(value: Any) -> bool:
     candidates = value["candidates"]
     if type(candidates) is not list or not 2 <= len(candidates) <= _MAX_CANDIDATES:
         return False
-    if not all(
-        type(one) is dict and one.keys() == {"share", "loss", "accuracy"} for one in candidates
-    ):
+    # the mean average precision if images have several labels
+    metric = "mAP" if type(candidates[0]) is dict and "mAP" in candidates[0] else "accuracy"
+    if not all(type(one) is dict and one.keys() == {"share", "loss", metric} for one in candidates):
         return False
     numbers = all(
         is_number(one["share"], 0, 1)
-        and is_number(one["accuracy"], 0, 1)
+        and is_number(one[metric], 0, 1)
         and is_number(one["loss"], 0, math.inf)
         for one in candidates
     )

@@ -3,8 +3,10 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from finetune.models.heads import LabelKind
 from finetune.system.messages import WrongUsage
 
 MAX_MEMBERS = 32  # limit, since an untrusted file may state the number of members
@@ -13,7 +15,7 @@ MAX_MEMBERS = 32  # limit, since an untrusted file may state the number of membe
 
 
 class Ensemble(nn.Module):
-    """Averages the probabilities of its members, and returns the logarithm of the mean as logits.
+    """Averages the probabilities of its members, and returns the logits of the mean.
 
     In training mode it returns the logits of each member.
 
@@ -21,30 +23,43 @@ class Ensemble(nn.Module):
 
     Args:
         members: Networks from normalized images (B, 3, h, w) to logits (B, K).
+        label_kind: Whether a softmax or a sigmoid turns the logits into probabilities.
     """
 
     zero: Tensor
 
-    def __init__(self, members: list[nn.Module]) -> None:
+    def __init__(self, members: list[nn.Module], label_kind: LabelKind = "single") -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.label_kind = label_kind
         # Has the module's dtype, so that probabilities are averaged in float32 under autocast.
         self.register_buffer("zero", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, K); in training mode (M, B, K)."""
         logits = torch.stack([member(x) for member in self.members]).to(self.zero.dtype)
-        return logits if self.training else _mean(logits, len(self.members))
+        if self.training:
+            return logits
+        if self.label_kind == "several":
+            return _mean_of_sigmoids(logits)
+        return _mean(logits, len(self.members))
 
 
-def combine_logits(logits: Tensor) -> Tensor:
+def combine_logits(logits: Tensor, label_kind: LabelKind = "single") -> Tensor:
     """Return the logits (B, K) of an ensemble from those of its members (M, B, K). Logits (B, K) are returned as is."""
-    return logits if logits.ndim == 2 else _mean(logits, len(logits))
+    if logits.ndim == 2:
+        return logits
+    return _mean_of_sigmoids(logits) if label_kind == "several" else _mean(logits, len(logits))
 
 
 def _mean(logits: Tensor, num: int) -> Tensor:
     # only operations that torch.fx can trace
     return logits.log_softmax(2).logsumexp(0) - math.log(num)
+
+
+def _mean_of_sigmoids(logits: Tensor) -> Tensor:
+    """Return the log odds of the mean probability: of several labels each has its own."""
+    return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
 
 
 def check_members(num: int, head_init: str) -> None:

@@ -1,8 +1,10 @@
-"""The default initialization of the head."""
+"""What a head predicts, and its default initialization."""
 
 from typing import Literal
 
 HeadInit = Literal["auto", "xavier", "source", "probe"]
+# Whether each image has exactly one class (softmax), or several labels or none (a sigmoid for each).
+LabelKind = Literal["single", "several"]
 
 
 def resolved_head_init(head_init: HeadInit, weights: str | None, members: int) -> HeadInit:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.ensemble import Ensemble, check_members
+from finetune.models.heads import LabelKind
 
 # Shapes: B images, M members of an ensemble, K classes.
 
@@ -87,6 +88,7 @@ def build_image_classifier(
     *,
     members: int = 1,
     head_init: str = "xavier",
+    label_kind: LabelKind = "single",
 ) -> ImageClassifier:
     """Build an untrained image classifier with the normalization of its backbone, in channels_last order.
 
@@ -96,12 +98,13 @@ def build_image_classifier(
         image_size: Side of the images in pixels, for networks with position embeddings.
         members: Number of networks. More than one form an `Ensemble`.
         head_init: How the heads start. They must differ between members.
+        label_kind: Whether members are averaged after a softmax or a sigmoid.
 
     Raises:
         WrongUsage: The network does not exist, or `members` and `head_init` do not go together.
     """
     check_members(members, head_init)
     networks = [build(backbone, num_classes, image_size) for _ in range(members)]
-    network = networks[0] if members == 1 else Ensemble(networks)
+    network = networks[0] if members == 1 else Ensemble(networks, label_kind)
     mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))
     return ImageClassifier(network.to(memory_format=torch.channels_last), mean, std)

@@ -1,4 +1,4 @@
-"""The choice of the best epoch: the latest one within one standard error of the highest accuracy.
+"""The choice of the best epoch: the latest one within one standard error of the highest value of the metric.
 
 With 30 validation images, the highest accuracy among 25 to 50 epochs is a matter of luck, and often an
 early one. The one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984,
@@ -9,46 +9,67 @@ data sets, under "Which epoch is kept".
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 MONITOR = "val/accuracy"
+# the metric by which the best epoch is chosen, by kind of labels
+MONITORS = MappingProxyType({"single": MONITOR, "several": "val/mAP"})
 
 
-def standard_error(accuracy: float, num_images: int) -> float:
+def standard_error(accuracy: float, num_images: float) -> float:
     """Return the standard error of an accuracy on `num_images` images; 0 if the number is unknown, which is 0."""
     return math.sqrt(accuracy * (1 - accuracy) / num_images) if num_images else 0.0
 
 
+def num_trials_of_labels(counts: np.ndarray) -> float:
+    """Return the number n for which `standard_error` of a mean average precision and n is its standard error.
+
+    The average precision of a label with p positives has about the standard error of a share of p images, by the
+    logit interval of Boyd et al. If the K labels with positives were independent and all had the same value, the
+    variance of their mean would be the mean of their variances divided by K, so n = K**2 / sum of 1 / p.
+
+    Args:
+        counts: Number of validation images with each label.
+
+    Source: Boyd, Eng and Page 2013, "Area under the precision-recall curve: point estimates and confidence intervals".
+    """
+    present = counts[counts > 0]
+    return float(len(present) ** 2 / (1 / present).sum()) if len(present) else 0.0
+
+
 def lowest_kept(
-    highest: float, num_images: int, error_of: Callable[[float, int], float] = standard_error
+    highest: float, num_images: float, error_of: Callable[[float, float], float] = standard_error
 ) -> float:
     """Return the lowest value of the monitored metric that is within a standard error of the highest.
 
     Args:
         highest: The highest value so far.
-        num_images: Number of validation images; 0 if it is unknown.
+        num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
         error_of: Returns the standard error of a value on so many images.
     """
     return highest - error_of(highest, num_images)
 
 
-def kept_epoch(accuracies: Sequence[float], num_images: int) -> int:
+def kept_epoch(accuracies: Sequence[float], num_images: float) -> int:
     """Return the index of the validation that is kept.
 
     Args:
-        accuracies: Accuracy of each validation of a run, (num_validations,), at least one.
-        num_images: Number of validation images; 0 if it is unknown.
+        accuracies: The monitored metric of each validation of a run, (num_validations,), at least one.
+        num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
     """
     lowest = lowest_kept(max(accuracies), num_images)
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= lowest)
 
 
-def describe(epoch: int, accuracy: float, highest: float) -> str:
+def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -> str:
     """Return the epoch of best.ckpt, counted from one, and why it was chosen."""
-    if accuracy == highest:
-        return f"epoch {epoch} (val/accuracy {accuracy:.4f}, the best)"
+    if value == highest:
+        return f"epoch {epoch} ({monitor} {value:.4f}, the best)"
     return (
-        f"epoch {epoch} (val/accuracy {accuracy:.4f}; "
+        f"epoch {epoch} ({monitor} {value:.4f}; "
         f"latest within one standard error of the best, {highest:.4f})"
     )
 

@@ -10,9 +10,9 @@ from torch import nn
 import finetune
 from finetune.runs.model_checkpoint import Checkpoints
 
-_SAME = ("backbone", "class_names", "members")
+_SAME = ("backbone", "class_names", "members", "label_kind")
 # Values for checkpoints of earlier versions, which lack these settings.
-_EARLIER = {"members": 1}
+_EARLIER = {"members": 1, "label_kind": "single"}
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
@@ -53,8 +53,9 @@ def check_fits(
         ValueError: The weights do not fit, or are for other classes.
     """
     of_checkpoint = {**_EARLIER, **checkpoint["hyper_parameters"]}
+    own_settings = {**_EARLIER, **hyper_parameters}
     for name in _SAME:
-        own = hyper_parameters[name]
+        own = own_settings[name]
         other = of_checkpoint[name]
         if own != other:
             raise ValueError(f"the checkpoint is of a run with {name} {other}, this one has {own}")

@@ -1,10 +1,11 @@
 """The record of a run's choice between its start and its end (`finetune.training.interpolation`)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 FILE = "kept_weights.json"
+METRICS = ("accuracy", "mAP")  # by which candidates are described; checkpoints have their names
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,12 @@ class InterpolatedWeights:
     Attributes:
         share: Position on the line, from 0 for the start to 1 for the end.
         loss: Mean negative log probability of the labels at the fitted temperature.
-        accuracy: Share of the images that are predicted correctly.
+        score: The metric by which the best epoch was chosen: the accuracy, or the mean average precision.
     """
 
     share: float
     loss: float
-    accuracy: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,34 @@ class Interpolation:
         share: The share of the chosen candidate.
         candidates: All candidates, in the order of their shares.
         num_images: Number of validation images on which they were measured.
+        metric: The metric of the scores: `accuracy` or `mAP`.
     """
 
     share: float
     candidates: tuple[InterpolatedWeights, ...]
     num_images: int
+    metric: str = "accuracy"
 
     def as_plain(self) -> dict[str, Any]:
         """Return the record as plain values, for a checkpoint, test.json and kept_weights.json."""
         return {
             "share": self.share,
             "num_images": self.num_images,
-            "candidates": [asdict(candidate) for candidate in self.candidates],
+            "candidates": [
+                {"share": one.share, "loss": one.loss, self.metric: one.score}
+                for one in self.candidates
+            ],
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Interpolation":
         """Return the record of a result of `as_plain`. The values were checked when the checkpoint was read."""
-        candidates = tuple(InterpolatedWeights(**candidate) for candidate in plain["candidates"])
-        return cls(plain["share"], candidates, plain["num_images"])
+        metric = next(name for name in METRICS if name in plain["candidates"][0])
+        candidates = tuple(
+            InterpolatedWeights(one["share"], one["loss"], one[metric])
+            for one in plain["candidates"]
+        )
+        return cls(plain["share"], candidates, plain["num_images"], metric)
 
     def message(self, epoch: int | None = None) -> str:
         """Return what best.ckpt holds and why, in words.
@@ -64,7 +74,14 @@ class Interpolation:
             kept = f"the fine-tuned weights{of_epoch}"
         else:
             kept = f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
+        name, form = ("Accuracy", ".1%") if self.metric == "accuracy" else (self.metric, ".3f")
         return (
-            f"{kept}. Accuracy on {self.num_images} validation images: frozen features {by_share[0.0].accuracy:.1%}, "
-            f"fine-tuned {by_share[1.0].accuracy:.1%}, kept {by_share[self.share].accuracy:.1%}"
+            f"{kept}. {name} on {self.num_images} validation images: "
+            f"frozen features {by_share[0.0].score:{form}}, fine-tuned {by_share[1.0].score:{form}}, "
+            f"kept {by_share[self.share].score:{form}}"
         )
+
+    @property
+    def kept_score(self) -> float:
+        """The score of the chosen candidate."""
+        return next(one.score for one in self.candidates if one.share == self.share)

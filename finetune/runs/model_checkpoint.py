@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.callbacks import Checkpoint
 
 from finetune import lightning_private
-from finetune.data.samplers import num_within
+from finetune.data.samplers import evaluated_targets
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.best_epoch import highest_of, lowest_kept
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
@@ -34,8 +34,8 @@ class Checkpoints(Checkpoint):
 
     - `last.ckpt`: at the end of each epoch, every n steps and on a signal. If epochs are short, it may be
       deferred (`deferred_checkpoints`).
-    - `best.ckpt`: after a validation within one standard error of the highest val/accuracy
-      (`best_epoch`). Without a validation split it is the same as `last.ckpt`.
+    - `best.ckpt`: after a validation within one standard error of the highest value of the
+      monitored metric (`best_epoch`). Without a validation split it is the same as `last.ckpt`.
     - `start.ckpt`: at the start of a fit that starts from a fitted head.
 
     Lightning can resume at four points: after a batch inside an epoch, inside a validation, after a
@@ -146,9 +146,12 @@ class Checkpoints(Checkpoint):
         check_finite(trainer, "train/loss", "val/loss")
         value = float(metrics[pl_module.task.monitor])
         self.highest = value if self.highest is None else max(value, self.highest)
+        task = pl_module.task
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
-        is_best = value >= lowest_kept(self.highest, num_images, pl_module.task.standard_error)
+        targets = data.splits["val"].targets
+        measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+        lowest = lowest_kept(self.highest, task.num_trials(measured), task.standard_error)
+        is_best = value >= lowest
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = (
                 is_best  # best.ckpt is written at the end of the epoch, together with last.ckpt

@@ -103,8 +103,7 @@ class RunRecord:
         chosen = self.interpolation
         if chosen is None:
             return self.best[1], self.num_validated
-        accuracy = next(c.accuracy for c in chosen.candidates if c.share == chosen.share)
-        return accuracy, chosen.num_images
+        return chosen.kept_score, chosen.num_images
 
     @property
     def date(self) -> str:

@@ -12,14 +12,25 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 
 from finetune.runs.folder import Run
-from finetune.runs.statistics import outcome
+from finetune.runs.outcome import outcome_line
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
 
 # in the order in which they are printed
-METRICS = ("accuracy", "loss", "f1", "calibration_error_before_scaling", "calibration_error")
+METRICS = (
+    "accuracy",
+    "mAP",
+    "loss",
+    "f1",
+    "f1_macro",
+    "f1_micro",
+    "exact_match",
+    "hamming_distance",
+    "calibration_error_before_scaling",
+    "calibration_error",
+)
 
 
 class Results(pl.Callback):
@@ -61,7 +72,7 @@ class Results(pl.Callback):
             else None,
             "folder": os.getcwd(),  # to which relative paths of images refer
             "class_names": pl_module.class_names,
-            "confusion_matrix": pl_module.confusion_matrix,
+            **pl_module.counts,
             "calibration": pl_module.calibration.as_plain(),
             "interpolation": pl_module.interpolation.as_plain()
             if pl_module.interpolation
@@ -73,10 +84,8 @@ class Results(pl.Callback):
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
-        print(
-            outcome(pl_module.confusion_matrix, "test" if split == "test" else "validation"),
-            flush=True,
-        )
+        if line := outcome_line({**values, **details}, split):
+            print(line, flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
 

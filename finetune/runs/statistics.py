@@ -10,7 +10,7 @@ import numpy as np
 _Z = 1.959964  # of a 95 % interval
 
 
-def wilson(num_right: float, num: int) -> tuple[float, float]:
+def wilson(num_right: float, num: float) -> tuple[float, float]:
     """Return the 95 % interval of a share; (0, 1) of nothing.
 
     Source: Wilson 1927, as in Agresti and Coull 1998 (The American Statistician 52), who advise it for any number.

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from finetune.runs.run_logger import RunLogger
 
 # Metrics whose last values TensorBoard's HPARAMS page shows next to the settings of a run.
-_RESULTS = ("val/accuracy", "val/loss", "test/accuracy", "test/loss")
+_RESULTS = ("val/accuracy", "val/mAP", "val/loss", "test/accuracy", "test/mAP", "test/loss")
 
 
 class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):

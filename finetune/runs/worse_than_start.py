@@ -5,7 +5,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from finetune.data.samplers import num_within
+from finetune.data.samplers import evaluated_targets
 from finetune.models.stages import batch_norms
 
 log = logging.getLogger(__name__)
@@ -15,10 +15,11 @@ _STANDARD_ERRORS = 2.0
 
 
 class WorseThanStart(pl.Callback):
-    """Warns if two validations in a row are worse than the start by more than two standard errors of its accuracy."""
+    """Warns if two validations in a row are worse than the start by more than two standard errors."""
 
     def __init__(self) -> None:
-        self.accuracy: float | None = None  # of the start
+        # The monitored metric of the start. Checkpoints name it so for any kind of labels.
+        self.accuracy: float | None = None
         self.num_worse = 0  # validations in a row, up to the last one
 
     def state_dict(self) -> dict[str, Any]:
@@ -29,22 +30,24 @@ class WorseThanStart(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path is None:
-            self.accuracy = pl_module.start_accuracy
+            self.accuracy = pl_module.start_score
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or self.accuracy is None:
             return
+        task = pl_module.task
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_images = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
-        error = pl_module.task.standard_error(self.accuracy, max(1, num_images))
-        accuracy = float(trainer.callback_metrics[pl_module.task.monitor])
-        is_worse = accuracy < self.accuracy - _STANDARD_ERRORS * error
+        targets = data.splits["val"].targets
+        measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
+        error = task.standard_error(self.accuracy, max(1, task.num_trials(measured)))
+        value = float(trainer.callback_metrics[task.monitor])
+        is_worse = value < self.accuracy - _STANDARD_ERRORS * error
         self.num_worse = self.num_worse + 1 if is_worse else 0
         if self.num_worse == _IN_A_ROW and trainer.is_global_zero:
-            log.warning("%s", _message(trainer, pl_module, accuracy, self.accuracy))
+            log.warning("%s", _message(trainer, pl_module, value, self.accuracy))
 
 
-def _message(trainer: pl.Trainer, pl_module: Any, accuracy: float, start: float) -> str:
+def _message(trainer: pl.Trainer, pl_module: Any, value: float, start: float) -> str:
     rates = ", ".join(
         dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
     )
@@ -52,8 +55,9 @@ def _message(trainer: pl.Trainer, pl_module: Any, accuracy: float, start: float)
         advice = "Try --model.freeze_batch_norm true, or a lower --lr"
     else:
         advice = "Try a lower --lr"
+    now = f"{pl_module.task.monitor} {value:.4f}"
     return (
-        f"training makes the network worse: val/accuracy {accuracy:.4f}, and {start:.4f} with the frozen features and "
-        f"the fitted head that it started from. {advice} (the rates now: {rates}). "
+        f"training makes the network worse: {now}, and {start:.4f} with the frozen features and the "
+        f"fitted head that it started from. {advice} (the rates now: {rates}). "
         "At the end the start is kept if it is still better"
     )

@@ -1,9 +1,10 @@
 """Training: the LightningModule and everything that a training step uses.
 
 - `classifier`: the LightningModule, with all its hooks.
-- `task`: the loss, metrics, decisions and calibration for images with one class each.
-- `loss`: cross entropy with class weights, label smoothing and mixed images.
-- `metrics`: exact metrics on any number of devices, built on `precise_sums`.
+- `task`: the loss, metrics, decisions and calibration for images with one class each, or with several labels.
+- `loss`: cross entropy with class weights, label smoothing and mixed images; `multilabel_loss` for several labels.
+- `metrics`: exact metrics on any number of devices, built on `precise_sums`; `multilabel_metrics` for several labels.
+- `logit_histogram`: counts of images by label and logit, for average precision, calibration and thresholds.
 - `dropout`: dropout that gives the same result on any number of devices.
 
 Optimization:
@@ -20,7 +21,9 @@ Calibration, fitted on the validation split:
 
 - `calibration`: probabilities and decisions from logits.
 - `temperature`: the temperature of the logits.
-- `threshold`: the decision threshold for two classes.
+- `threshold`: the decision threshold for two classes, and those of several labels.
+- `multilabel_calibration`: scale, bias and threshold of each of several labels.
+- `stored_values`: checks of the values of a calibration in a checkpoint.
 
 Length of a run:
 

@@ -1,8 +1,8 @@
 """Calibration: probabilities and decisions from logits. It is fitted on the validation split and saved."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from finetune.system.messages import counted, shown
+from finetune.training.multilabel_calibration import (
+    MultilabelCalibration,
+    read_multilabel_calibration,
+)
 from finetune.training.precision import double
+from finetune.training.stored_values import number, refuse, table, whole
 from finetune.training.temperature import HIGHEST, LOWEST, Temperature, fit_temperature
 from finetune.training.threshold import MEASURES, RATES, Aim, Choice, choose
 
@@ -85,6 +90,9 @@ class Calibration(NamedTuple):
             "num_pictures": self.num_pictures,
             "threshold": threshold,
         }
+
+
+AnyCalibration = Calibration | MultilabelCalibration
 
 
 class Calibrator(nn.Module):
@@ -210,63 +218,41 @@ def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
     return probabilities
 
 
-def read_calibration(checkpoint: Mapping[str, Any]) -> Calibration:
+def read_calibration(checkpoint: Mapping[str, Any]) -> AnyCalibration:
     """Return the calibration of a checkpoint, which may be untrusted. Checkpoints of earlier versions have none.
 
     Raises:
         ValueError: A value has a wrong type or range.
     """
     stored = checkpoint["finetune"].get("calibration")
-    if stored is None:
-        return Calibration()
-    fields = _table(stored, "calibration", ("temperature", "num_pictures", "threshold"))
-    temperature = _number(fields["temperature"], "temperature", LOWEST, HIGHEST)
-    num_pictures = _whole(fields["num_pictures"], "num_pictures", 2**53)
+    settings = checkpoint.get("hyper_parameters", {})
+    if settings.get("label_kind") == "several":
+        return read_multilabel_calibration(stored, len(settings["class_names"]))
+    return Calibration() if stored is None else _read_calibration(stored, settings["class_names"])
+
+
+def _read_calibration(stored: Any, class_names: Sequence[str]) -> Calibration:
+    fields = table(stored, "calibration", ("temperature", "num_pictures", "threshold"))
+    temperature = number(fields["temperature"], "temperature", LOWEST, HIGHEST)
+    num_pictures = whole(fields["num_pictures"], "num_pictures", 2**53)
     if fields["threshold"] is None:
         return Calibration(temperature, num_pictures)
-    threshold = _table(fields["threshold"], "threshold", (*Aim._fields, *Choice._fields))
+    threshold = table(fields["threshold"], "threshold", (*Aim._fields, *Choice._fields))
     if type(threshold["measure"]) is not str or threshold["measure"] not in MEASURES:
-        _refuse("measure", threshold["measure"])
-    if len(checkpoint["hyper_parameters"]["class_names"]) != 2:
-        _refuse("threshold", "of other than two classes")
+        refuse("measure", threshold["measure"])
+    if len(class_names) != 2:
+        refuse("threshold", "of other than two classes")
     shares = {
-        name: None if threshold[name] is None else _number(threshold[name], name, 0.0, 1.0)
+        name: None if threshold[name] is None else number(threshold[name], name, 0.0, 1.0)
         for name in ("least", "value", "reached")
     }
     least = shares["least"]
     value = shares["value"]
     reached = shares["reached"]
     if (least is None) != (threshold["measure"] not in RATES):
-        _refuse("least", least)
+        refuse("least", least)
     if (value is not None or least is None) and (value is None) != (reached is None):
-        _refuse("value", value)
-    positive = _whole(threshold["positive"], "positive", 1, least=0)
+        refuse("value", value)
+    positive = whole(threshold["positive"], "positive", 1, least=0)
     aim = Aim(threshold["measure"], least, positive)
     return Calibration(temperature, num_pictures, aim, Choice(value, reached))
-
-
-def _table(value: Any, name: str, fields: tuple[str, ...]) -> dict[str, Any]:
-    if type(value) is not dict or value.keys() != set(fields):
-        _refuse(name, value)
-    return value
-
-
-def _number(value: Any, name: str, least: float, most: float) -> float:
-    if type(value) is not float or not least <= value <= most:
-        _refuse(name, value)
-    return value
-
-
-def _whole(value: Any, name: str, most: int, least: int = 1) -> int:
-    if type(value) is not int or not least <= value <= most:
-        _refuse(name, value)
-    return value
-
-
-def _refuse(name: str, value: Any) -> NoReturn:
-    text = (
-        repr(value) if value is None or type(value) in (int, float, str) else type(value).__name__
-    )
-    raise ValueError(
-        f"the checkpoint is not as `finetune fit` writes them: its {name} is {text[:80]}"
-    )

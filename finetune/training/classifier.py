@@ -17,25 +17,25 @@ from finetune.distributed.empty_batches import disable_buffer_broadcast, zero_lo
 from finetune.distributed.global_loss import GlobalLoss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
-from finetune.models.heads import resolved_head_init
+from finetune.models.heads import LabelKind, resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import checkpoint_keys, param_groups
-from finetune.training.calibration import Calibration, checked, read_calibration
+from finetune.training.calibration import checked, read_calibration
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.initial_weights import (
     InitialWeights,
-    accuracy_of_head,
     fit_head,
     log_fitted_head,
+    score_of_head,
 )
 from finetune.training.interpolation import Interpolation
 from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
-from finetune.training.metrics import SplitMetrics, reset_metrics
-from finetune.training.task import SingleLabel
+from finetune.training.metrics import reset_metrics
+from finetune.training.task import task_for
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead
@@ -76,6 +76,8 @@ class Classifier(pl.LightningModule):
         network_size: Side of the images in pixels, for networks with position embeddings.
         members: Number of networks of an ensemble. Each trains with its own random head; their probabilities are
             averaged.
+        label_kind: Whether each image has exactly one class (`single`), or several labels or none (`several`). The data
+            decide it.
     """
 
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
@@ -106,6 +108,7 @@ class Classifier(pl.LightningModule):
         compile: bool = False,
         network_size: int | None = None,
         members: int = 1,
+        label_kind: LabelKind = "single",
     ) -> None:
         super().__init__()
         # config.yaml has the optimizer. A checkpoint has only plain values, for `weights_only=True`.
@@ -138,16 +141,21 @@ class Classifier(pl.LightningModule):
         self.scheduler_interval = scheduler_interval
         self.decay_norm_and_bias = decay_norm_and_bias
         self.label_smoothing = label_smoothing
-        self.task = SingleLabel(tuple(class_names), label_smoothing)
+        self.task = task_for(label_kind, class_names, label_smoothing)
         self.is_compiled = compile
         num_classes = len(self.class_names)
         self.is_solved = freeze == "backbone"  # only the head is fitted, which needs no optimizer
         self.automatic_optimization = not self.is_solved
-        # accuracy on the validation images with the head that was fitted before training
-        self.start_accuracy: float | None = None
+        # the monitored metric on the validation images with the head that was fitted before training
+        self.start_score: float | None = None
         self.trains_from_fitted_head = self.head_init == "probe" and not self.is_solved
         self.image_classifier = build_image_classifier(
-            backbone, num_classes, network_size, members=members, head_init=self.head_init
+            backbone,
+            num_classes,
+            network_size,
+            members=members,
+            head_init=self.head_init,
+            label_kind=label_kind,
         )
         checkpoint_keys.omit_name(self, "image_classifier")
         # Before DDP wraps the module: DDP would not average gradients of parameters that are unfrozen later.
@@ -161,8 +169,9 @@ class Classifier(pl.LightningModule):
         self.test_metrics = self.task.split_metrics("test")
         self.train_metrics = self.task.train_metrics()
         self.calibrator = self.task.calibrator()
-        self.calibration = Calibration()  # for the current weights
+        self.calibration = self.task.uncalibrated()  # for the current weights
         self.interpolation: Interpolation | None = None  # for the current weights
+        self.counts: dict[str, Any] = {}  # behind the metrics of the last evaluation
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; for an ensemble in training mode (M, B, K)."""
@@ -201,9 +210,7 @@ class Classifier(pl.LightningModule):
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == "balanced":
-            self.class_weight.copy_(
-                self.task.class_weights(self._data.splits["train"].targets.counts())
-            )
+            self.class_weight.copy_(self.task.class_weights(self._data.splits["train"].targets))
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
@@ -217,11 +224,12 @@ class Classifier(pl.LightningModule):
         self.eval()
         fitted = fit_head(self.trainer, self, self._data)
         if self.trains_from_fitted_head:
-            self.start_accuracy = accuracy_of_head(self.trainer, self, self._data, fitted)
+            self.start_score = score_of_head(self.trainer, self, self._data, fitted)
         self.train()
         if not self.trainer.is_global_zero:
             return
-        log_fitted_head(fitted, self.start_accuracy, self.is_solved)
+        start = "" if self.start_score is None else f"{self.task.monitor} {self.start_score:.4f}"
+        log_fitted_head(fitted, start, self.is_solved)
         if self.is_solved:
             self._measure_solved_head(fitted)
 
@@ -242,7 +250,7 @@ class Classifier(pl.LightningModule):
         if self.is_solved:
             self.trainer.should_stop = True
             return None
-        self.calibration = Calibration()  # this step changes the weights
+        self.calibration = self.task.uncalibrated()  # this step changes the weights
         self.interpolation = None
         images = batch["image"]
         target = self.task.target(batch)
@@ -277,10 +285,11 @@ class Classifier(pl.LightningModule):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Any]:
         return self._evaluate(batch)
 
-    def _evaluate(
-        self, batch: dict[str, Any], metrics: SplitMetrics | None = None
-    ) -> dict[str, Any]:
-        """Update the metrics; return `index` (B,), `probabilities` (B, K), `class` (B,) and `bad` [(index, error)]."""
+    def _evaluate(self, batch: dict[str, Any], metrics: Any = None) -> dict[str, Any]:
+        """Update the metrics; return `index` (B,), `probabilities` (B, K), `class` and `bad` [(index, error)].
+
+        `class` is the index of the predicted class (B,); of several labels whether each is predicted, (B, K) bool.
+        """
         images = batch["image"]
         logits = (
             self(images)
@@ -307,13 +316,13 @@ class Classifier(pl.LightningModule):
         self._log_metrics("val", self.val_metrics)
         if self.trainer.state.fn == "fit":
             self.calibration = self.calibrator.take()
-            self.log("val/temperature", self.calibration.temperature)
+            self.log_dict(self.task.calibration_metrics(self.calibration))
 
     def on_test_epoch_end(self) -> None:
         self._log_metrics("test", self.test_metrics)
 
-    def _log_metrics(self, split: str, metrics: SplitMetrics) -> None:
-        values, self.confusion_matrix = metrics.take(self.class_names, self.calibration)
+    def _log_metrics(self, split: str, metrics: Any) -> None:
+        values, self.counts = metrics.take(self.class_names, self.calibration)
         self.log_dict({f"{split}/{name}": value for name, value in values.items()})
 
     def param_groups(self) -> list[dict]:

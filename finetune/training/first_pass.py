@@ -14,6 +14,16 @@ from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 from finetune.training.run_limits import most_accumulated, size_schedule
 
+_OTHER_LABELS = {
+    "single": "the network predicts one class an image, and the images of {root} have several labels",
+    "several": "the network predicts several labels an image, and the images of {root} have one class each",
+}
+
+
+def _check_label_kind(model: Classifier, data: Any, command: str) -> None:
+    if command != "predict" and data.label_kind != model.task.label_kind:
+        raise ValueError(_OTHER_LABELS[model.task.label_kind].format(root=data.root))
+
 
 def _check_solved(data: Any) -> None:
     """Check that no setting augments images: a solved head is fitted on images as prepared for evaluation."""
@@ -55,6 +65,7 @@ def check_fit(
         data.check_train_classes()  # before Lightning starts other processes
     if command == "fit" and "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
+    _check_label_kind(model, data, command)
     unused = [
         name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None
     ]

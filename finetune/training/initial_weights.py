@@ -94,10 +94,12 @@ def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedH
     )
 
 
-def accuracy_of_head(
+def score_of_head(
     trainer: pl.Trainer, model: Any, data: ImageDataModule, fitted: "FittedHead"
 ) -> float | None:
-    """Return the accuracy of a fitted head on the validation images; None if nothing is validated.
+    """Return the monitored metric of a fitted head on the validation images; None if nothing is validated.
+
+    It is the same on all ranks.
 
     Args:
         trainer: See `fit_head`; likewise `model` and `data`.
@@ -105,18 +107,26 @@ def accuracy_of_head(
         data: See `fit_head`.
         fitted: The result of `fit_head`.
     """
-    from finetune.features.linear_probe import accuracy_of
+    from finetune.features.linear_probe import logits_of
 
     if "val" not in data.splits or trainer.limit_val_batches == 0:
         return None
-    return accuracy_of(trainer, model.network, model, data, fitted.probe)
+    logits, labels = logits_of(trainer, model.network, model, data, fitted.probe)
+    score = model.task.score(logits, labels) if len(labels) else None
+    return trainer.strategy.broadcast(score)
 
 
-def log_fitted_head(fitted: "FittedHead", val_accuracy: float | None, is_solved: bool) -> None:
-    """Log how the head was fitted. `is_solved` means that nothing else trains."""
+def log_fitted_head(fitted: "FittedHead", start: str, is_solved: bool) -> None:
+    """Log how the head was fitted.
+
+    Args:
+        fitted: The head.
+        start: Its metric on the validation images, with its name; "" if there is none.
+        is_solved: Whether nothing else trains.
+    """
     if is_solved:
         log.info(_SOLVED, fitted.describe())
         return
-    on_val = "" if val_accuracy is None else f", val/accuracy {val_accuracy:.4f}"
+    on_val = f", {start}" if start else ""
     message = "the head begins as the logistic regression on its features: %s%s"
     log.info(message, fitted.describe(), on_val)

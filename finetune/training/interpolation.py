@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finetune.runs.interpolation_record import InterpolatedWeights, Interpolation
-from finetune.training.calibration import Calibration
-from finetune.training.threshold import Aim
+from finetune.training.calibration import AnyCalibration
+from finetune.training.threshold import Aim, LabelAim
 
 SHARES = (0.0, 0.75, 1.0)  # candidates: 0 is the start, 1 is the end
 # Candidates if batch norm trains: interpolated statistics do not fit interpolated weights.
@@ -85,8 +85,8 @@ def settle(
     end: Mapping[str, Tensor],
     batches: Iterable[Mapping[str, Any]],
     shares: Sequence[float],
-    aim: Aim | None,
-) -> tuple[Interpolation, dict[str, Tensor], Calibration]:
+    aim: Aim | LabelAim | None,
+) -> tuple[Interpolation, dict[str, Tensor], AnyCalibration]:
     """Measure the candidates on the validation images and return the choice, its weights and its calibration.
 
     One process does this alone on all validation images, so that the choice does not depend on the number of devices.
@@ -98,7 +98,7 @@ def settle(
         end: The state dict of the end.
         batches: The validation images. They are read once per candidate.
         shares: The candidates.
-        aim: What a threshold is chosen for; None for no threshold.
+        aim: What a threshold is chosen for; None for the default of the task.
 
     Raises:
         ValueError: There is no validation image.
@@ -119,27 +119,26 @@ def settle(
         # NaN counts as a wrong prediction
         probabilities = model.task.probabilities(logits, calibration).nan_to_num(nan=0.0)
         loss = model.task.losses(probabilities, labels)  # (N,)
-        is_right = model.task.is_right(logits, labels)
         losses.append(loss.numpy())
-        candidates.append(
-            InterpolatedWeights(share, float(loss.mean()), float(is_right.double().mean()))
-        )
+        score = model.task.score(logits, labels)
+        candidates.append(InterpolatedWeights(share, float(loss.mean()), score))
         calibrations.append(calibration)
     chosen = choose(np.stack(losses))
-    interpolation = Interpolation(shares[chosen], tuple(candidates), len(losses[0]))
+    metric = model.task.monitor.removeprefix("val/")
+    interpolation = Interpolation(shares[chosen], tuple(candidates), len(losses[0]), metric)
     return interpolation, interpolate(start, end, shares[chosen]), calibrations[chosen]
 
 
 def _evaluate(
     trainer: pl.Trainer, model: Any, batches: Iterable[Mapping[str, Any]]
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, K) in float64 and the labels (N,) of all images."""
+    """Return the logits (N, K) in float64 and the labels of all images, as batches have them."""
     logits = [torch.empty(0, len(model.class_names), dtype=torch.float64)]
-    labels = [torch.empty(0, dtype=torch.int64)]
+    labels = []
     for batch in batches:
+        labels.append(batch["label"].cpu())
         if len(batch["image"]):
             with trainer.precision_plugin.forward_context():
                 batch_logits = model(batch["image"].to(trainer.strategy.root_device))
             logits.append(batch_logits.cpu().double())
-            labels.append(batch["label"].cpu())
     return torch.cat(logits), torch.cat(labels)

@@ -25,11 +25,11 @@ class Target(NamedTuple):
 
     def weight(self, class_weight: Tensor) -> Tensor:
         """Return the sum of the weights of the images: the class weights (K,) of their classes, by their shares."""
-        own = _precise(class_weight)[self.labels]
+        own = precise(class_weight)[self.labels]
         if self.share is None or self.partner_labels is None:
             return own.sum()
         return torch.lerp(
-            _precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)
+            precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)
         ).sum()
 
 
@@ -57,7 +57,7 @@ def loss_sum(
         return torch.stack(
             [loss_sum(own, target, class_weight, label_smoothing) for own in logits]
         ).mean()
-    logits, class_weight = _precise(logits), _precise(class_weight)
+    logits, class_weight = precise(logits), precise(class_weight)
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
     if target.share is None or target.partner_labels is None:
         return F.cross_entropy(logits, target.labels, reduction="sum", **options)
@@ -66,6 +66,6 @@ def loss_sum(
     return torch.lerp(partner, own, target.share.to(own.dtype)).sum()
 
 
-def _precise(tensor: Tensor) -> Tensor:
+def precise(tensor: Tensor) -> Tensor:
     """Convert a tensor to float32 if its dtype is less precise. In bf16 a sum of 257 ones is 256."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

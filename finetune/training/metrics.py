@@ -41,12 +41,15 @@ class CalibrationError(PreciseSums):
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add predictions: probabilities (B, K) and class indices (B,)."""
         confidence, predicted = double(preds).max(dim=1)
-        target = target.to(confidence.device)
+        self.add(confidence, predicted == target.to(confidence.device))
+
+    def add(self, confidence: Tensor, is_correct: Tensor) -> None:
+        """Add statements: their confidence and whether they are correct, (B,)."""
         edges = torch.linspace(0, 1, self.num_bins + 1, device=confidence.device)
         bins = torch.bucketize(confidence.float(), edges, right=True) - 1
         self.count.index_add_(0, bins, torch.ones_like(confidence))
         self.confidence.index_add_(0, bins, confidence)
-        self.correct.index_add_(0, bins, (predicted == target).to(confidence.dtype))
+        self.correct.index_add_(0, bins, is_correct.to(confidence.dtype))
 
     def compute(self) -> Tensor:
         return ((self.confidence - self.correct).abs().sum() / self.count.sum()).float()
@@ -169,8 +172,8 @@ class SplitMetrics(nn.Module):
 
     def take(
         self, class_names: list[str], calibration: Calibration = _UNFITTED
-    ) -> tuple[dict[str, Tensor], list[list[int]]]:
-        """Return the metrics by name and the confusion matrix (rows: true classes) over all ranks, and reset."""
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the metrics by name over all ranks, and `confusion_matrix` (rows: true classes); and reset."""
         values = {"loss": self.loss.compute(), **self.metrics.compute()}
         values |= class_metrics(values["confusion_matrix"])
         values["calibration_error"] = self.calibration_error.compute()
@@ -184,7 +187,8 @@ class SplitMetrics(nn.Module):
             values |= {
                 f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)
             }
-        return {name: value.float() for name, value in values.items()}, confusion
+        floats = {name: value.float() for name, value in values.items()}
+        return floats, {"confusion_matrix": confusion}
 
 
 def reset_metrics(module: nn.Module) -> None:

@@ -45,19 +45,20 @@ class EpochTable:
     Args:
         width: Columns of the terminal.
         num_epochs: That the fit may have; None if they are not limited.
-        is_validated: Whether there are metrics of validation.
+        monitor: Name of the metric of validation that is shown, such as val/accuracy; None without validation.
     """
 
     _DROPPED = ("time", "images/s", "train/loss")  # in this order
 
-    def __init__(self, width: int, num_epochs: int | None, is_validated: bool) -> None:
+    def __init__(self, width: int, num_epochs: int | None, monitor: str | None) -> None:
         last = str(num_epochs) if num_epochs else "9999"
         columns = [
             _Column("epoch", "epoch", 2 * len(last) + 1 if num_epochs else len(last)),
             _Column("train/loss", "loss", 7),
         ]
-        if is_validated:
-            columns += [_Column("val/loss", "val loss", 7), _Column("val/accuracy", "val acc", 6)]
+        if monitor is not None:
+            short = monitor.replace("/", " ").replace("accuracy", "acc")
+            columns += [_Column("val/loss", "val loss", 7), _Column(monitor, short, 6)]
         columns += [_Column("images/s", "images/s", 7), _Column("time", "time", 7)]
         self.columns = columns
         self.is_short = False
@@ -267,7 +268,7 @@ class ImageProgressBar(ProgressBar):
         if self._finished and self.is_enabled and trainer.is_global_zero:
             names = ["train/loss_epoch"]
             if self._is_validated:
-                names += ["val/loss", "val/accuracy"]
+                names += ["val/loss", trainer.lightning_module.task.monitor]
             metrics = {
                 name.removesuffix("_epoch"): f"{trainer.callback_metrics[name]:.4f}"
                 for name in names
@@ -294,7 +295,8 @@ class ImageProgressBar(ProgressBar):
         if self._table is None:
             num_epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
             is_validated = trainer.enable_validation and sum(trainer.num_val_batches or [1]) > 0
-            self._table = EpochTable(self.console.width, num_epochs, is_validated)
+            monitor = trainer.lightning_module.task.monitor if is_validated else None
+            self._table = EpochTable(self.console.width, num_epochs, monitor)
             self.console.print(Text(self._table.header, style="bold"), soft_wrap=True)
         values = {"epoch": self._finished.removeprefix("epoch "), **metrics}
         if rate:

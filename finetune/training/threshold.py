@@ -1,4 +1,4 @@
-"""The decision threshold for two classes, chosen for an aim on the validation split."""
+"""Decision thresholds, chosen for an aim on the validation split: for two classes, or for each of several labels."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from finetune.system.messages import WrongUsage
 RATES = ("precision", "recall")  # measures for which an aim states the least value
 MEASURES = ("accuracy", "f1", *RATES)
 _FORMS = "accuracy, f1, precision:P or recall:P with P above 0 and at most 1, and :CLASS behind it if not the first's"
+_LABEL_FORMS = "f1, accuracy, precision:P or recall:P with P above 0 and at most 1"
 
 
 class Aim(NamedTuple):
@@ -26,6 +27,18 @@ class Aim(NamedTuple):
     measure: str
     least: float | None
     positive: int
+
+
+class LabelAim(NamedTuple):
+    """What the thresholds are chosen for if images have several labels, the same for each.
+
+    Attributes:
+        measure: As in `Aim`.
+        least: As in `Aim`.
+    """
+
+    measure: str
+    least: float | None = None
 
 
 class Choice(NamedTuple):
@@ -48,14 +61,7 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
         WrongUsage: The value has another form.
         ValueError: It names an unknown class, or the number of classes is not two.
     """
-    measure, _, rest = text.partition(":")
-    least, name = None, rest
-    if measure in RATES:
-        number, _, name = rest.partition(":")
-        try:
-            least = float(number)
-        except ValueError:
-            least = math.nan
+    measure, least, name = _parts(text)
     if measure not in MEASURES or (least is not None and not 0 < least <= 1):
         raise WrongUsage(f"--threshold {text}: give {_FORMS}")
     if len(class_names) != 2:
@@ -66,6 +72,31 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
             f"--threshold {text}: there is no class {name!r}; there are {' and '.join(class_names)}"
         )
     return Aim(measure, least, names.index(composed(name)) if name else 0)
+
+
+def parse_label_aim(text: str) -> LabelAim:
+    """Parse the value of `--threshold` for several labels an image, such as `recall:0.95`.
+
+    Raises:
+        WrongUsage: The value has another form.
+    """
+    measure, least, name = _parts(text)
+    is_known = measure in MEASURES and (least is None or 0 < least <= 1)
+    if not is_known or name:
+        raise WrongUsage(f"--threshold {text}: give {_LABEL_FORMS}, which is applied to each label")
+    return LabelAim(measure, least)
+
+
+def _parts(text: str) -> tuple[str, float | None, str]:
+    """Return the measure, the least value (NaN if it is no number, None if there is none) and the rest."""
+    measure, _, rest = text.partition(":")
+    if measure not in RATES:
+        return measure, None, rest
+    number, _, name = rest.partition(":")
+    try:
+        return measure, float(number), name
+    except ValueError:
+        return measure, math.nan, name
 
 
 def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choice:
@@ -91,18 +122,54 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
     middle = (above + below)[is_between] / 2
     # between neighbouring floats the middle is rounded to one of them
     values = np.where(middle > below[is_between], middle, above[is_between])
-    num, num_positive = len(probabilities), int(is_positive.sum())
+    candidates = Candidates(
+        values, num_hits, num_predicted, int(is_positive.sum()), len(probabilities)
+    )
+    return choose_among(candidates, aim.measure, aim.least)
+
+
+class Candidates(NamedTuple):
+    """Thresholds and what they predict, T of them.
+
+    Attributes:
+        values: The thresholds, (T,).
+        num_hits: Number of positive images that each predicts, (T,).
+        num_predicted: Number of images that each predicts, (T,).
+        num_positive: Number of positive images.
+        num_images: Number of images.
+    """
+
+    values: np.ndarray
+    num_hits: np.ndarray
+    num_predicted: np.ndarray
+    num_positive: int
+    num_images: int
+
+
+def choose_among(candidates: Candidates, measure: str, least: float | None) -> Choice:
+    """Return the best candidate by the rules of `choose`.
+
+    Args:
+        candidates: The thresholds to choose from.
+        measure: As in `Aim`.
+        least: As in `Aim`.
+    """
+    values = candidates.values
+    num_hits = candidates.num_hits
+    num_predicted = candidates.num_predicted
+    num_positive = candidates.num_positive
+    num = candidates.num_images
     precision = num_hits / np.maximum(num_predicted, 1)
     recall = num_hits / num_positive
     # correct: the hits, and the images of the other class that are not predicted as this one
     accuracy = (num - num_positive + 2 * num_hits - num_predicted) / num
     f1 = 2 * num_hits / (num_predicted + num_positive)
     measured = {"accuracy": accuracy, "f1": f1, "precision": precision, "recall": recall}
-    own = measured[aim.measure]
-    is_met = own >= (own.max() if aim.least is None else aim.least)
+    own = measured[measure]
+    is_met = own >= (own.max() if least is None else least)
     if not is_met.any():
         return Choice(None, float(own.max()))
-    other = {"precision": recall, "recall": precision}.get(aim.measure, own)
+    other = {"precision": recall, "recall": precision}.get(measure, own)
     is_best = is_met & (other == other[is_met].max())
     best = np.flatnonzero(is_best)[np.abs(values[is_best] - 0.5).argmin()]
     return Choice(float(values[best]), float(own[best]))

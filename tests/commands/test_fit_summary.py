@@ -171,7 +171,7 @@ def test_results_go_to_a_file_while_the_bar_is_on_the_terminal(colours, tmp_path
 @pytest.mark.parametrize("width", range(20, 100))
 @pytest.mark.parametrize("is_validated", [True, False])
 def test_a_table_fits_the_terminal(width, is_validated):
-    table = EpochTable(width, 100, is_validated)
+    table = EpochTable(width, 100, "val/accuracy" if is_validated else None)
     values = {column.name: "9.9999" for column in table.columns} | {"epoch": "100/100"}
     assert len(table.header) == len(table.row(values)) == len(table.row({}))
     assert len(table.header) <= max(width, 30)
@@ -182,4 +182,4 @@ def test_a_table_fits_the_terminal(width, is_validated):
 
 
 def test_a_value_that_is_missing_is_a_dash():
-    assert EpochTable(80, None, False).row({"epoch": "3"}).split() == ["3", "-", "-", "-"]
+    assert EpochTable(80, None, None).row({"epoch": "3"}).split() == ["3", "-", "-", "-"]

@@ -7,7 +7,14 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
-from finetune.features.logistic_regression import STRENGTHS, Probe, _solve, deal_folds, fit_probe
+from finetune.features.logistic_regression import (
+    STRENGTHS,
+    Probe,
+    _Softmax,
+    _solve,
+    deal_folds,
+    fit_probe,
+)
 
 
 def pictures(
@@ -118,8 +125,8 @@ def test_the_start_has_no_part_in_the_result():
     features, labels = pictures(200, 20, 3)
     x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(200)])
     targets = np.eye(3)[labels]
-    from_zero = _solve(x, targets, 1e-3, np.zeros((3, 21)))
-    afar = _solve(x, targets, 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
+    from_zero = _solve(x, _Softmax(targets), 1e-3, np.zeros((3, 21)))
+    afar = _solve(x, _Softmax(targets), 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
     np.testing.assert_allclose(from_zero[:, :-1], afar[:, :-1], atol=1e-9)
     # the biases are known up to one number, which fit_probe fixes
     shift = afar[:, -1] - from_zero[:, -1]
@@ -195,7 +202,7 @@ def test_strength_and_answers_out_of_fold_are_those_of_heads_fitted_without_the_
         if strength == probe.strength:
             np.testing.assert_allclose(probe.out_of_fold, logits, rtol=0, atol=1e-4)
     best = min(probe.table, key=lambda row: row[1])
-    assert (probe.strength, probe.loss, probe.accuracy) == best
+    assert (probe.strength, probe.loss, probe.score) == best
     # each was held out once
     assert abs(probe.out_of_fold - (features @ probe.weight.T + probe.bias)).max() > 0.1
 
@@ -221,7 +228,7 @@ def test_cross_validation_finds_about_the_strength_that_fresh_images_want():
     best = min(losses, key=losses.__getitem__)
     assert abs(np.log10(probe.strength / best)) <= 0.51  # at most a neighbour on the grid
     # of 200: 0.03 a deviation
-    assert probe.accuracy == pytest.approx(accuracy(probe, fresh, fresh_labels), abs=0.1)
+    assert probe.score == pytest.approx(accuracy(probe, fresh, fresh_labels), abs=0.1)
     assert gradient(probe, features, labels) < 1e-10  # fitted on all images at the end
 
 
@@ -240,7 +247,7 @@ def test_of_equal_losses_the_strongest():
     features, labels = np.ones((40, 3)), np.arange(40) % 2
     probe = fit_probe(features, labels, 2, strengths=[0.01, 1.0, 0.1])
     assert probe.strength == 1.0
-    assert (probe.weight == 0).all() and probe.accuracy == 0.5
+    assert (probe.weight == 0).all() and probe.score == 0.5
     assert probe.table[0][1] == pytest.approx(np.log(2))
 
 
@@ -265,10 +272,10 @@ def test_classes_with_one_image():
     probe = fit_probe(features, np.append(labels, 3), 4)
     assert (probe.weight[3] != 0).any() and np.isfinite(probe.table).all()
     only_ones = fit_probe(features[:3], np.arange(3), 3)
-    assert only_ones.accuracy == 0.0  # no head has seen the class that it is asked for
+    assert only_ones.score == 0.0  # no head has seen the class that it is asked for
     assert accuracy(only_ones, features[:3], np.arange(3)) == 1.0
     single = fit_probe(features[:1], np.array([1]), 3)
-    assert single.accuracy is None and single.table == []
+    assert single.score is None and single.table == []
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def evaluated(
     trainer(callbacks=[writer, *callbacks], **options()).predict(
         model, datamodule=data, return_predictions=False
     )
-    return {"metrics": metrics, "confusion_matrix": model.confusion_matrix}
+    return {"metrics": metrics, **model.counts}
 
 
 def calibrated(root: Path) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def padded(root: Path) -> float:
         model = Classifier(data.class_names, weights=None)
     plain = DataLoader(loader.dataset, batch_size=4, collate_fn=loader.collate_fn)
     trainer(use_distributed_sampler=True).test(model, plain, verbose=False)
-    return sum(map(sum, model.confusion_matrix))
+    return sum(map(sum, model.counts["confusion_matrix"]))
 
 
 def begin() -> tuple[Path, Path, Callable[..., ImageFolderData]]:

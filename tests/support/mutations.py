@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint's temperature is of its own weights",
         "training/classifier.py",
-        "        self.calibration = Calibration()  # this step changes the weights\n",
+        "        self.calibration = self.task.uncalibrated()  # this step changes the weights\n",
         "",
         "tests/training/test_calibration.py -k moved",
     ),

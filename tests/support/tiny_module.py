@@ -1,6 +1,6 @@
 """A module that learns nothing, and what runs it: for callbacks."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytorch_lightning as pl
@@ -25,7 +25,7 @@ class Tiny(pl.LightningModule):
     """Logs the numbers that the bar shows, known beforehand."""
 
     class_names = ("a", "b")
-    confusion_matrix = ((3, 1), (0, 4))
+    counts: ClassVar[dict[str, Any]] = {"confusion_matrix": ((3, 1), (0, 4))}
     calibration = Calibration()
     interpolation = None
     task = SingleLabel(("a", "b"))

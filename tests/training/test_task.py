@@ -12,6 +12,7 @@ from small_fits import data, fit
 from torch import Tensor
 
 from finetune import Classifier
+from finetune.data.targets import ClassIndex
 from finetune.training.calibration import Calibration
 from finetune.training.task import SingleLabel
 
@@ -42,7 +43,7 @@ def test_members_are_combined_by_their_probabilities():
 def test_a_decision_is_the_most_probable_class():
     p = TASK.probabilities(LOGITS, Calibration(temperature=3.0, num_pictures=8))
     assert torch.equal(TASK.decide(p, Calibration()), LOGITS.argmax(1))
-    assert torch.equal(TASK.is_right(LOGITS, LABELS), LOGITS.argmax(1) == LABELS)
+    assert TASK.score(LOGITS, LABELS) == (LOGITS.argmax(1) == LABELS).double().mean()
 
 
 def test_the_standard_error_is_that_of_a_share():
@@ -51,7 +52,7 @@ def test_the_standard_error_is_that_of_a_share():
 
 
 def test_classes_are_weighted_to_count_the_same():
-    weights = TASK.class_weights(np.array([3, 1, 2]))
+    weights = TASK.class_weights(ClassIndex(np.array([0, 0, 0, 1, 2, 2]), 3))
     assert weights.tolist() == pytest.approx([2 / 3, 2, 1])
 
 

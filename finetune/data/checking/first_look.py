@@ -20,6 +20,7 @@ from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import READERS
 from finetune.data.samples import Samples
 from finetune.data.storage import concatenate_stats
+from finetune.data.targets import MultiHot
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
 
@@ -77,9 +78,12 @@ def first_look(
         root: The folder of the images.
     """
     folders = np.array([split.targets.counts() > 0 for split in splits.values()])
-    listing = listing_of(
-        Path(root), splits, class_names, folders, SkippedFiles(skip_unreadable=True)
-    )
+    names = list(class_names)
+    has_several = any(isinstance(split.targets, MultiHot) for split in splits.values())
+    if has_several:
+        names.append("no label")
+        folders = np.column_stack([folders, np.zeros(len(folders), bool)])
+    listing = listing_of(Path(root), splits, names, folders, SkippedFiles(skip_unreadable=True))
     paths = listing.paths
     stats = concatenate_stats([split.load_stats() for split in splits.values()])
     sizes = np.where(stats.is_regular, stats.sizes, -1)
@@ -109,7 +113,8 @@ def first_look(
                 rows,
             )
         )
-    findings += class_findings(listing)
+    if not has_several:  # these are about folders of classes
+        findings += class_findings(listing)
     return FirstLook(listing, len(files), len(looked_at), worst_first(findings))
 
 

@@ -14,6 +14,7 @@ from finetune.data.datasets.folders import (
     split_folders,
 )
 from finetune.data.samples import PathList, Samples
+from finetune.data.targets import ClassIndex, Targets
 from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
 
@@ -90,6 +91,14 @@ def list_pictures(root: str | Path) -> Listing:
     return listing_of(root, samples, class_names, folders, skipped)
 
 
+def _class_of(targets: Targets) -> np.ndarray:
+    """Return the class of each image, (N,); of several labels the first one, and K for none."""
+    if isinstance(targets, ClassIndex):
+        return targets.labels
+    has_label = targets.labels.astype(bool)
+    return np.where(has_label.any(axis=1), has_label.argmax(axis=1), targets.num_classes)
+
+
 def listing_of(
     root: Path,
     splits: Mapping[str, Samples],
@@ -104,7 +113,7 @@ def listing_of(
         splits=list(splits),
         class_names=list(class_names),
         split_of=np.repeat(np.arange(len(splits)), [len(samples) for samples in splits.values()]),
-        class_of=np.concatenate([samples.targets.labels for samples in splits.values()]),
+        class_of=np.concatenate([_class_of(samples.targets) for samples in splits.values()]),
         folders=folders,
         skipped=skipped,
     )

@@ -1,0 +1,91 @@
+"""The result of an evaluation in a line and, for several labels an image, in a row for each label, with intervals."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from finetune.runs.best_epoch import num_trials_of_labels
+from finetune.runs.statistics import outcome, percent, wilson
+
+# Shapes: K labels.
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """The metrics of a label; each with its 95 % interval, and None if it is undefined.
+
+    Attributes:
+        name: The label.
+        num_images: Number of images with the label.
+        num_predicted: Number of images for which it is predicted.
+        precision: Share of the predictions that are right.
+        recall: Share of the images with the label for which it is predicted.
+        average_precision: Mean precision over all thresholds.
+    """
+
+    name: str
+    num_images: int
+    num_predicted: int
+    precision: tuple[float, float, float] | None
+    recall: tuple[float, float, float] | None
+    average_precision: tuple[float, float, float] | None
+
+
+def label_rows(result: Mapping[str, Any], split: str = "test") -> list[LabelRow]:
+    """Return a row for each label of an evaluation.
+
+    The intervals of precision and recall are Wilson's. That of an average precision is also Wilson's, of a share of
+    the images with the label, whose standard error it has about (see `best_epoch.num_trials_of_labels`).
+
+    Args:
+        result: The content of test.json or val.json.
+        split: The prefix of its metrics: `test` or `val`.
+    """
+    rows = []
+    for name, counts in zip(result["class_names"], result["label_counts"], strict=True):
+        (_, false_positives), (false_negatives, hits) = counts
+        average = result.get(f"{split}/average_precision/{name}")
+        num_images = hits + false_negatives
+        rows.append(
+            LabelRow(
+                name,
+                num_images,
+                hits + false_positives,
+                _with_interval(hits, hits + false_positives),
+                _with_interval(hits, num_images),
+                None if average is None else _with_interval(average * num_images, num_images),
+            )
+        )
+    return rows
+
+
+def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
+    """Return the accuracy, or the mean average precision of several labels, with its interval; "" if there is none.
+
+    Args:
+        result: The content of test.json or val.json.
+        split: The prefix of its metrics: `test` or `val`.
+    """
+    name = "test" if split == "test" else "validation"
+    if result.get("confusion_matrix"):
+        return outcome(result["confusion_matrix"], name)
+    if not result.get("label_counts") or result.get(f"{split}/mAP") is None:
+        return ""
+    counts: Sequence[Any] = result["label_counts"]
+    num_images = int(np.sum(counts[0]))
+    positives = np.array([fn + tp for (_, _), (fn, tp) in counts])
+    mean = mean_precision_text(result[f"{split}/mAP"], num_trials_of_labels(positives))
+    exact = percent(result[f"{split}/exact_match"])
+    return f"{name} mAP {mean}, on {num_images:,} images; all labels of {exact} are right"
+
+
+def mean_precision_text(value: float, num_trials: float) -> str:
+    """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`."""
+    low, high = wilson(value * num_trials, num_trials)
+    return f"{value:.3f} (95 % interval {low:.3f}–{high:.3f})"
+
+
+def _with_interval(num_right: float, num: int) -> tuple[float, float, float] | None:
+    return (num_right / num, *wilson(num_right, num)) if num else None

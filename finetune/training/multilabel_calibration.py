@@ -1,0 +1,339 @@
+"""Calibration for several labels an image: probabilities and decisions for each label, fitted on the validation split.
+
+Everything is computed from the counts of `logit_histogram`, so that it is the same on any number of devices.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from finetune.system.messages import counted
+from finetune.training.logit_histogram import LogitHistogram, bin_centres, histogram, logit_at
+from finetune.training.precision import double
+from finetune.training.stored_values import number, refuse, table, whole
+from finetune.training.temperature import HIGHEST, LOWEST, PRIOR
+from finetune.training.threshold import (
+    MEASURES,
+    RATES,
+    Candidates,
+    LabelAim,
+    choose_among,
+)
+
+# Shapes: B images, K labels, J bins of logits.
+
+# With fewer positives or negatives among the validation images, a label's own best threshold is a matter of luck.
+LEAST_TO_CHOOSE = 10
+DEFAULT_AIM = LabelAim("f1")
+_MAX_BIAS = 16.0
+_MAX_STEPS = 100  # of Newton's method; about eight are needed
+_MOST_SHOWN = 8  # labels in a line
+
+Array = np.ndarray
+
+
+class MultilabelCalibration(NamedTuple):
+    """How logits become probabilities and decisions: for each label a scale, a bias and a threshold.
+
+    Attributes:
+        scale: The logits of each label are multiplied by it, K of them.
+        bias: It is then added to them, K.
+        thresholds: An image has a label if its probability is at least this, K.
+        num_pictures: Number of validation images that it was fitted on; 0 if nothing was fitted.
+        aim: What the thresholds were requested for; None for the default, the highest F1.
+        unreached: Indices of the labels for which no threshold reaches the aim. They have the default threshold.
+    """
+
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+    thresholds: tuple[float, ...]
+    num_pictures: int = 0
+    aim: LabelAim | None = None
+    unreached: tuple[int, ...] = ()
+
+    @classmethod
+    def unfitted(cls, num_classes: int) -> "MultilabelCalibration":
+        """Return the calibration of a network that is not calibrated: plain sigmoids and thresholds of 1/2."""
+        return cls((1.0,) * num_classes, (0.0,) * num_classes, (0.5,) * num_classes)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probability of each label (B, K) in float64 from logits (B, K)."""
+        z = double(logits)
+        return (z * z.new_tensor(self.scale) + z.new_tensor(self.bias)).sigmoid()
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        """Return for each image which labels it has, (B, K) bool, from probabilities (B, K)."""
+        return probabilities >= probabilities.new_tensor(self.thresholds)
+
+    def describe(self, class_names: Sequence[str]) -> list[str]:
+        """Return the calibration and the thresholds in words, a line for each."""
+        if not self.num_pictures:
+            return [
+                "no calibration: nothing was validated, so the probabilities are not calibrated and the thresholds 0.5"
+            ]
+        images = counted(self.num_pictures, "validation image")
+        scale = f"scale {min(self.scale):.2f} to {max(self.scale):.2f}"
+        lines = [f"calibration of each label, fitted on {images}: {scale}"]
+        shown = [
+            f"{name} {value:.3f}" for name, value in zip(class_names, self.thresholds, strict=True)
+        ]
+        more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+        aim = "the highest f1" if self.aim is None else _words(self.aim)
+        lines.append(f"thresholds for {aim}: {', '.join(shown[:_MOST_SHOWN])}{more}")
+        if missed := self.describe_unreached_aim(class_names):
+            lines.append(f"{missed}; there it is the threshold for the highest f1")
+        return lines
+
+    def describe_unreached_aim(self, class_names: Sequence[str]) -> str:
+        """Return in words for which labels no threshold reaches the aim; "" if there is one for each."""
+        if self.aim is None or not self.unreached:
+            return ""
+        names = [class_names[k] for k in self.unreached]
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        return f"no threshold reaches {_words(self.aim)} for {', '.join(names[:_MOST_SHOWN])}{more}"
+
+    def as_plain(self) -> dict[str, Any] | None:
+        """Return plain values for checkpoints and test.json; None if nothing was fitted."""
+        if not self.num_pictures:
+            return None
+        return {
+            "scale": list(self.scale),
+            "bias": list(self.bias),
+            "thresholds": list(self.thresholds),
+            "num_pictures": self.num_pictures,
+            "aim": None if self.aim is None else self.aim._asdict(),
+            "unreached": list(self.unreached),
+        }
+
+
+class MultilabelCalibrator(nn.Module):
+    """Fits a calibration on the validation images of all ranks. Each rank gets the same result.
+
+    Attributes:
+        aim: What the thresholds are chosen for; None for the highest F1.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.aim: LabelAim | None = None
+        self.histogram = LogitHistogram(num_classes)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add images: logits and labels (B, K)."""
+        self.histogram.update(logits, labels)
+
+    def take(self) -> MultilabelCalibration:
+        """Return the calibration for the images of all ranks, and reset."""
+        counts = self.histogram.compute()
+        self.histogram.reset()
+        return calibration_of(counts, self.aim)
+
+
+def fit_multilabel_calibration(
+    logits: Tensor, labels: Tensor, aim: LabelAim | None
+) -> MultilabelCalibration:
+    """Return the calibration for images of this process alone, from logits and labels (B, K)."""
+    return calibration_of(histogram(logits, labels), aim)
+
+
+def calibration_of(counts: Tensor, aim: LabelAim | None) -> MultilabelCalibration:
+    """Return the calibration for counts of negatives and positives by label and bin, (2, K, J)."""
+    negatives, positives = counts.cpu().numpy()
+    num_images = int(counts[:, 0].sum())
+    if num_images == 0:
+        return MultilabelCalibration.unfitted(positives.shape[0])
+    scale, bias = fit_scale_and_bias(negatives, positives)
+    default = _thresholds(negatives, positives, scale, bias, DEFAULT_AIM)
+    wanted = default if aim is None else _thresholds(negatives, positives, scale, bias, aim)
+    thresholds = [
+        own if own is not None else other for own, other in zip(wanted, default, strict=True)
+    ]
+    unreached = [k for k, own in enumerate(wanted) if own is None]
+    return MultilabelCalibration(
+        scale=tuple(scale.tolist()),
+        bias=tuple(bias.tolist()),
+        thresholds=tuple(0.5 if value is None else value for value in thresholds),
+        num_pictures=num_images,
+        aim=aim,
+        unreached=tuple(unreached) if aim is not None else (),
+    )
+
+
+def fit_scale_and_bias(negatives: Array, positives: Array) -> tuple[Array, Array]:
+    """Return scale a and bias b of each label (K,), with the lowest sum of -log p(label) for p = sigmoid(a z + b).
+
+    If all predictions are right, a would be infinite. Priors keep the label near a = 1 and b = 0 if there are few
+    images: as for a temperature, `PRIOR` * (a - 1 - log a) is added to the sum, and b ** 2 / 2. The sum is convex, and
+    Newton's method finds its minimum. Logits are those in the middle of their bins.
+
+    Args:
+        negatives: Number of images without the label by bin, (K, J).
+        positives: Number of images with it, (K, J).
+
+    Source: Platt 1999, "Probabilistic outputs for support vector machines".
+    """
+    used = np.flatnonzero((negatives + positives).any(axis=0))
+    z = torch.from_numpy(bin_centres()[used])
+    positive = torch.from_numpy(positives[:, used]).double()
+    both = positive + torch.from_numpy(negatives[:, used]).double()
+    a = torch.ones(len(positive), dtype=torch.float64)
+    b = torch.zeros(len(positive), dtype=torch.float64)
+
+    def cost(a: Tensor, b: Tensor) -> Tensor:
+        logits = a[:, None] * z + b[:, None]
+        losses = both * nn.functional.softplus(logits) - positive * logits
+        prior = PRIOR * (a - 1 - a.clamp_min(1e-300).log()) + b**2 / 2
+        return torch.where(a > 0, losses.sum(dim=1) + prior, math.inf)
+
+    value = cost(a, b)
+    for _ in range(_MAX_STEPS):
+        p = (a[:, None] * z + b[:, None]).sigmoid()
+        residual = both * p - positive
+        slope_a = (residual * z).sum(dim=1) + PRIOR * (1 - 1 / a)
+        slope_b = residual.sum(dim=1) + b
+        spread = both * p * (1 - p)
+        aa = (spread * z**2).sum(dim=1) + PRIOR / a**2
+        ab = (spread * z).sum(dim=1)
+        bb = spread.sum(dim=1) + 1
+        determinant = aa * bb - ab**2
+        step_a = (ab * slope_b - bb * slope_a) / determinant
+        step_b = (ab * slope_a - aa * slope_b) / determinant
+        size = torch.ones_like(a)
+        for _ in range(40):  # halve the step of a label until its cost does not increase
+            trial = cost(a + size * step_a, b + size * step_b)
+            is_worse = ~(trial <= value + 1e-12 * value.abs())
+            if not is_worse.any():
+                break
+            size = torch.where(is_worse, size / 2, size)
+        size = torch.where(is_worse, 0.0, size)
+        a = a + size * step_a
+        b = b + size * step_b
+        value = cost(a, b)
+        if float((size * (step_a.abs() + step_b.abs())).max()) < 1e-12:
+            break
+    return a.clamp(LOWEST, HIGHEST).numpy(), b.clamp(-_MAX_BIAS, _MAX_BIAS).numpy()
+
+
+def _thresholds(
+    negatives: Array, positives: Array, scale: Array, bias: Array, aim: LabelAim
+) -> list[float | None]:
+    """Return the threshold of each label for an aim, K; None where none reaches it.
+
+    A label with few positives or negatives has the threshold that is best for all labels together.
+    """
+    shared = None
+    thresholds: list[float | None] = []
+    for k in range(len(scale)):
+        if min(positives[k].sum(), negatives[k].sum()) >= LEAST_TO_CHOOSE:
+            candidates = _candidates(negatives[k], positives[k], float(scale[k]), float(bias[k]))
+            thresholds.append(choose_among(candidates, aim.measure, aim.least).value)
+            continue
+        if shared is None:
+            shared = [_shared_threshold(negatives, positives, scale, bias, aim)]
+        thresholds.append(shared[0])
+    return thresholds
+
+
+def _candidates(negatives: Array, positives: Array, scale: float, bias: float) -> Candidates:
+    """Return the thresholds between neighbouring bins with images, and below the lowest.
+
+    Args:
+        negatives: Number of images without a label by bin, (J,).
+        positives: Number of images with it, (J,).
+        scale: As in `MultilabelCalibration`.
+        bias: As in `MultilabelCalibration`.
+    """
+    used = np.flatnonzero(positives + negatives)[::-1]  # from the highest logit
+    num_hits = positives[used].cumsum()
+    num_predicted = (positives + negatives)[used].cumsum()
+    # halfway between the lower edge of a bin and the upper edge of the next one with images
+    below = np.append(used[1:] + 1, used[-1])
+    logits = scale * logit_at((used + below) / 2) + bias
+    return Candidates(
+        values=_sigmoid(logits),
+        num_hits=num_hits,
+        num_predicted=num_predicted,
+        num_positive=int(positives.sum()),
+        num_images=int((positives + negatives).sum()),
+    )
+
+
+def _shared_threshold(
+    negatives: Array, positives: Array, scale: Array, bias: Array, aim: LabelAim
+) -> float | None:
+    """Return the best threshold if all labels had the same one, by all pairs of image and label; None for none."""
+    if not positives.any() or not negatives.any():
+        return 0.5
+    p = _sigmoid(scale[:, None] * bin_centres() + bias[:, None]).ravel()
+    used = np.flatnonzero((positives + negatives).ravel())
+    used = used[np.argsort(-p[used], kind="stable")]
+    of_bin = p[used]
+    is_last = np.append(of_bin[1:] < of_bin[:-1], True)  # no threshold is between equal ones
+    below = np.append(of_bin[1:], 0.0)
+    candidates = Candidates(
+        values=((of_bin + below) / 2)[is_last],
+        num_hits=positives.ravel()[used].cumsum()[is_last],
+        num_predicted=(positives + negatives).ravel()[used].cumsum()[is_last],
+        num_positive=int(positives.sum()),
+        num_images=int((positives + negatives).sum()),
+    )
+    return choose_among(candidates, aim.measure, aim.least).value
+
+
+def _sigmoid(logits: Array) -> Array:
+    return torch.from_numpy(np.ascontiguousarray(logits)).sigmoid().numpy()
+
+
+def _words(aim: LabelAim) -> str:
+    return aim.measure if aim.least is None else f"{aim.measure} {aim.least:g}"
+
+
+def read_multilabel_calibration(
+    stored: Mapping[str, Any] | None, num_classes: int
+) -> MultilabelCalibration:
+    """Return the calibration of a checkpoint from its plain values, which may be untrusted.
+
+    Args:
+        stored: The result of `as_plain`.
+        num_classes: K.
+
+    Raises:
+        ValueError: A value has a wrong type or range.
+    """
+    if stored is None:
+        return MultilabelCalibration.unfitted(num_classes)
+    names = ("scale", "bias", "thresholds", "num_pictures", "aim", "unreached")
+    fields = table(stored, "calibration", names)
+    aim = None
+    if fields["aim"] is not None:
+        plain = table(fields["aim"], "aim", LabelAim._fields)
+        measure = plain["measure"]
+        if type(measure) is not str or measure not in MEASURES:
+            refuse("measure", measure)
+        if (plain["least"] is None) != (measure not in RATES):
+            refuse("least", plain["least"])
+        least = None if plain["least"] is None else number(plain["least"], "least", 0.0, 1.0)
+        aim = LabelAim(measure, least)
+    unreached = fields["unreached"]
+    if type(unreached) is not list or len(unreached) > num_classes:
+        refuse("unreached", unreached)
+    return MultilabelCalibration(
+        scale=_numbers(fields["scale"], "scale", (LOWEST, HIGHEST), num_classes),
+        bias=_numbers(fields["bias"], "bias", (-_MAX_BIAS, _MAX_BIAS), num_classes),
+        thresholds=_numbers(fields["thresholds"], "thresholds", (0.0, 1.0), num_classes),
+        num_pictures=whole(fields["num_pictures"], "num_pictures", 2**53),
+        aim=aim,
+        unreached=tuple(whole(k, "unreached", num_classes - 1, least=0) for k in unreached),
+    )
+
+
+def _numbers(
+    values: Any, name: str, bounds: tuple[float, float], num_classes: int
+) -> tuple[float, ...]:
+    if type(values) is not list or len(values) != num_classes:
+        refuse(name, values)
+    return tuple(number(value, name, *bounds) for value in values)

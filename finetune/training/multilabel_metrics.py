@@ -1,0 +1,202 @@
+"""Metrics for several labels an image. Their states are sums, so that every image counts once on any number of devices.
+
+The names are those of torchmetrics: average precision, its mean `mAP`, F1 (macro and micro), exact match and Hamming
+distance.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import (
+    MultilabelConfusionMatrix,
+    MultilabelExactMatch,
+    MultilabelF1Score,
+)
+
+from finetune.training.logit_histogram import (
+    LogitHistogram,
+    average_precision,
+    mean_average_precision,
+)
+from finetune.training.metrics import CalibrationError, MeanLoss
+from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.training.precise_sums import global_sums, restore_sums
+from finetune.training.precision import double
+
+# Shapes: B images, K labels.
+
+# validation of the targets would make the CPU wait for the GPU
+_UNCHECKED: dict[str, Any] = {"validate_args": False}
+
+
+class LabelCalibrationError(CalibrationError):
+    """The calibration error of all pairs of an image and a label, between probability and share of the labels."""
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add images: probabilities and labels (B, K)."""
+        probabilities = double(preds).flatten()
+        self.add(probabilities, target.to(probabilities.device).flatten())
+
+
+class Cooccurrence(Metric):
+    """Counts the images that have two labels at once, and those with one label where another one is predicted."""
+
+    full_state_update = False
+    true: Tensor
+    predicted: Tensor
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__()
+        for name in ("true", "predicted"):
+            empty = torch.zeros(num_labels, num_labels, dtype=torch.int64)
+            self.add_state(name, empty, dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add images: predicted and true labels, (B, K), 0 or 1."""
+        # in float64, since GPUs multiply no matrices of integers; counts are exact up to 2 ** 53
+        labels = double(target)
+        self.true += (labels.T @ labels).long().to(self.true.device)
+        self.predicted += (labels.T @ double(preds)).long().to(self.predicted.device)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Return both counts, (K, K). Rows are true labels, columns the other true labels or the predicted ones."""
+        return self.true, self.predicted
+
+
+def label_metrics(confusion: Tensor) -> dict[str, Tensor]:
+    """Return precision, recall and F1 of each label (K,), and F1 and the Hamming distance of all labels.
+
+    The recall of a label without images is NaN. So is the precision of a label that is never predicted. The macro F1
+    is the mean over the labels with images. The micro F1 is that of all pairs of an image and a label.
+
+    Args:
+        confusion: True negatives, false positives, false negatives and true positives, (K, 2, 2).
+    """
+    counts = confusion.double()
+    false_positives = counts[:, 0, 1]
+    false_negatives = counts[:, 1, 0]
+    hits = counts[:, 1, 1]
+    errors = false_positives + false_negatives
+    f1 = 2 * hits / (2 * hits + errors)
+    has_images = hits + false_negatives > 0
+    return {
+        "precision": hits / (hits + false_positives),
+        "recall": hits / (hits + false_negatives),
+        "f1_macro": f1[has_images].mean(),
+        "f1_micro": 2 * hits.sum() / (2 * hits + errors).sum(),
+        "hamming_distance": errors.sum() / counts.sum(),
+    }
+
+
+class MultilabelTrainMetrics(nn.Module):
+    """Loss and micro F1 during training. Checkpoints save the sums of the current epoch.
+
+    The F1 is that of the decisions at a probability of 1/2. For mixed images the labels are those of the larger part.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        super().__init__()
+        self.train_loss = MeanLoss("train")
+        self.train_f1 = MultilabelF1Score(num_labels, average="micro", **_UNCHECKED)
+
+    def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
+        """Add a batch: logits and labels (B, K), the sum of its losses and its number of images."""
+        self.train_loss.update(loss_sum, weight)
+        # whole numbers, since torchmetrics guesses whether floats are logits or probabilities
+        self.train_f1.update((logits.detach() > 0).long(), labels.long())
+
+    def take(self) -> dict[str, Tensor]:
+        """Return the metrics by name over all ranks, and reset."""
+        values = {
+            "train/loss_epoch": self.train_loss.compute(),
+            "train/f1_micro": self.train_f1.compute(),
+        }
+        for metric in (self.train_loss, self.train_f1):
+            metric.reset()
+        return values
+
+    def sums(self) -> dict[str, dict[str, Tensor]]:
+        """Return the states of each metric, summed over all ranks."""
+        return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
+
+    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
+        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
+        for name, state in sums.items():
+            restore_sums(getattr(self, name), state, is_first)
+
+
+class MultilabelSplitMetrics(nn.Module):
+    """All metrics of one evaluation split.
+
+    The loss and the average precisions are those of the uncalibrated logits. With a calibration, decisions and
+    `calibration_error` are those of `predict`; without one, decisions are taken at a probability of 1/2.
+    """
+
+    def __init__(self, num_labels: int, split: str) -> None:
+        super().__init__()
+        self.loss = MeanLoss(split)
+        self.histogram = LogitHistogram(num_labels)
+        self.confusion = MultilabelConfusionMatrix(num_labels, **_UNCHECKED)
+        self.exact_match = MultilabelExactMatch(num_labels, **_UNCHECKED)
+        self.cooccurrence = Cooccurrence(num_labels)
+        self.calibration_error = LabelCalibrationError()
+        self.before_scaling = LabelCalibrationError()
+
+    def update(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        loss_sum: Tensor,
+        weight: Tensor,
+        calibration: MultilabelCalibration,
+    ) -> None:
+        """Add a batch: logits and labels (B, K), the sum of its losses and its number of images."""
+        self.loss.update(loss_sum, weight)
+        self.histogram.update(logits, labels)
+        probabilities = calibration.probabilities(logits)
+        decisions = calibration.decide(probabilities).long().to(labels.device)
+        labels = labels.long()
+        self.confusion.update(decisions, labels)
+        self.exact_match.update(decisions, labels)
+        self.cooccurrence.update(decisions, labels)
+        self.calibration_error.update(probabilities, labels)
+        if calibration.num_pictures:
+            self.before_scaling.update(double(logits).sigmoid(), labels)
+
+    def take(
+        self, class_names: list[str], calibration: MultilabelCalibration
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the metrics by name over all ranks, and the counts behind them; and reset.
+
+        The counts are `label_counts` (K, 2, 2): for each label the true negatives, false positives, false negatives and
+        true positives. `cooccurrence` (K, K) has the images with two labels, and `predicted_for` (K, K) the images with
+        the label of the row for which that of the column is predicted.
+        """
+        confusion = self.confusion.compute()
+        true, predicted = self.cooccurrence.compute()
+        of_labels = average_precision(self.histogram.compute())
+        values = {
+            "loss": self.loss.compute(),
+            "mAP": mean_average_precision(of_labels),
+            "exact_match": self.exact_match.compute(),
+            **label_metrics(confusion),
+            "average_precision": of_labels,
+            "calibration_error": self.calibration_error.compute(),
+        }
+        if calibration.num_pictures:
+            values["calibration_error_before_scaling"] = self.before_scaling.compute()
+        for metric in self.children():
+            metric.reset()  # type: ignore[operator]
+        for name in ("precision", "recall", "average_precision"):
+            per_label = values.pop(name)
+            values |= {
+                f"{name}/{c}": value for c, value in zip(class_names, per_label, strict=True)
+            }
+        tables = {
+            "label_counts": confusion.tolist(),
+            "cooccurrence": true.tolist(),
+            "predicted_for": predicted.tolist(),
+        }
+        return {name: value.float() for name, value in values.items()}, tables

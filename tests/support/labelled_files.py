@@ -1,0 +1,69 @@
+"""Small images with several labels each, and a data module that reads the labels from the names of the files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.samples import PathList, Samples
+from finetune.data.seen_record import build_record
+from finetune.data.splits import SET_APART, stratified
+from finetune.data.storage import file_stats
+from finetune.data.targets import MultiHot
+
+LABELS = ("blue", "green", "red", "square")
+SHARES = (0.5, 0.4, 0.3, 0.1)  # of the images that have each label
+
+
+def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
+    """Write `split=n` noisy images of 48 x 48 pixels, each a mosaic of quarters, one for each of its labels.
+
+    A file is named after its number and its labels: `0007+blue+red.png`.
+    """
+    rng = np.random.default_rng(seed)
+    for split, num in num_images.items():
+        (root / split).mkdir(parents=True)
+        for i in range(num):
+            has_label = rng.random(len(LABELS)) < SHARES
+            image = rng.integers(0, 120, (48, 48, 3)).astype(np.uint8)
+            for k, quarter in zip(np.flatnonzero(has_label), rng.permutation(4), strict=False):
+                top, left = 24 * (quarter // 2), 24 * (quarter % 2)
+                if k < 3:  # BGR, as OpenCV has it
+                    image[top : top + 24, left : left + 24, k] += 70
+                else:
+                    image[top + 6 : top + 18, left + 6 : left + 18] = 255
+            names = "".join(f"+{LABELS[k]}" for k in np.flatnonzero(has_label))
+            cv2.imwrite(str(root / split / f"{i:04d}{names}.png"), image)
+    return root
+
+
+class LabelledFiles(ImageDataModule):
+    """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
+
+    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        self.class_names = list(LABELS)
+        self.label_kind = "several"
+        train = _read(root / "train", "")
+        rest, val = stratified(train.names(), train.targets.strata(), (val_fraction,), split_seed)
+        self.splits["train"] = train.take(rest)
+        if len(val):
+            self.splits["val"] = replace(train.take(val), origin=SET_APART)
+        if (root / "test").is_dir():
+            self.splits["test"] = _read(root / "test", "test/")
+        self.seen = build_record(self.splits["train"], self.splits.get("val"))
+        self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
+
+
+def _read(folder: Path, tag: str) -> Samples:
+    paths = sorted(str(path) for path in folder.iterdir())
+    rows = [[name in Path(path).stem.split("+") for name in LABELS] for path in paths]
+    return Samples(
+        PathList(paths),
+        MultiHot(np.array(rows, np.uint8).reshape(len(rows), len(LABELS))),
+        origin=f"its {folder.name} folder",
+        folder=str(folder),
+        tag=tag,
+        stats=file_stats(paths),
+    )

@@ -1,0 +1,194 @@
+"""Scale, bias and threshold of each label, fitted on validation images."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import expit
+from sklearn.metrics import f1_score, precision_score, recall_score
+
+from finetune.system.messages import WrongUsage
+from finetune.training.calibration import read_calibration
+from finetune.training.logit_histogram import histogram
+from finetune.training.multilabel_calibration import (
+    LEAST_TO_CHOOSE,
+    MultilabelCalibration,
+    MultilabelCalibrator,
+    fit_multilabel_calibration,
+    fit_scale_and_bias,
+)
+from finetune.training.temperature import PRIOR
+from finetune.training.threshold import LabelAim, parse_label_aim
+
+NAMES = ["a", "b", "c", "d"]
+GRID = np.linspace(0, 1, 100)  # quantiles
+
+
+def drawn(num: int = 2000, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and labels: those of `a` are right, of `b` too sure, of `c` shifted, and `d` is rare."""
+    rng = np.random.default_rng(seed)
+    true = rng.normal(size=(num, 4)) * 2 - [0, 1, 1, 5]
+    labels = rng.random((num, 4)) < expit(true)
+    logits = true * [1, 3, 1, 1] + [0, 0, 2, 0]
+    return torch.from_numpy(logits), torch.from_numpy(labels.astype(np.float32))
+
+
+def fitted(logits, labels, aim=None) -> MultilabelCalibration:
+    return fit_multilabel_calibration(logits, labels, aim)
+
+
+def test_wrong_scales_and_biases_are_put_right():
+    calibration = fitted(*drawn(20_000))
+    assert calibration.scale[:3] == pytest.approx((1, 1 / 3, 1), rel=0.1)
+    assert calibration.bias[:3] == pytest.approx((0, 0, -2), abs=0.15)
+    assert calibration.num_pictures == 20_000
+
+
+def test_the_fit_is_the_minimum_of_the_penalised_loss():
+    logits, labels = drawn(300)
+    scale, bias = fit_scale_and_bias(*histogram(logits, labels).numpy())
+
+    def cost(parameters: np.ndarray, k: int) -> float:
+        a, b = parameters
+        z = a * logits[:, k].numpy() + b
+        loss = np.logaddexp(0, z) - labels[:, k].numpy() * z
+        return float(loss.sum() + PRIOR * (a - 1 - np.log(a)) + b**2 / 2)
+
+    for k in range(4):
+        best = minimize(
+            cost, (1.0, 0.0), (k,), method="L-BFGS-B", bounds=((1e-3, None), (None, None))
+        )
+        # the fit has logits rounded to bins, a hundredth wide
+        assert cost(np.array([scale[k], bias[k]]), k) <= best.fun + 1e-2
+    assert cost(np.array([1.0, 0.0]), 1) > best.fun + 1  # control
+
+
+def test_few_or_perfect_predictions_leave_the_network_as_it_is():
+    logits = torch.tensor([[9.0, 9.0], [-9.0, 9.0], [9.0, 9.0]]).double()
+    labels = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    calibration = fitted(logits, labels)
+    assert all(0.9 < scale < 1.5 for scale in calibration.scale)
+    assert all(abs(bias) < 0.1 for bias in calibration.bias)
+    empty = fitted(logits[:0], labels[:0])
+    assert empty == MultilabelCalibration.unfitted(2) and empty.as_plain() is None
+
+
+def test_the_default_threshold_has_the_highest_f1():
+    logits, labels = drawn()
+    calibration = fitted(logits, labels)
+    p = calibration.probabilities(logits).numpy()
+    said = calibration.decide(torch.from_numpy(p)).numpy()
+    for k in range(4):
+        y = labels[:, k].numpy()
+        best = max(f1_score(y, p[:, k] >= t) for t in np.quantile(p[:, k], GRID))
+        # thresholds within a bin are not candidates
+        assert f1_score(y, said[:, k]) >= best - 5e-3
+    half = f1_score(labels[:, 3].numpy(), p[:, 3] >= 0.5)
+    assert f1_score(labels[:, 3].numpy(), said[:, 3]) > half + 0.05  # control
+
+
+def test_a_threshold_reaches_the_recall_with_the_highest_precision():
+    logits, labels = drawn()
+    calibration = fitted(logits, labels, LabelAim("recall", 0.95))
+    p = calibration.probabilities(logits)
+    said = calibration.decide(p).numpy()
+    for k in range(4):
+        y = labels[:, k].numpy()
+        assert recall_score(y, said[:, k]) >= 0.95
+        enough = [
+            t for t in np.quantile(p[:, k], GRID) if recall_score(y, (p[:, k] >= t).numpy()) >= 0.95
+        ]
+        best = max(precision_score(y, (p[:, k] >= t).numpy()) for t in enough)
+        assert precision_score(y, said[:, k]) >= best - 5e-3
+    assert calibration.unreached == () and calibration.describe_unreached_aim(NAMES) == ""
+
+
+def test_an_aim_that_a_label_cannot_reach_is_named():
+    logits, labels = drawn()
+    logits[:, 3] = 0.0
+    calibration = fitted(logits, labels, LabelAim("precision", 0.9))
+    assert calibration.unreached == (3,)
+    assert calibration.describe_unreached_aim(NAMES) == "no threshold reaches precision 0.9 for d"
+    assert calibration.thresholds[3] == fitted(logits, labels).thresholds[3]
+    assert any(
+        "there it is the threshold for the highest f1" in line
+        for line in calibration.describe(NAMES)
+    )
+
+
+def test_labels_with_few_images_share_a_threshold():
+    logits, labels = drawn()
+    for k, num in ((2, LEAST_TO_CHOOSE - 1), (3, 0)):
+        labels[:, k] = 0
+        labels[:num, k] = 1
+    calibration = fitted(logits, labels)
+    assert calibration.thresholds[2] == calibration.thresholds[3]
+    assert len(set(calibration.thresholds)) == 3
+    # it is the best one for all labels together
+    p = calibration.probabilities(logits).flatten()
+    y = labels.flatten().numpy()
+    found = f1_score(y, (p >= calibration.thresholds[2]).numpy())
+    assert found >= max(f1_score(y, (p >= t).numpy()) for t in np.linspace(0.02, 0.98, 97)) - 2e-3
+
+
+def test_devices_fit_the_same_calibration_bit_for_bit():
+    logits, labels = drawn(500)
+    metric = MultilabelCalibrator(4)
+    for rows in (slice(0, 3), slice(3, 450), slice(450, 500)):
+        metric.update(logits[rows], labels[rows])
+    assert metric.take() == fitted(logits, labels)
+    assert metric.histogram.counts.sum() == 0  # it is reset
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
+    assert fitted(logits[order], labels[order]) == fitted(logits, labels)
+
+
+def stored(calibration: MultilabelCalibration, **changes) -> dict:
+    return {
+        "hyper_parameters": {"class_names": NAMES, "label_kind": "several"},
+        "finetune": {"calibration": {**(calibration.as_plain() or {}), **changes}},
+    }
+
+
+@pytest.mark.parametrize("aim", [None, LabelAim("recall", 0.9), LabelAim("accuracy")])
+def test_a_checkpoint_keeps_it(aim):
+    calibration = fitted(*drawn(300), aim)
+    assert read_calibration(stored(calibration)) == calibration
+    missing = stored(calibration)
+    missing["finetune"]["calibration"] = None
+    assert read_calibration(missing) == MultilabelCalibration.unfitted(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scale", [1.0] * 3),
+        ("scale", [0.0] * 4),
+        ("bias", [float("nan")] * 4),
+        ("bias", 0.0),
+        ("thresholds", [1.5] * 4),
+        ("num_pictures", 0),
+        ("aim", {"measure": "luck", "least": None}),
+        ("aim", {"measure": "recall", "least": None}),
+        ("aim", {"measure": "f1", "least": 0.5}),
+        ("unreached", [4]),
+        ("more", 1),
+    ],
+)
+def test_values_that_no_fit_writes_are_refused(name, value):
+    with pytest.raises(ValueError, match="the checkpoint is not as `finetune fit` writes them"):
+        read_calibration(stored(fitted(*drawn(300)), **{name: value}))
+
+
+def test_an_aim_applies_to_each_label():
+    assert parse_label_aim("recall:0.95") == LabelAim("recall", 0.95)
+    assert parse_label_aim("f1") == LabelAim("f1")
+    for text in ("recall", "recall:2", "recall:0.9:a", "f1:a", "luck"):
+        with pytest.raises(WrongUsage, match="which is applied to each label"):
+            parse_label_aim(text)
+
+
+def test_a_calibration_is_described():
+    lines = fitted(*drawn(300)).describe(NAMES)
+    assert lines[0].startswith("calibration of each label, fitted on 300 validation images: scale ")
+    assert lines[1].startswith("thresholds for the highest f1: a 0.")
+    assert "not calibrated" in MultilabelCalibration.unfitted(4).describe(NAMES)[0]
