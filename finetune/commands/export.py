@@ -79,6 +79,10 @@ def export(
         raise WrongUsage(
             f"{ckpt_path} is an exported file: give the checkpoint that it was made of"
         )
+    is_several = checkpoint["hyper_parameters"].get("label_kind", "single") == "several"
+    if quantize and is_several:
+        hint = "leave it out for a file in float32"
+        raise WrongUsage(f"--quantize {quantize} does not support several labels an image: {hint}")
     if root and not quantize:
         raise WrongUsage("--root is for --quantize int8")
     if format != "onnx" and (quantize or input != "network_size"):
@@ -104,7 +108,7 @@ def export(
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
     pictures, what = _pictures(verify_on)
-    module = EndToEnd(predictor.model, predictor.calibration.temperature).eval()
+    module = EndToEnd(predictor.model, predictor.calibration).eval()
     print(
         f"writing {predictor.network_name} as {target.name}, which takes some seconds",
         file=sys.stderr,
@@ -131,7 +135,7 @@ def export(
         facts = about(predictor, checkpoint, format, input, agreements) | quantized
         _write_export(file, facts, target, description_path)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {description_path.name} about it")
-    print(message or _describe(agreement, what))
+    print(message or _describe(agreement, what, "labels" if is_several else "classes"))
     return target
 
 
@@ -161,9 +165,9 @@ def _check(agreement: Agreement, suffix: str, what: str) -> None:
         )
 
 
-def _describe(agreement: Agreement, what: str) -> str:
+def _describe(agreement: Agreement, what: str, answers: str) -> str:
     return (
-        f"held against the network on {agreement.num_pictures} {what}: the same classes, largest difference of a "
+        f"held against the network on {agreement.num_pictures} {what}: the same {answers}, largest difference of a "
         f"probability {agreement.largest:.1e}; one picture at a time the network takes "
         f"{agreement.milliseconds[0]:.1f} ms, the file {agreement.milliseconds[1]:.1f} ms"
     )

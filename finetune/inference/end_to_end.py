@@ -3,31 +3,65 @@
 import torch
 from torch import Tensor, nn
 
-from finetune.models.ensemble import combine_logits
+from finetune.models.ensemble import Ensemble, combine_logits
 from finetune.models.image_classifier import ImageClassifier, normalize
 from finetune.models.stages import head, without_head
+from finetune.training.calibration import AnyCalibration, Calibration
+from finetune.training.multilabel_calibration import MultilabelCalibration
+
+
+class _Softmax(nn.Module):
+    """Logits (N, K) to the probability of each class."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__()
+        self.temperature = calibration.temperature
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return (logits / self.temperature).softmax(dim=1)
+
+
+class _Sigmoid(nn.Module):
+    """Logits (N, K) to the probability of each label."""
+
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, calibration: MultilabelCalibration) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(calibration.scale))
+        self.register_buffer("bias", torch.tensor(calibration.bias))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return (logits * self.scale + self.bias).sigmoid()
 
 
 class EndToEnd(nn.Module):
-    """Normalization, network, temperature and softmax in one module, from uint8 images to probabilities.
+    """Normalization, network, calibration and softmax in one module, from uint8 images to probabilities.
+
+    If images have several labels, a sigmoid takes the place of the softmax.
 
     Args:
         model: The image classifier. The module shares its weights and its parameter names, which exported files keep.
-        temperature: Divisor of the logits (calibration).
+        calibration: Turns logits into probabilities.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: ImageClassifier, temperature: float) -> None:
+    def __init__(self, model: ImageClassifier, calibration: AnyCalibration) -> None:
         super().__init__()
         self.network = model.network
-        self.temperature = temperature
+        self.probabilities: nn.Module = (
+            _Sigmoid(calibration)
+            if isinstance(calibration, MultilabelCalibration)
+            else _Softmax(calibration)
+        )
         self.register_buffer("mean", model.mean.float())
         self.register_buffer("std", model.std.float())
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probability of each class (N, K), and the logits (N, K) before temperature scaling.
+        """Return the probability of each class (N, K), and the logits (N, K) before calibration.
 
         Args:
             images: (N, h, w, 3) uint8 RGB.
@@ -35,7 +69,7 @@ class EndToEnd(nn.Module):
         # Without `contiguous` the exporter adds needless Gather nodes.
         pixels = images.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         logits = self.network(normalize(pixels, self.mean, self.std))
-        return (logits / self.temperature).softmax(dim=1), logits
+        return self.probabilities(logits), logits
 
 
 class Logits(ImageClassifier):
@@ -43,7 +77,8 @@ class Logits(ImageClassifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, H, W) uint8 RGB."""
-        return combine_logits(super().forward(images))
+        kind = self.network.label_kind if isinstance(self.network, Ensemble) else "single"
+        return combine_logits(super().forward(images), kind)
 
 
 class Embedder(nn.Module):

@@ -7,6 +7,7 @@ from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
+from finetune.training.multilabel_calibration import MultilabelCalibration
 
 
 def about(
@@ -50,12 +51,27 @@ def about(
         "preparation": f"inside: {preparation}" if is_any else preparation,
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),
-        "temperature": predictor.calibration.temperature,
+        **_decisions(predictor),
         "calibration": predictor.calibration.as_plain(),
         "began_with": begun_with(checkpoint),
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
         **{name: _as_plain(agreement) for name, agreement in agreements.items()},
+    }
+
+
+def _decisions(predictor: Predictor) -> dict[str, Any]:
+    """Return what turns logits into probabilities and decisions, beyond the plain calibration."""
+    calibration = predictor.calibration
+    if not isinstance(calibration, MultilabelCalibration):
+        return {"temperature": calibration.temperature}
+    names = predictor.class_names
+    return {
+        "label_kind": predictor.label_kind,
+        "probabilities": "sigmoid(scale * logit + bias) of each label",
+        "scale": list(calibration.scale),
+        "bias": list(calibration.bias),
+        "thresholds": dict(zip(names, calibration.thresholds, strict=True)),
     }
 
 

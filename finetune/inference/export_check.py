@@ -137,6 +137,8 @@ def _differences(
     differences = np.abs(actual - expected).max(axis=1)
     expected_classes = predictor.decide(expected.astype(np.float64))
     is_other = predictor.decide(actual.astype(np.float64)) != expected_classes
+    if is_other.ndim == 2:  # several labels
+        is_other = is_other.any(axis=1)
     return float(differences.max()), int((is_other & (differences > _TIE)).sum())
 
 

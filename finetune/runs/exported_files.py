@@ -39,9 +39,13 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
     seen = origin.get("seen")
     state = checkpoint["state_dict"]
     data_class = str(origin.get("data_class"))
+    settings = {name: model[name] for name in _MODEL if name in model}
+    if (
+        model.get("label_kind", "single") != "single"
+    ):  # earlier versions can read a file without this setting
+        settings["label_kind"] = model["label_kind"]
     plain = {
-        "model": {name: model[name] for name in _MODEL if name in model}
-        | {"weights": begun_with(checkpoint)},
+        "model": settings | {"weights": begun_with(checkpoint)},
         "licence_of_the_weights": licence_of(checkpoint),
         "data": {name: data[name] for name in _DATA if name in data},
         "origin": {name: origin.get(name) for name in _ORIGIN},

@@ -10,7 +10,7 @@ from finetune.inference.predictor import Predictor
 def test_it_says_what_the_predictor_says(calibrated):
     predictor = Predictor(calibrated)
     model = predictor.model
-    module = EndToEnd(model, predictor.calibration.temperature).eval()
+    module = EndToEnd(model, predictor.calibration).eval()
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
     with torch.no_grad():
         probabilities, logits = module(torch.from_numpy(images))

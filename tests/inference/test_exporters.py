@@ -15,6 +15,7 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import WRITERS, write_onnx
 from finetune.models.backbones import build, normalization
 from finetune.models.image_classifier import ImageClassifier
+from finetune.training.calibration import Calibration
 
 MORE = [
     ("resnet18", 64),
@@ -39,7 +40,7 @@ def module(name: str) -> EndToEnd:
         # statistics as after training: a wrong folding would be seen
         network.train()(torch.randn(16, 3, 64, 64))
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(name))
-    return EndToEnd(ImageClassifier(network, mean, std), 1.5).eval()
+    return EndToEnd(ImageClassifier(network, mean, std), Calibration(1.5)).eval()
 
 
 @pytest.mark.slow

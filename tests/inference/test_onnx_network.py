@@ -24,7 +24,7 @@ from finetune.system.messages import WrongUsage
 
 def write(checkpoint: Path, path: Path, kind: str = "network_size") -> None:
     own = Predictor(checkpoint)
-    whole = EndToEnd(own.model, own.calibration.temperature).eval()
+    whole = EndToEnd(own.model, own.calibration).eval()
     write_onnx(whole, 28, packed(read_checkpoint(checkpoint), kind), path)
 
 

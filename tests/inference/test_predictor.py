@@ -20,6 +20,7 @@ from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed
 from finetune.system.messages import WrongUsage
+from finetune.training.calibration import Calibration
 
 
 def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
@@ -141,7 +142,7 @@ def damaged(small, tmp_path_factory) -> Path:
 def exported(path: Path, kind: str) -> Path:
     """What `finetune export` would write of a checkpoint if it did not compare both."""
     predictor, target = Predictor(path), path.with_suffix(f".{kind}")
-    module = EndToEnd(predictor.model, 1.0).eval()
+    module = EndToEnd(predictor.model, Calibration()).eval()
     WRITERS[kind][1](module, predictor.image_size, packed(read_checkpoint(path)), target)
     return target
 

@@ -23,13 +23,14 @@ from finetune.inference.quantize import (
 )
 from finetune.models.ensemble import Ensemble
 from finetune.models.image_classifier import ImageClassifier
+from finetune.training.calibration import Calibration
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def floats(predictor, tmp_path):
-    module = EndToEnd(predictor.model, 1.0).eval()
+    module = EndToEnd(predictor.model, Calibration()).eval()
     write_onnx(module, 32, "about", tmp_path / "floats.onnx")
     return tmp_path / "floats.onnx"
 
@@ -93,7 +94,8 @@ def test_what_members_say_is_joined_in_float(tmp_path):
     torch.manual_seed(0)
     network = Ensemble([Joined(), Joined()])
     module = EndToEnd(
-        ImageClassifier(network, torch.zeros(3, 1, 1), torch.full((3, 1, 1), 255.0)), 0.5
+        ImageClassifier(network, torch.zeros(3, 1, 1), torch.full((3, 1, 1), 255.0)),
+        Calibration(0.5),
     ).eval()
     write_onnx(module, 8, "about", tmp_path / "floats.onnx")
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
