@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from finetune.api.fitting import fit as fit
     from finetune.api.loaded_model import LoadedModel as LoadedModel
     from finetune.api.loaded_model import load as load
+    from finetune.api.prediction import LabelsPrediction as LabelsPrediction
     from finetune.api.prediction import Prediction as Prediction
     from finetune.data.datasets.fashion_mnist import FashionMNIST as FashionMNIST
     from finetune.data.datasets.image_folder import Hotdog as Hotdog
@@ -34,6 +35,7 @@ _PUBLIC = {
     "FittedRun": "finetune.api.fitted_run",
     "Hotdog": "finetune.data.datasets.image_folder",
     "ImageFolderData": "finetune.data.datasets.image_folder",
+    "LabelsPrediction": "finetune.api.prediction",
     "LoadedModel": "finetune.api.loaded_model",
     "MLFlowLogger": "finetune.runs.mlflow_logger",
     "Prediction": "finetune.api.prediction",
@@ -58,6 +60,7 @@ REMOVED = ("num_views",)
 __all__ = [
     *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
     *(
+        "LabelsPrediction",
         "MLFlowLogger",
         "Prediction",
         "SampleData",

@@ -12,16 +12,17 @@ import torch
 
 from finetune.api.borrowed_process import check_not_forked
 from finetune.api.pictures import Picture, iterate_images, pixels
-from finetune.api.prediction import Prediction
+from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
 from finetune.inference.onnx_network import OnnxNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.exported_files import InputSize
-from finetune.runs.predictions import UNSURE
+from finetune.runs.prediction_rows import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
 from finetune.system.messages import shown
+from finetune.training.multilabel_calibration import MultilabelCalibration
 
 # Shapes: N images, B images per batch, H and W pixels, D features, K classes.
 
@@ -56,8 +57,8 @@ class LoadedModel:
         *,
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
-    ) -> list[Prediction]:
-        """Predict the class of each image, as `finetune predict` does.
+    ) -> list[Any]:
+        """Predict the class or the labels of each image, as `finetune predict` does.
 
         On a GPU the command multiplies float32 in TF32. This does so only after the program has called
         `torch.set_float32_matmul_precision("high")`.
@@ -70,7 +71,8 @@ class LoadedModel:
             abstain_below: Predict `unsure` where the class has a lower probability than this, from 0 to 1.
 
         Returns:
-            A list with a prediction for each image, in order, also for a single image.
+            A list with a prediction for each image, in order, also for a single image: a `Prediction`, or a
+            `LabelsPrediction` if the network predicts several labels an image.
 
         Raises:
             FileNotFoundError: An image does not exist, or a folder has none.
@@ -84,7 +86,11 @@ class LoadedModel:
             raise ValueError(
                 f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
             )
-        predictions: list[Prediction] = []
+        if abstain_below and self.predictor.label_kind == "several":
+            raise ValueError(
+                "abstain_below is for one class an image, and these have several labels"
+            )
+        predictions: list[Prediction | LabelsPrediction] = []
         for batch in self._batches(pictures, on_bad_image):
             predictions += self._predictions(batch, abstain_below)
         return predictions
@@ -121,7 +127,7 @@ class LoadedModel:
         """The network as a plain module in eval mode: images (B, 3, H, W) uint8 RGB to logits (B, K).
 
         Normalization is inside; resizing and cropping to `image_size` are not. The weights are those that `predict`
-        uses, on the same device: train a `copy.deepcopy` of it. Logits are not divided by the calibration temperature.
+        uses, on the same device: train a `copy.deepcopy` of it. Logits are not calibrated.
 
         Raises:
             ValueError: The model is an .onnx file, which torch cannot run.
@@ -237,17 +243,23 @@ class LoadedModel:
 
     def _predictions(
         self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float
-    ) -> Iterator[Prediction]:
+    ) -> Iterator[Prediction | LabelsPrediction]:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
         chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
-        for (i, _, picture, _), values, k in zip(
+        names = self.class_names
+        calibration = self.predictor.calibration
+        for (i, _, picture, _), values, decided in zip(
             good, answers.tolist(), chosen.tolist(), strict=True
         ):
-            label = self.class_names[k] if values[k] >= abstain_below else UNSURE
             path = picture if isinstance(picture, str) else None
-            yield Prediction(
-                label, values[k], dict(zip(self.class_names, values, strict=True)), path, i
-            )
+            probabilities = dict(zip(names, values, strict=True))
+            if isinstance(calibration, MultilabelCalibration):
+                labels = tuple(name for name, has in zip(names, decided, strict=True) if has)
+                thresholds = dict(zip(names, calibration.thresholds, strict=True))
+                yield LabelsPrediction(labels, probabilities, thresholds, path, i)
+                continue
+            label = names[decided] if values[decided] >= abstain_below else UNSURE
+            yield Prediction(label, values[decided], probabilities, path, i)
 
     def __repr__(self) -> str:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]

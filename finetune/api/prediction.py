@@ -1,4 +1,4 @@
-"""The prediction for one image."""
+"""The prediction for one image: its class, or its labels if it may have several."""
 
 from dataclasses import dataclass, field
 
@@ -25,3 +25,22 @@ class Prediction:
     def unsure(self) -> bool:
         """Whether the label is `unsure`."""
         return self.label not in self.probabilities
+
+
+@dataclass(frozen=True)
+class LabelsPrediction:
+    """The prediction for one image of a network for several labels an image.
+
+    Attributes:
+        labels: The labels whose probability is at least their threshold, in the order of `class_names`.
+        probabilities: Probability of each label, by name, in the order of `class_names`.
+        thresholds: Threshold of each label, by name.
+        path: The image's file, if it was read from one.
+        index: The image's position among those passed; each file of a folder or glob counts.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: dict[str, float] = field(hash=False)
+    thresholds: dict[str, float] = field(hash=False, repr=False)
+    path: str | None = None
+    index: int = 0

@@ -28,13 +28,17 @@ def write_parquet(target: Path, parts: Sequence[Path], columns: Sequence[str]) -
     Args:
         target: The .parquet file.
         parts: The JSON Lines files, in order.
-        columns: Keys of the rows. Paths, errors and classes are text, all others are numbers.
+        columns: Keys of the rows. Paths, errors and classes are text, labels are lists of text, all others are numbers.
     """
     pyarrow = check_pyarrow()
-    is_text = {name: name in ("path", "error") or name.startswith("class") for name in columns}
-    schema = pyarrow.schema(
-        [(name, pyarrow.string() if text else pyarrow.float64()) for name, text in is_text.items()]
-    )
+
+    def kind(name: str) -> Any:
+        if name in ("labels", "predicted"):
+            return pyarrow.list_(pyarrow.string())
+        is_text = name in ("path", "error") or name.startswith("class")
+        return pyarrow.string() if is_text else pyarrow.float64()
+
+    schema = pyarrow.schema([(name, kind(name)) for name in columns])
     with pyarrow.parquet.ParquetWriter(target, schema) as writer:
         for part in parts:
             with open(part, encoding="utf-8") as lines:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import pytorch_lightning as pl
 import torch.distributed as dist
-from torch import Tensor
 
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
 from finetune.runs.parquet import check_pyarrow, write_parquet
+from finetune.runs.prediction_rows import ClassRows, LabelRows
 from finetune.system.files import (
     append_files,
     check_target,
@@ -35,11 +35,7 @@ from finetune.system.messages import WrongUsage, counted, shown
 
 log = logging.getLogger(__name__)
 
-_DIGITS = 7
-_MOST_PRINTED = 4  # classes of a single image, next to the predicted one
-_MANY = 50  # with more classes, the rows of `test` have the five most probable classes only
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
-UNSURE = "unsure"  # predicted instead of a class that is not probable enough
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 # How a file name that is not UTF-8 is written: as its bytes, as \udcXX in JSON, or with question marks.
 _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
@@ -48,7 +44,7 @@ _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet"
 class PredictionWriter(pl.Callback):
     """Writes predictions batch by batch. Each rank writes its contiguous part of the list; rank 0 joins the parts.
 
-    The rows of `test` also have a column `label` with the true class.
+    The rows of `test` also have a column with the true class or labels. `prediction_rows` has all columns.
 
     The parts are files next to the target. In `test` the other ranks send their rows to rank 0 instead. If writing
     fails, the part of this process is kept, and the error message names it.
@@ -83,6 +79,7 @@ class PredictionWriter(pl.Callback):
         self.abstain_below = abstain_below or 0.0
         self.split = "predict"
         self.counts: Counter[str | None] = Counter()
+        self.num_rows = 0
         self._last: list[dict[str, Any]] = []  # the last row of this process, if there is one
         self._part: IO[str] | None = None
         self._has_begun = False
@@ -106,32 +103,30 @@ class PredictionWriter(pl.Callback):
         return self.target.suffix.lower()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        names: list[str] = pl_module.class_names  # type: ignore[assignment]
-        self.split, self.top_k = "test", 5 if len(names) > _MANY else None
-        self._begin(trainer, names)
+        self.split = "test"
+        self._rows_of = self._format(pl_module)
+        self._begin(trainer)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        names: list[str] = pl_module.class_names  # type: ignore[assignment]
-        if self.top_k is not None and self.top_k > len(names):
-            raise WrongUsage(f"--top_k {self.top_k}: there are only {len(names)} classes")
-        if self.abstain_below and UNSURE in names:
-            raise ValueError(
-                f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
-            )
+        self._rows_of = self._format(pl_module)
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
             log.info("predicting %s", counted(num, "image"))
-        self._begin(trainer, names)
+        self._begin(trainer)
 
-    def _begin(self, trainer: pl.Trainer, names: list[str]) -> None:
-        self._names = names
-        extra = [f"p_{name}" for name in names]
-        if self.top_k is not None:
-            extra = [
-                f"{what}_{i}" for i in range(2, self.top_k + 1) for what in ("class", "probability")
-            ]
-        label = ["label"] if self.split == "test" else []
-        self.columns = ["path", *label, "class", "probability", *extra, "error"]
+    def _format(self, module: Any) -> ClassRows | LabelRows:
+        """Return how the rows of a network are written."""
+        if module.task.label_kind == "single":
+            return ClassRows(module.class_names, self.split, self.top_k, self.abstain_below)
+        for name in ("top_k", "abstain_below"):
+            if getattr(self, name):
+                raise WrongUsage(
+                    f"--{name} is for one class an image, and these have several labels"
+                )
+        return LabelRows(module.class_names, self.split, module.calibration.thresholds)
+
+    def _begin(self, trainer: pl.Trainer) -> None:
+        self.columns = self._rows_of.columns
         token = [
             os.urandom(4).hex()
         ]  # two runs that write the same target must not share part files
@@ -160,8 +155,10 @@ class PredictionWriter(pl.Callback):
     ) -> None:
         assert self._part is not None
         samples = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
-        rows = list(self._rows(outputs, samples, pl_module.class_names))  # type: ignore[arg-type]
-        self.counts.update(row["class"] for row in rows)  # None for an image that cannot be decoded
+        rows = list(self._rows(outputs, samples))
+        for row in rows:
+            self.counts.update(self._rows_of.counted(row))
+        self.num_rows += len(rows)
         self._last = rows[-1:] or self._last
         part = self._part
         if not self.is_kept:
@@ -170,7 +167,8 @@ class PredictionWriter(pl.Callback):
             if self.suffix == ".csv":
                 # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
                 lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
-                csv.DictWriter(lines, self.columns, lineterminator="\r\n").writerows(rows)
+                writer = csv.DictWriter(lines, self.columns, lineterminator="\r\n")
+                writer.writerows(map(self._rows_of.as_text, rows))
             else:
                 self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -182,7 +180,7 @@ class PredictionWriter(pl.Callback):
         with self._keep_part_on_error(trainer):
             self._part.close()
         self._part = None
-        mine = self.counts, sent, self._last
+        mine = self.counts, self.num_rows, sent, self._last
         gathered: list[Any] = [mine] * trainer.world_size
         if trainer.world_size > 1:
             # This is also a barrier: afterwards all parts are complete.
@@ -194,11 +192,12 @@ class PredictionWriter(pl.Callback):
                 with parts[0].open(
                     "a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]
                 ) as part:
-                    part.writelines(text for _, text, _ in gathered)
+                    part.writelines(text for *_, text, _ in gathered)
                 self._join(parts)
         if trainer.is_global_zero and self.split == "predict":
             rows = [row for *_, last in gathered for row in last]
-            self._summary(sum((counts for counts, *_ in gathered), Counter()), rows[-1])
+            counts = sum((counts for counts, *_ in gathered), Counter[str | None]())
+            self._summary(counts, sum(num for _, num, *_ in gathered), rows[-1])
 
     on_test_end = on_predict_end
 
@@ -224,40 +223,16 @@ class PredictionWriter(pl.Callback):
             message = f"{self.target} could not be written: {error.strerror or error}"
             raise OSError(f"{message}; the rows so far are kept in {parts}") from error
 
-    def _rows(
-        self, outputs: dict[str, Any], samples: Samples, names: Sequence[str]
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, outputs: dict[str, Any], samples: Samples) -> Iterator[dict[str, Any]]:
         """Yield the rows of a batch, in the order of the input."""
-        probabilities: Tensor = outputs["probabilities"].cpu()
-        order = probabilities.argsort(dim=1, descending=True, stable=True).tolist()
-        results = zip(probabilities.tolist(), outputs["class"].tolist(), order, strict=True)
+        results = self._rows_of.predictions(outputs["probabilities"].cpu(), outputs["class"].cpu())
         good = dict(zip(outputs["index"].tolist(), results, strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
             row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": samples.paths[index]}
             if self.split == "test":
-                row["label"] = names[samples.targets[index]]
-            if index in errors:
-                yield row | {"error": errors[index]}
-                continue
-            values, predicted, best = good[index]
-            # With a threshold the predicted class need not be the most probable one. It comes first.
-            best = [predicted, *(k for k in best if k != predicted)]
-            is_sure = values[predicted] >= self.abstain_below
-            row |= {
-                "class": names[predicted] if is_sure else UNSURE,
-                "probability": round(values[predicted], _DIGITS),
-            }
-            if self.top_k is None:
-                row |= {
-                    f"p_{name}": round(value, _DIGITS)
-                    for name, value in zip(names, values, strict=True)
-                }
-            else:
-                for i in range(2, self.top_k + 1):
-                    k = best[i - 1]
-                    row |= {f"class_{i}": names[k], f"probability_{i}": round(values[k], _DIGITS)}
-            yield row
+                row |= self._rows_of.target(samples.targets[index])  # type: ignore[arg-type]
+            yield row | ({"error": errors[index]} if index in errors else good[index])
 
     def _join(self, parts: list[Path]) -> None:
         if self.suffix == ".parquet":
@@ -269,32 +244,22 @@ class PredictionWriter(pl.Callback):
         for part in parts:
             part.unlink(missing_ok=True)
 
-    def _summary(self, counts: Counter[str | None], row: dict[str, Any]) -> None:
-        text = ", ".join(f"{n} {name or 'unreadable'}" for name, n in counts.most_common())
-        if counts.total() == 1:  # `row` is the row of this image
-            probability = f", probability {row['probability']:.4f}" if row["class"] else ""
-            text = f"{shown(row['path'])}: {row['class'] or 'unreadable'}{probability}"
-        print(text if counts.total() == 1 else f"{counts.total():,} images: {text}")
+    def _summary(self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]) -> None:
+        if num_rows == 1:  # `row` is the row of this image
+            print(f"{shown(row['path'])}: {self._rows_of.describe(row)}")
+        else:
+            print(f"{num_rows:,} images: {self._rows_of.count_text(counts)}")
         if not self.is_kept:
-            if row["class"] is None:
+            if row["error"] is not None:
                 raise ValueError(f"the image cannot be read: {row['error']}")
-            if others := self._other_classes(row):
-                print(f"other classes: {others}", flush=True)
+            if others := self._rows_of.others(row):
+                print(others, flush=True)
             return
         print(f"predictions in {self.target}", flush=True)
-        if counts.total() == counts[None]:
+        if num_rows == counts[None]:
             raise ValueError(
                 f"none of the images can be read: {self.target} has the reason for each"
             )
-
-    def _other_classes(self, row: dict[str, Any]) -> str:
-        """Return the classes next to the predicted one with their probabilities, the most probable first."""
-        if self.top_k is None:
-            named = {name: row[f"p_{name}"] for name in self._names if name != row["class"]}
-            best = sorted(named.items(), key=lambda item: -item[1])[:_MOST_PRINTED]
-        else:
-            best = [(row[f"class_{i}"], row[f"probability_{i}"]) for i in range(2, self.top_k + 1)]
-        return ", ".join(f"{shown(name)} {value:.4f}" for name, value in best)
 
     def _is_sent(self, trainer: pl.Trainer) -> bool:
         """Return whether this rank sends its rows to rank 0. Another machine may not have the run's folder."""

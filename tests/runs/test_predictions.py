@@ -51,6 +51,10 @@ def trainer_of(paths: list[str], rank: int = 0, world_size: int = 1) -> Any:
     return SimpleNamespace(strategy=None, datamodule=data, predicting=True, **which)
 
 
+def model_of(names: list[str], kind: str = "single", **values: Any) -> Any:
+    return SimpleNamespace(class_names=names, task=SimpleNamespace(label_kind=kind), **values)
+
+
 def predict(
     run: Run,
     probs: torch.Tensor,
@@ -67,7 +71,7 @@ def predict(
 ) -> Path:
     """Write what a network gave for each picture, each device its part, the last device first."""
     bad = bad or {}
-    model = SimpleNamespace(class_names=names or NAMES)
+    model = model_of(names or NAMES)
     counts = {}
 
     def all_gather_object(gathered: list, mine: Any) -> None:
@@ -351,7 +355,7 @@ def test_file_names_that_are_no_utf8(run, suffix):
 
 
 def test_memory_does_not_grow_with_the_rows(run):
-    writer, model = PredictionWriter(run), SimpleNamespace(class_names=["a", "b"])
+    writer, model = PredictionWriter(run), model_of(["a", "b"])
     trainer = trainer_of([f"{i}.png" for i in range(1000)])
     writer.on_predict_start(trainer, model)
     for i in range(0, 1000, 10):
@@ -367,7 +371,7 @@ def test_memory_does_not_grow_with_the_rows(run):
 
 
 def test_two_that_write_one_file_at_once_leave_one_of_both_whole(run, tmp_path):
-    model, target = SimpleNamespace(class_names=NAMES), run.root / "out.csv"
+    model, target = model_of(NAMES), run.root / "out.csv"
     writers = [PredictionWriter(run, str(target)) for _ in range(2)]
     trainers = [trainer_of([f"{name}{i}.png" for i in range(3)]) for name in "ab"]
     for writer, trainer in zip(writers, trainers, strict=True):
@@ -393,7 +397,7 @@ def test_what_a_killed_one_left_goes_after_a_day(run):
 def test_a_run_that_fails_leaves_no_part_and_keeps_the_file_of_before(run):
     target = predict(run, probabilities(2), ["a.png", "b.png"])
     before = target.read_bytes()
-    writer, model = PredictionWriter(run), SimpleNamespace(class_names=NAMES)
+    writer, model = PredictionWriter(run), model_of(NAMES)
     trainer = trainer_of(["a.png"])
     writer.on_predict_start(trainer, model)
     assert len(list(run.path.iterdir())) == 2
@@ -445,7 +449,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
 def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
     writer, model = (
         PredictionWriter(run, str(run.root / f"out{suffix}")),
-        SimpleNamespace(class_names=NAMES),
+        model_of(NAMES),
     )
     trainer = trainer_of([f"{i}.png" for i in range(1000)])
     writer.on_predict_start(trainer, model)
@@ -484,7 +488,7 @@ def test_a_link_and_a_mode_are_kept(run, monkeypatch, suffix, world_size):
 def test_the_parts_of_a_private_file_are_private(run):
     target = run.root / "private.csv"
     target.touch(0o600)
-    writer, model = PredictionWriter(run, str(target)), SimpleNamespace(class_names=NAMES)
+    writer, model = PredictionWriter(run, str(target)), model_of(NAMES)
     writer.on_predict_start(trainer_of(["a.png"]), model)
     (part,) = run.root.glob(".private.csv.*")
     assert stat.S_IMODE(part.stat().st_mode) == 0o600

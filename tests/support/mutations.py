@@ -410,14 +410,14 @@ MUTATIONS = [
     ),
     Mutation(
         "the most probable classes come best first",
-        "runs/predictions.py",
+        "runs/prediction_rows.py",
         "probabilities.argsort(dim=1, descending=True, stable=True)",
         "probabilities.argsort(dim=1, stable=True)",
         "tests/runs/test_predictions.py -k most_probable",
     ),
     Mutation(
         "where it is not sure it says no class",
-        "runs/predictions.py",
+        "runs/prediction_rows.py",
         "is_sure = values[predicted] >= self.abstain_below",
         "is_sure = True",
         "tests/runs/test_predictions.py -k abstain",
