@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,12 +11,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from finetune.inference.predictor import Predictor
 from finetune.serving.guard import Guard
 from finetune.serving.openapi import description
 from finetune.serving.refusal import Refused
 from finetune.serving.service import Service
 from finetune.system.html_page import render
 from finetune.system.messages import shown
+from finetune.training.multilabel_calibration import MultilabelCalibration
 
 
 class Pages:
@@ -35,7 +38,7 @@ class Pages:
         return HTMLResponse(self._page)
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(description(self.limits))
+        return JSONResponse(description(self.limits, self.service.predictor.label_kind))
 
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -48,26 +51,35 @@ class Pages:
 
     async def about(self, request: Request) -> Response:
         p = self.service.predictor
-        aim, choice = p.calibration.aim, p.calibration.choice
-        threshold = (
-            aim
-            and choice
-            and choice.value
-            and {"label": p.class_names[aim.positive], "at_least": choice.value}
-        )
         return JSONResponse(
             {
                 "class_names": p.class_names,
                 "backbone": p.backbone,
                 "image_size": p.image_size,
                 "precision": p.precision,
-                "threshold": threshold,
+                **_thresholds(p),
                 "versions": p.versions,
             }
         )
 
     async def prometheus(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type=self.service.metrics.content_type)
+
+
+def _thresholds(p: Predictor) -> dict[str, Any]:
+    """Return the threshold of a checkpoint for two classes; for several labels the threshold of each."""
+    calibration = p.calibration
+    if isinstance(calibration, MultilabelCalibration):
+        thresholds = dict(zip(p.class_names, calibration.thresholds, strict=True))
+        return {"label_kind": p.label_kind, "thresholds": thresholds}
+    aim, choice = calibration.aim, calibration.choice
+    threshold = (
+        aim
+        and choice
+        and choice.value
+        and {"label": p.class_names[aim.positive], "at_least": choice.value}
+    )
+    return {"threshold": threshold}
 
 
 def make_app(service: Service, token: str | None, host: str) -> Starlette:

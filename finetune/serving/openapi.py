@@ -3,9 +3,10 @@
 from typing import Any
 
 import finetune
+from finetune.models.heads import LabelKind
 from finetune.serving.uploads import Limits
 
-_PREDICTION = {
+_PREDICTION: dict[str, Any] = {
     "type": "object",
     "required": ["name", "label", "probability", "probabilities"],
     "properties": {
@@ -30,6 +31,31 @@ _PREDICTION = {
         },
     },
 }
+_OF_EACH = {"type": "object", "additionalProperties": {"type": "number"}}
+# of a network for several labels an image
+_LABELS_PREDICTION = {
+    "type": "object",
+    "required": ["name", "labels", "probabilities", "thresholds"],
+    "properties": {
+        "name": _PREDICTION["properties"]["name"],
+        "labels": {
+            "type": "array",
+            "description": "labels whose probability is at least their threshold; any number of them",
+            "items": {"type": "string"},
+        },
+        "probabilities": {
+            **_OF_EACH,
+            "description": "of every label, or of the top_k most probable, in that order",
+        },
+        "thresholds": {**_OF_EACH, "description": "of the same labels"},
+        "looked_at": {
+            "type": "object",
+            "description": "for each predicted label a data: address of an image that shows where the label was seen; "
+            "null for networks that have no heat maps. Only if it was requested",
+            "additionalProperties": {"type": ["string", "null"]},
+        },
+    },
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -51,8 +77,9 @@ _ERROR = {
 }
 
 
-def description(limits: Limits) -> dict[str, Any]:
-    """Return the OpenAPI description of a service with these limits."""
+def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, Any]:
+    """Return the OpenAPI description of a service with these limits, for one class an image or several labels."""
+    prediction = _PREDICTION if label_kind == "single" else _LABELS_PREDICTION
     refusals = {
         400: "an option or a form that can't be read",
         408: f"the request took longer than {limits.seconds:g} s to arrive",
@@ -114,7 +141,7 @@ def description(limits: Limits) -> dict[str, Any]:
             "/metrics": {"get": _for_token(counts)},
         },
         "components": {
-            "schemas": {"Prediction": _PREDICTION, "Error": _ERROR},
+            "schemas": {"Prediction": prediction, "Error": _ERROR},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }

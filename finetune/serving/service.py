@@ -25,6 +25,7 @@ from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
 from finetune.system.messages import did_you_mean, shown
 from finetune.training.calibration import NotFinite
+from finetune.training.multilabel_calibration import MultilabelCalibration
 
 log = logging.getLogger(__name__)
 _DIGITS = 7  # of a probability, as in `finetune predict`
@@ -145,17 +146,23 @@ class Service:
         images = [image for image in results if isinstance(image, np.ndarray)]
         probabilities = await self.batcher(images)
         self._check(uploads, probabilities)
-        classes = self.predictor.decide(probabilities)
+        chosen = self._chosen(self.predictor.decide(probabilities))
         names = self.predictor.class_names
-        self.metrics.count_predictions([names[k] for k in classes])
+        self.metrics.count_predictions([names[k] for of_image in chosen for k in of_image])
         predictions = [
-            self._prediction(upload, row, k, options)
-            for upload, row, k in zip(uploads, probabilities, classes, strict=True)
+            self._prediction(upload, row, of_image, options)
+            for upload, row, of_image in zip(uploads, probabilities, chosen, strict=True)
         ]
         if options.looked_at:
-            for i, (image, k) in enumerate(zip(images, classes, strict=True)):
-                predictions[i]["looked_at"] = await self.batcher.run(self._heat_map, image, int(k))
+            for prediction, image, of_image in zip(predictions, images, chosen, strict=True):
+                prediction["looked_at"] = await self._heat_maps(image, of_image)
         return predictions
+
+    def _chosen(self, decided: np.ndarray) -> list[list[int]]:
+        """Return the predicted class of each image in a list, or its predicted labels."""
+        if self.predictor.label_kind == "single":
+            return [[int(k)] for k in decided]
+        return [np.flatnonzero(row).tolist() for row in decided]
 
     def _check(self, uploads: Sequence[Upload], probabilities: np.ndarray) -> None:
         """Reject a request if some probabilities are not finite: JSON has no NaN.
@@ -180,15 +187,25 @@ class Service:
             raise Refused(500, str(bad[0]["error"]), bad) from error
 
     def _prediction(
-        self, upload: Upload, probabilities: np.ndarray, predicted: int, options: RequestOptions
+        self, upload: Upload, probabilities: np.ndarray, chosen: list[int], options: RequestOptions
     ) -> dict[str, Any]:
         order = (-probabilities).argsort(kind="stable")[: options.top_k]
         names = self.predictor.class_names
+        of_classes = {names[k]: round(float(probabilities[k]), _DIGITS) for k in order}
+        calibration = self.predictor.calibration
+        if isinstance(calibration, MultilabelCalibration):
+            return {
+                "name": upload.name,
+                "labels": [names[k] for k in chosen],
+                "probabilities": of_classes,
+                "thresholds": {names[k]: calibration.thresholds[k] for k in order},
+            }
+        predicted = chosen[0]
         return {
             "name": upload.name,
             "label": names[predicted],
             "probability": round(float(probabilities[predicted]), _DIGITS),
-            "probabilities": {names[k]: round(float(probabilities[k]), _DIGITS) for k in order},
+            "probabilities": of_classes,
         }
 
     def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
@@ -207,6 +224,15 @@ class Service:
         rows = self.predictor.classify(images)
         self.capacity.update_rate(len(images), time.perf_counter() - start)
         return rows
+
+    async def _heat_maps(
+        self, image: np.ndarray, chosen: list[int]
+    ) -> str | dict[str, str | None] | None:
+        """Return the heat map of the predicted class; of several labels one for each predicted label, by name."""
+        if self.predictor.label_kind == "single":
+            return await self.batcher.run(self._heat_map, image, chosen[0])
+        names = self.predictor.class_names
+        return {names[k]: await self.batcher.run(self._heat_map, image, k) for k in chosen}
 
     def _heat_map(self, image: np.ndarray, predicted: int) -> str | None:
         maps = self.predictor.activation(image[None], [predicted])
