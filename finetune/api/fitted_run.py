@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
+from finetune.commands.logged_sheet import caption_of
+from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
@@ -61,15 +62,25 @@ class FittedRun:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the test images that are classified correctly; None if nothing was tested."""
+        """The share of the test images that are classified correctly; None if nothing was tested.
+
+        It is also None if images have several labels: see `mean_average_precision`.
+        """
         num, right = self._counts()
         return right / num if num else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the accuracy; None if nothing was tested."""
+        """The 95 % interval of the accuracy, or of the mean average precision; None if nothing was tested."""
+        if self.mean_average_precision is not None:
+            return headline(self.record).bounds
         num, right = self._counts()
         return wilson(right, num) if num else None
+
+    @property
+    def mean_average_precision(self) -> float | None:
+        """The mean average precision on the test images if they have several labels; None otherwise."""
+        return self.result.get("test/mAP")
 
     def _counts(self) -> tuple[int, int]:
         matrix = self.result.get("confusion_matrix") or []
@@ -87,7 +98,7 @@ class FittedRun:
 
     def _sheet(self) -> tuple[str, str]:
         """Return a contact sheet of test images as a data URL, and a sentence about it; both "" if there is none."""
-        answers = self.record.answers
+        answers = self.record.answers or self.record.label_answers
         if answers is None or not answers.paths or not self.best.is_file():
             return "", ""
         viewer = image_viewer(Predictor(self.best))
@@ -99,13 +110,8 @@ class FittedRun:
         ]
         if not seen:
             return "", ""
-        names = answers.class_names
         captions = [
-            (
-                caption_text(names[answers.predicted[i]], answers.confidence[i]),
-                RIGHT if answers.is_right[i] else WRONG,
-            )
-            for i, _ in seen
+            (caption_of(answers, i)[0], RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
         ]
         sheet = draw_sheet(np.stack([picture for _, picture in seen]), captions, _COLUMNS)
         about = f"{len(seen)} of {len(answers.paths):,} test pictures, drawn by lot: green is right, red is wrong"

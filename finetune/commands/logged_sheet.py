@@ -7,10 +7,17 @@ import numpy as np
 from PIL import Image
 from pytorch_lightning import Trainer
 
-from finetune.commands.sheet import RIGHT, SIDE, WRONG, caption_text, draw_sheet
+from finetune.commands.sheet import (
+    RIGHT,
+    SIDE,
+    WRONG,
+    caption_text,
+    draw_sheet,
+    labels_text,
+)
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import SHEET, draw_indices, run_seed
-from finetune.runs.answers import Answers, read_answers
+from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
 from finetune.runs.run_logger import run_loggers
 
 log = logging.getLogger(__name__)
@@ -34,7 +41,8 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
     if not loggers or not trainer.is_global_zero:
         return
     try:
-        sheet = prediction_sheet(data, read_answers(table, class_names))
+        read = read_label_answers if data.label_kind == "several" else read_answers
+        sheet = prediction_sheet(data, read(table, class_names))
         if sheet is not None:
             for logger in loggers:
                 logger.log_picture(NAME, sheet, trainer.global_step)
@@ -42,34 +50,48 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
         log.warning("no picture of test predictions could be logged: %s", error)
 
 
-def prediction_sheet(data: ImageDataModule, answers: Answers) -> Image.Image | None:
+def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> Image.Image | None:
     """Return a sheet of the most confident mistakes, then of random other images; None if there are no images.
 
-    A caption has the predicted class and its probability. It is green if the prediction is right, else red with the
-    true class.
+    A caption has the predicted class or labels with their probabilities. It is green if the prediction is right, else
+    red with the true class or labels.
     """
     wrong = np.flatnonzero(~answers.is_right)
-    mistakes = wrong[np.argsort(-answers.confidence[wrong], kind="stable")][:_MISTAKES]
+    mistakes = wrong[np.argsort(-_certainty(answers)[wrong], kind="stable")][:_MISTAKES]
     others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
     chosen = [
         *mistakes,
         *others[np.sort(draw_indices(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))],
     ]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
-    pictures, names = data.pictures("test"), answers.class_names
+    pictures = data.pictures("test")
     shown: list[np.ndarray] = []
     captions: list[tuple[str, tuple[int, int, int]]] = []
     for i in chosen:
         image = pictures[index[answers.paths[i]]]["image"]
         if image is None:  # the file was removed after the test
             continue
-        text = caption_text(names[answers.predicted[i]], answers.confidence[i])
+        text, true = caption_of(answers, i)
         is_right = answers.is_right[i]
-        captions.append(
-            (
-                text if is_right else f"{text}, is {names[answers.labels[i]]}",
-                RIGHT if is_right else WRONG,
-            )
-        )
+        captions.append((text if is_right else f"{text}, is {true}", RIGHT if is_right else WRONG))
         shown.append(image)
     return draw_sheet(np.stack(shown), captions, _COLUMNS, SIDE) if shown else None
+
+
+def caption_of(answers: Answers | LabelAnswers, i: int) -> tuple[str, str]:
+    """Return the caption of image `i`: what is predicted with its probability, and what is true."""
+    names = answers.class_names
+    if isinstance(answers, LabelAnswers):
+        text = labels_text(names, answers.probabilities[i], answers.predicted[i])
+        return text, ", ".join(answers.named(answers.labels[i])) or "no label"
+    text = caption_text(names[answers.predicted[i]], answers.confidence[i])
+    return text, names[answers.labels[i]]
+
+
+def _certainty(answers: Answers | LabelAnswers) -> np.ndarray:
+    """Return by how much the mistakes of each image are certain, (N,): the probability of the surest wrong decision."""
+    if isinstance(answers, Answers):
+        return answers.confidence
+    p = answers.probabilities
+    of_decisions = np.where(answers.predicted, p, 1 - p)
+    return np.where(answers.predicted != answers.labels, of_decisions, 0.0).max(axis=1)

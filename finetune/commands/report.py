@@ -88,7 +88,7 @@ def page_of(
     if checkpoint is None:
         return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
-    viewer = image_viewer(predictor) if record.answers else None
+    viewer = image_viewer(predictor) if record.answers or record.label_answers else None
     return write_report(record, viewer, predictor.versions, target=target, check=check)
 
 

@@ -120,6 +120,8 @@ def _accuracy(row: RunRow) -> str:
         return ""
     low, high = row.interval
     split = {"validation": "val"}.get(row.split, row.split)
+    if row.metric == "mAP":
+        return f"{split:<4} mAP {row.accuracy:.3f} ({low:.3f}–{high:.3f})"
     return f"{split:<4} {100 * row.accuracy:5.1f} % ({100 * low:.1f}–{100 * high:.1f})"
 
 

@@ -34,7 +34,7 @@ def sheet(
     """Draw a sheet of pictures with the class predicted for each and its probability.
 
     Captions are green where the picture lies in a folder of the predicted class, red in one of another class, grey
-    elsewhere.
+    elsewhere, and for a network that predicts several labels.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
@@ -67,7 +67,10 @@ def sheet(
     names, predicted = predictor.class_names, np.concatenate(parts)
     classes = predictor.decide(predicted, [paths[int(i)] for i in chosen])
     rows = zip(predicted, classes, chosen, strict=True)
-    captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in rows]
+    if predictor.label_kind == "several":
+        captions = [(labels_text(names, p, is_chosen), _GREY) for p, is_chosen, _ in rows]
+    else:
+        captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in rows]
     with replacing(Path(output)) as file:
         draw_sheet(np.stack(shown), captions, columns).save(file, format="PNG", optimize=True)
     print(f"sheet in {output}")
@@ -87,6 +90,19 @@ def caption(
 def caption_text(label: str, probability: float) -> str:
     """Return the caption of an image: the predicted class and its probability."""
     return f"{label} {100 * probability:.0f} %"
+
+
+def labels_text(class_names: list[str], probabilities: np.ndarray, chosen: np.ndarray) -> str:
+    """Return the caption of an image with several labels: the predicted ones and their probabilities.
+
+    Args:
+        class_names: The labels.
+        probabilities: Of each label, (K,).
+        chosen: Whether each label is predicted, (K,) bool.
+    """
+    indices = np.flatnonzero(chosen)
+    texts = [caption_text(class_names[k], probabilities[k]) for k in indices]
+    return ", ".join(texts) or "no label"
 
 
 def draw_sheet(

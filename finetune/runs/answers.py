@@ -1,4 +1,4 @@
-"""Reads test_predictions.csv: the predicted class and the label of each test image."""
+"""Reads test_predictions.csv: the predicted and the true class of each test image, or its labels if it has several."""
 
 import csv
 import math
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from finetune.runs.prediction_rows import label_separator
 
 # Shapes: N images that could be decoded, K classes.
 
@@ -76,4 +78,83 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path} does not go with this run's classes, or is damaged: {error}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class LabelAnswers:
+    """The predictions for test images that have several labels.
+
+    Attributes:
+        class_names: Names of the K labels.
+        paths: Path of each image, N.
+        labels: Whether each image has each label, (N, K) bool.
+        predicted: Whether each label is predicted, (N, K) bool.
+        probabilities: Probability of each label, (N, K).
+        unread: Paths of images that could not be decoded.
+    """
+
+    class_names: list[str]
+    paths: list[str]
+    labels: np.ndarray
+    predicted: np.ndarray
+    probabilities: np.ndarray
+    unread: list[str]
+
+    @property
+    def is_right(self) -> np.ndarray:
+        """Whether all labels of each image are predicted, and no other ones, (N,) bool."""
+        return (self.labels == self.predicted).all(axis=1)
+
+    def missed(self, label: int) -> np.ndarray:
+        """Return the indices of images with a label that is not predicted, the least probable first."""
+        indices = np.flatnonzero(self.labels[:, label] & ~self.predicted[:, label])
+        return indices[np.argsort(self.probabilities[indices, label], kind="stable")]
+
+    def false(self, label: int) -> np.ndarray:
+        """Return the indices of images for which a label is wrongly predicted, the most probable first."""
+        indices = np.flatnonzero(self.predicted[:, label] & ~self.labels[:, label])
+        return indices[np.argsort(-self.probabilities[indices, label], kind="stable")]
+
+    def named(self, chosen: np.ndarray) -> list[str]:
+        """Return the names of labels, from whether each is chosen (K,)."""
+        return [self.class_names[k] for k in np.flatnonzero(chosen)]
+
+
+def read_label_answers(path: Path, class_names: Sequence[str]) -> LabelAnswers:
+    """Read the `test_predictions.csv` of a network for several labels an image.
+
+    Raises:
+        ValueError: The file has other labels, or is damaged.
+    """
+    separator = label_separator(class_names)
+    number = {name: k for k, name in enumerate(class_names)}
+    rows: list[dict[str, str]] = []
+    unread: list[dict[str, str]] = []
+
+    def multi_hot(column: str) -> np.ndarray:
+        chosen = np.zeros((len(rows), len(class_names)), bool)
+        for i, row in enumerate(rows):
+            chosen[i, [number[name] for name in row[column].split(separator) if name]] = True
+        return chosen
+
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            for row in csv.DictReader(file):
+                (unread if row["error"] else rows).append(row)
+        columns = [f"p_{name}" for name in class_names]
+        probabilities = np.array([[float(row[c]) for c in columns] for row in rows])
+        if not np.isfinite(probabilities).all():
+            raise ValueError("it has probabilities that are not finite numbers")
+        return LabelAnswers(
+            list(class_names),
+            [row["path"] for row in rows],
+            multi_hot("labels"),
+            multi_hot("predicted"),
+            probabilities.reshape(-1, len(columns)),
+            [row["path"] for row in unread],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
+        raise ValueError(
+            f"{path} does not go with this run's labels, or is damaged: {error}"
         ) from error

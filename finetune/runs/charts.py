@@ -136,7 +136,10 @@ def _look_of(i: int) -> tuple[str, str]:
 
 
 def reliability_chart(
-    bins: Mapping[str, Sequence[tuple[float, float, int]]], about: str, lowest: float = 0.0
+    bins: Mapping[str, Sequence[tuple[float, float, int]]],
+    about: str,
+    lowest: float = 0.0,
+    names: tuple[str, str] = ("confidence", "accuracy"),
 ) -> str:
     """Return accuracy against confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
 
@@ -144,6 +147,7 @@ def reliability_chart(
         bins: By name, each bin's mean confidence, accuracy, and number of images.
         about: The chart in a sentence.
         lowest: The lowest confidence that is possible.
+        names: Names of the axes.
     """
     with _chart(about, square=True) as (axes, made):
         axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
@@ -162,7 +166,7 @@ def reliability_chart(
                 label=name,
             )
         start = lowest - 0.03 * (1 - lowest)
-        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(start, 1.03), ylim=(-0.03, 1.03))
+        axes.set(xlabel=names[0], ylabel=names[1], xlim=(start, 1.03), ylim=(-0.03, 1.03))
         if len(bins) > 1:
             figure = axes.get_figure(root=True)
             assert figure is not None

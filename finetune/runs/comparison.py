@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.charts import curves, line_sample
-from finetune.runs.headline import data_set, network
-from finetune.runs.highlights import Lens, Shown, shown
+from finetune.runs.headline import data_set, headline, network
+from finetune.runs.highlights import Lens, Shown, shown, shown_labels
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, percent
 from finetune.system.files import replace_text
@@ -58,30 +59,40 @@ class Pair:
 
 def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     """Compare two runs on the images that both were tested on, or return why that is not possible."""
-    if a.answers is None or b.answers is None:
-        run = a if a.answers is None else b
+    of_runs = _tested(a), _tested(b)
+    first, second = of_runs
+    if first is None or second is None:
+        run = a if first is None else b
         return (
             f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
         )
-    names, place = a.answers.class_names, {path: i for i, path in enumerate(_places(b))}
-    if names != b.answers.class_names:
+    names, place = first.class_names, {path: i for i, path in enumerate(_places(b))}
+    if names != second.class_names:
         return "they have different classes"
+    if type(first) is not type(second):
+        return "one has one class an image, the other one several labels"
     common = [(i, place[path]) for i, path in enumerate(_places(a)) if path in place]
-    if not common or len(common) < max(len(a.answers.paths), len(b.answers.paths)):
+    if not common or len(common) < max(len(first.paths), len(second.paths)):
         return f"they were tested on different images: {len(common)} are the same"
     of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
-    if (a.answers.labels[of_a] != b.answers.labels[of_b]).any():
+    if (first.labels[of_a] != second.labels[of_b]).any():
         return "images of the same name are of different classes"
-    right_a, right_b = a.answers.is_right[of_a], b.answers.is_right[of_b]
+    right_a, right_b = first.is_right[of_a], second.is_right[of_b]
     only_a, only_b = of_a[right_a & ~right_b], of_a[right_b & ~right_a]
     both, neither = int((right_a & right_b).sum()), int((~right_a & ~right_b).sum())
     return Pair(both, only_a, only_b, neither, mcnemar(len(only_a), len(only_b)))
 
 
+def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
+    """Return the predictions for the test images; of several labels an image is right if all of them are."""
+    return run.answers or run.label_answers
+
+
 def _places(run: RunRecord) -> list[str]:
     """Return the resolved paths of the test images of a run."""
     resolved = cache(os.path.realpath)  # only of folders: two images may be links to one file
-    paths = run.answers.paths if run.answers else ()
+    answers = _tested(run)
+    paths = answers.paths if answers else ()
     return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
 
 
@@ -100,19 +111,10 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     names = _names(runs)
     sentence = _sentence(names, pair) if pair is not None else _of_many(names, runs)
     differing: list[tuple[str, str, list[Shown]]] = []
-    if isinstance(pair, Pair) and lens is not None and (answers := runs[0].answers) is not None:
+    if isinstance(pair, Pair) and lens is not None and (answers := _tested(runs[0])) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
-            order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][
-                :_NUM_SHOWN
-            ].tolist()
-            told = f"{len(chosen)} images, the most confident of {names[0]} first."
-            differing.append(
-                (
-                    f"Only {names[k]} is correct",
-                    told,
-                    shown(answers, order, lens, has_overlay=False),
-                )
-            )
+            heading = f"Only {names[k]} is correct"
+            differing.append((heading, *_differing(answers, chosen, names[0], lens)))
     replace_text(
         target,
         render(
@@ -188,6 +190,18 @@ def is_significant(pair: Pair) -> bool:
     return pair.p < 0.05
 
 
+def _differing(
+    answers: Answers | LabelAnswers, chosen: np.ndarray, name: str, lens: Lens
+) -> tuple[str, list[Shown]]:
+    """Return a sentence about images, and the first of them."""
+    if isinstance(answers, LabelAnswers):
+        pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
+        return f"{len(chosen)} images.", shown_labels(answers, pairs, lens, has_overlay=False)
+    order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
+    told = f"{len(chosen)} images, the most confident of {name} first."
+    return told, shown(answers, order, lens, has_overlay=False)
+
+
 def _page(run: RunRecord) -> Path:
     """Return the report of a run; if it has none, its folder."""
     report = run.path / "report.html"
@@ -217,7 +231,7 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     tested = {
         name: {*_places(run)}
         for name, run in zip(names, runs, strict=True)
-        if run.answers is not None
+        if _tested(run) is not None
     }
     first = next(iter(tested), "")
     if others := [name for name, places in tested.items() if places != tested[first]]:
@@ -226,8 +240,12 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
 
 
 def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
-    yield "test accuracy", [_accuracy(run) for run in runs]
-    for name in ("f1", "loss", "calibration_error"):
+    have_labels = [run.has_labels for run in runs]
+    if not all(have_labels):
+        yield "test accuracy", [_accuracy(run) for run in runs]
+    if any(have_labels):
+        yield "test mAP", [_mean_precision(run) for run in runs]
+    for name in ("f1", "f1_macro", "f1_micro", "exact_match", "loss", "calibration_error"):
         values = [run.result.get(f"test/{name}") for run in runs]
         if any(value is not None for value in values):
             yield (
@@ -261,8 +279,14 @@ def _counts(run: RunRecord) -> tuple[int, int]:
     return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
 
 
+def _mean_precision(run: RunRecord) -> str:
+    found = headline(run)
+    is_tested = found.split == "test" and found.trials is not None
+    return f"{found.value} ({found.interval})" if is_tested else "not tested"
+
+
 def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
-    for what in ("val/accuracy", "val/loss", "train/loss_epoch"):
+    for what in ("val/accuracy", "val/mAP", "val/loss", "train/loss_epoch"):
         found = [(name, run.line(what)) for name, run in zip(names, runs, strict=True)]
         lines: dict[str, Any] = dict(found)  # one without points keeps its colour
         if drawn := [name for name, line in found if line[0]]:

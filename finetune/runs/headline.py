@@ -3,20 +3,25 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from finetune.runs.outcome import mean_precision_text, tested_trials
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import accuracy_line, interval, percent, wilson
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The accuracy of a run.
+    """The accuracy of a run; if images have several labels, the mean average precision.
 
     Attributes:
         split: `test` or `validation`; "" if no accuracy is known.
         share: The accuracy, in [0, 1].
         num: Number of images that it was measured on; 0 if that is not known.
         comment: A sentence that helps to judge it.
-        baseline: Accuracy of always predicting the most frequent class; None if it is not known.
+        baseline: Accuracy of always predicting the most frequent class, or the mean average precision of guesses; None
+            if it is not known.
+        trials: For a mean average precision: the number of independent images with the same standard error.
     """
 
     split: str
@@ -24,6 +29,17 @@ class Headline:
     num: int
     comment: str
     baseline: float | None = None
+    trials: float | None = None
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric."""
+        return "accuracy" if self.trials is None else "mAP"
+
+    @property
+    def value(self) -> str:
+        """The value of the metric as text."""
+        return percent(self.share) if self.trials is None else f"{self.share:.3f}"
 
     @property
     def num_correct(self) -> int:
@@ -31,24 +47,34 @@ class Headline:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The 95 % interval of the accuracy."""
+        """The 95 % interval."""
+        if self.trials is not None:
+            return wilson(self.share * self.trials, self.trials)
         return wilson(self.num_correct, self.num)
 
     @property
     def interval(self) -> str:
-        """The 95 % interval of the accuracy as text."""
+        """The 95 % interval as text."""
+        if self.trials is not None:
+            low, high = self.bounds
+            return f"{low:.3f}–{high:.3f}"
         return interval(self.num_correct, self.num)
 
     def __str__(self) -> str:
         if not self.split:
             return self.comment
+        if self.trials is not None:
+            mean = mean_precision_text(self.share, self.trials)
+            return f"{self.split} mAP {mean}, on {self.num:,} images. {self.comment}"
         if not self.num:
             return f"{self.split} accuracy {percent(self.share)}. {self.comment}"
         return f"{accuracy_line(self.num_correct, self.num, self.split)}. {self.comment}"
 
 
 def headline(run: RunRecord) -> Headline:
-    """Return the test accuracy of a run, or else its validation accuracy."""
+    """Return the test result of a run, or else that of the validation: accuracy, or mean average precision."""
+    if run.result.get("label_counts") and run.result.get("test/mAP") is not None:
+        return _of_labels(run)
     matrix = run.result.get("confusion_matrix")
     if matrix:
         num = sum(map(sum, matrix))
@@ -61,12 +87,26 @@ def headline(run: RunRecord) -> Headline:
     if run.best and run.validated:
         epoch, _ = run.best
         accuracy, num = run.validated
+        metric = "mAP" if run.has_labels else "accuracy"
         comment = (
             f"Not tested. best.ckpt is from epoch {epoch}, chosen on these images, "
-            "so this accuracy may be slightly too high."
+            f"so this {metric} may be slightly too high."
         )
-        return Headline("validation", accuracy, num, comment)
+        trials = run.num_trials if run.has_labels else None
+        return Headline("validation", accuracy, num, comment, trials=trials)
     return Headline("", 0.0, 0, "No accuracy: nothing was validated or tested.")
+
+
+def _of_labels(run: RunRecord) -> Headline:
+    counts = np.array(run.result["label_counts"])
+    num = int(counts[0].sum())
+    positives = counts[:, 1].sum(axis=1)
+    # Images in random order: the expected average precision of a label is about its share of the images.
+    chance = float(positives[positives > 0].mean() / num)
+    exact = percent(run.result["test/exact_match"])
+    comment = f"All labels of {exact} are right. Guessing at random: mAP {chance:.3f}."
+    trials = tested_trials(run.result)
+    return Headline("test", run.result["test/mAP"], num, comment, chance, trials)
 
 
 def title(run: RunRecord) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from finetune.runs.answers import Answers
+from finetune.runs.answers import Answers, LabelAnswers
 from finetune.system.html_page import thumbnail
 
 # Shapes: N test pictures, K classes, h and w pixels.
@@ -35,7 +35,8 @@ class Lens:
 class Shown:
     """An image on the page: data URLs of it and of its heat map, and its caption.
 
-    `no_overlay` says why there is no heat map, if one was wanted.
+    `no_overlay` says why there is no heat map, if one was wanted. If images have several labels, `label` and
+    `predicted` name all of them, and `subject` is the label that the confidence and the heat map are of.
     """
 
     image: str
@@ -45,6 +46,7 @@ class Shown:
     predicted: str
     confidence: float
     no_overlay: str = ""
+    subject: str = ""
 
 
 def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -96,6 +98,64 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
         has_overlay: Whether to add a heat map of the predicted class to each.
     """
     paths = [answers.paths[i] for i in chosen]
+    classes = [int(answers.predicted[i]) for i in chosen]
+    views = _views(paths, classes, lens, has_overlay)
+    names = answers.class_names
+    return [
+        Shown(
+            image,
+            overlay,
+            path,
+            names[answers.labels[i]],
+            names[answers.predicted[i]],
+            float(answers.confidence[i]),
+            views.no_overlay,
+        )
+        for i, path, image, overlay in zip(chosen, paths, views.images, views.overlays, strict=True)
+    ]
+
+
+def shown_labels(
+    answers: LabelAnswers, chosen: Sequence[tuple[int, int]], lens: Lens, has_overlay: bool
+) -> list[Shown]:
+    """Return images with several labels as the page shows them; those that are gone have an empty address.
+
+    Args:
+        answers: Of all test images.
+        chosen: Which of them, each with one of the labels.
+        lens: How to look at them.
+        has_overlay: Whether to add a heat map of that label to each.
+    """
+    paths = [answers.paths[i] for i, _ in chosen]
+    views = _views(paths, [k for _, k in chosen], lens, has_overlay)
+    return [
+        Shown(
+            image,
+            overlay,
+            path,
+            ", ".join(answers.named(answers.labels[i])),
+            ", ".join(answers.named(answers.predicted[i])),
+            float(answers.probabilities[i, k]),
+            views.no_overlay,
+            answers.class_names[k],
+        )
+        for (i, k), path, image, overlay in zip(
+            chosen, paths, views.images, views.overlays, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Views:
+    """Data URLs of images and heat maps; "" for those that are gone."""
+
+    images: list[str]
+    overlays: list[str]
+    no_overlay: str
+
+
+def _views(paths: Sequence[str], classes: Sequence[int], lens: Lens, has_overlay: bool) -> _Views:
+    """Return images, and heat maps of a class for each if they are wanted."""
     side = _LARGE if has_overlay else _SMALL
     with ThreadPoolExecutor() as threads:
         seen = list(threads.map(lambda path: lens.see(path, side), paths))
@@ -106,23 +166,10 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
     overlays = [""] * len(paths)
     no_overlay = ""
     if has_overlay and there:
-        classes = [int(answers.predicted[chosen[k]]) for k in there]
-        found = lens.overlay([paths[k] for k in there], classes, side)
+        found = lens.overlay([paths[k] for k in there], [classes[k] for k in there], side)
         if isinstance(found, str):
             no_overlay = found
         else:
             for k, overlay in zip(there, found, strict=True):
                 overlays[k] = thumbnail(overlay, side)
-    names = answers.class_names
-    return [
-        Shown(
-            image,
-            overlay,
-            path,
-            names[answers.labels[i]],
-            names[answers.predicted[i]],
-            float(answers.confidence[i]),
-            no_overlay,
-        )
-        for i, path, image, overlay in zip(chosen, paths, images, overlays, strict=True)
-    ]
+    return _Views(images, overlays, no_overlay)

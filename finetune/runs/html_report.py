@@ -13,7 +13,9 @@ from finetune.runs.clock import PHASES
 from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline, network, title
 from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
+from finetune.runs.label_report import label_judgement, label_kinds, label_sections
 from finetune.runs.model_card import model_card, weights_and_licence
+from finetune.runs.outcome import num_in_split
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import (
     coverage,
@@ -53,8 +55,15 @@ def write_report(
     answer = headline(run)
     answers = run.answers
     augmented = run.path / "augmented.webp"
+    classes = list(_classes(run))
     cells = list(_cells(answers, lens)) if answers else []
     chosen = list(_kinds(answers, lens)) if answers and lens else []
+    labels = label_sections(run, lens)
+    if run.label_answers and lens:
+        chosen = list(label_kinds(run, lens))
+    pictures = [picture for cell in cells for picture in cell["pictures"]]
+    pictures += [picture for one in (labels.mistakes if labels else ()) for picture in one.pictures]
+    pictures += [picture for kind in chosen for picture in kind["pictures"] if run.label_answers]
     replace_text(
         target,
         render(
@@ -73,15 +82,16 @@ def write_report(
                 for phase in PHASES
                 if run.seconds.get(phase)
             ],
-            classes=list(_classes(run)),
+            classes=classes,
             cells=cells,
-            unseen=_unseen(run, lens, [picture for cell in cells for picture in cell["pictures"]]),
-            matrix=_matrix(run) if 0 < len(run.result.get("class_names", ())) <= _MANY else None,
+            labels=labels,
+            unseen=_unseen(run, lens, pictures),
+            matrix=_matrix(run) if classes and len(classes) <= _MANY else None,
             kinds=chosen,
             no_heat_map=next(
                 (p.no_overlay for kind in chosen for p in kind["pictures"] if p.no_overlay), ""
             ),
-            judgement=list(_judgement(run)),
+            judgement=list(label_judgement(run) if run.has_labels else _judgement(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
             else "",
@@ -100,22 +110,26 @@ def write_report(
 
 def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
     """Return why no test picture can be shown; nothing where some can."""
-    if run.answers is None or not run.answers.paths or any(picture.image for picture in pictures):
+    answers = run.answers or run.label_answers
+    if answers is None or not answers.paths or any(picture.image for picture in pictures):
         return ""
     if lens is None:
         return "The test images are not shown: the checkpoint that predicted them is missing."
     if not pictures:
         return ""
-    return f"The test images are not shown: {run.answers.paths[0]} and others are missing."
+    return f"The test images are not shown: {answers.paths[0]} and others are missing."
 
 
 def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield what the head of the page says of the run."""
     yield "date", run.date
-    splits = {name: sum(split["counts"].values()) for name, split in _splits(run).items()}
+    splits = {name: num_in_split(run.about, name) for name in _splits(run)}
     if splits:
         yield "images", ", ".join(f"{num:,} {name}" for name, num in splits.items())
-        yield "classes", f"{len(_splits(run).get('train', {}).get('counts', ())):,}"
+        yield (
+            "labels" if run.has_labels else "classes",
+            f"{len(_splits(run).get('train', {}).get('counts', ())):,}",
+        )
     if network(run):
         yield "network", network(run)
     size = run.setting("data", "init_args", "image_size")
@@ -159,8 +173,8 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 def learning(run: RunRecord) -> Iterator[str]:
     """Yield charts of the loss, the accuracy and the rates, as far as they are known."""
     best = (run.best[0], "best.ckpt") if run.best else None
-    for what in ("loss", "accuracy"):
-        train = "train/loss_epoch" if what == "loss" else "train/accuracy"
+    for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
+        train = "train/loss_epoch" if what == "loss" else f"train/{what}"
         lines = {
             name: run.line(key)
             for name, key in (("training", train), ("validation", f"val/{what}"))
@@ -170,7 +184,8 @@ def learning(run: RunRecord) -> Iterator[str]:
             last = ", ".join(
                 f"{name} from {line[1][0]:.3f} to {line[1][-1]:.3f}" for name, line in lines.items()
             )
-            yield curves(lines, "epoch", what, f"The {what} by epoch: {last}.", mark=best)
+            name = what.replace("f1_micro", "micro F1")
+            yield curves(lines, "epoch", name, f"The {name} by epoch: {last}.", mark=best)
     rates = {
         name.split("/")[-1].removesuffix("_no_decay"): run.line(name, "step")
         for name in run.names("lr-")

@@ -76,7 +76,7 @@ def _write(run: Run, is_running: bool) -> None:
     from finetune.runs.record import read_run
 
     assert run.path is not None
-    record = replace(read_run(run.path), answers=None)
+    record = replace(read_run(run.path), answers=None, label_answers=None)
     # A continued run may have the test result of an earlier best.ckpt.
     if is_running:
         record = replace(record, result={})

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from finetune.runs.headline import network
+from finetune.runs.headline import headline, network
 from finetune.runs.licence import licence
+from finetune.runs.outcome import label_rows, num_in_split
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, percent
 
@@ -28,10 +29,15 @@ def model_card(run: RunRecord) -> str:
     )
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
     size = next(filter(None, sizes), None)
+    what = f"{len(names)} classes: {', '.join(names)}"
+    always = "it always says one of them"
+    if run.has_labels:
+        what = f"{len(names)} labels, of which an image has several or none: {', '.join(names)}"
+        always = "it gives each of them a probability"
     lines = [
         f"# {run.name}",
         "",
-        f"An image classifier of {len(names)} classes: {', '.join(names)}.",
+        f"An image classifier of {what}.",
         f"Network: {network(run)}, which sees {size} x {size} pixels of a picture (RGB). It began with",
         f"{weights_and_licence(run)}.",
         "",
@@ -41,7 +47,7 @@ def model_card(run: RunRecord) -> str:
         "",
         "## Not meant for",
         "",
-        "- Pictures of anything but these classes: it always says one of them.",
+        f"- Pictures of anything but these classes: {always}.",
         "- Decisions about people, unless somebody has measured it for that.",
         "",
         "## Measured on",
@@ -61,6 +67,8 @@ def model_card(run: RunRecord) -> str:
 
 
 def _measured(run: RunRecord, names: list[str]) -> list[str]:
+    if run.result.get("label_counts"):
+        return _measured_labels(run)
     matrix = run.result.get("confusion_matrix")
     if not matrix:
         return ["No test pictures: nothing was measured on pictures that no choice was made by."]
@@ -80,11 +88,23 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
     return rows
 
 
+def _measured_labels(run: RunRecord) -> list[str]:
+    rows = [f"{headline(run)}", "", "| | images | recall | precision | average precision |"]
+    rows.append("| --- | --- | --- | --- | --- |")
+    for row in label_rows(run.result):
+        values = (row.recall, row.precision, row.average_precision)
+        shown = [
+            "none" if value is None else "{:.3f} ({:.3f}–{:.3f})".format(*value) for value in values
+        ]
+        rows.append(f"| {row.name} | {row.num_images} | {' | '.join(shown)} |")
+    return rows
+
+
 def _trained(about: dict[str, Any]) -> list[str]:
     train = about.get("splits", {}).get("train", {}).get("counts", {})
     counts = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
     more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
     return [
-        f"{sum(train.values())} pictures: {counts}{more}",
+        f"{num_in_split(about, 'train')} pictures: {counts}{more}",
         f"fingerprint {about.get('fingerprint') or 'unknown'}",
     ]

@@ -75,10 +75,32 @@ def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
         return ""
     counts: Sequence[Any] = result["label_counts"]
     num_images = int(np.sum(counts[0]))
-    positives = np.array([fn + tp for (_, _), (fn, tp) in counts])
-    mean = mean_precision_text(result[f"{split}/mAP"], num_trials_of_labels(positives))
+    mean = mean_precision_text(result[f"{split}/mAP"], tested_trials(result))
     exact = percent(result[f"{split}/exact_match"])
     return f"{name} mAP {mean}, on {num_images:,} images; all labels of {exact} are right"
+
+
+def num_in_split(about: Mapping[str, Any], split: str) -> int:
+    """Return the number of images of a split from the content of about.json; 0 if it is unknown."""
+    found = about.get("splits", {}).get(split, {})
+    return int(found.get("num_images", sum(found.get("counts", {}).values())))
+
+
+def label_trials(about: Mapping[str, Any], num_images: int) -> float:
+    """Return the trials of the mean average precision on validation images; see `best_epoch.num_trials_of_labels`.
+
+    Args:
+        about: The content of about.json.
+        num_images: Number of images that were measured. If they are not all, each label has its share of them.
+    """
+    counts = about.get("splits", {}).get("val", {}).get("counts", {})
+    share = num_images / max(1, num_in_split(about, "val"))
+    return num_trials_of_labels(share * np.array([*counts.values()], np.float64))
+
+
+def tested_trials(result: Mapping[str, Any]) -> float:
+    """Return the trials of the mean average precision in test.json; see `best_epoch.num_trials_of_labels`."""
+    return num_trials_of_labels(np.array([fn + tp for _, (fn, tp) in result["label_counts"]]))
 
 
 def mean_precision_text(value: float, num_trials: float) -> str:

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import yaml
 
 from finetune.data.batch_limits import num_within
 from finetune.models.checkpoint_values import is_interpolation
-from finetune.runs.answers import Answers, read_answers
-from finetune.runs.best_epoch import describe, kept_epoch
+from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
+from finetune.runs.best_epoch import MONITORS, describe, kept_epoch
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
+from finetune.runs.outcome import label_trials, mean_precision_text, num_in_split
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
 from finetune.runs.statistics import accuracy_line
+
+_Answers = TypeVar("_Answers", Answers, LabelAnswers)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class RunRecord:
         metrics: Rows of steps.csv; of a run of an earlier version those of metrics.csv, which had them.
         seconds: seconds.json.
         result: test.json.
-        answers: test_predictions.csv.
+        answers: test_predictions.csv; None if images have several labels.
+        label_answers: test_predictions.csv if images have several labels.
         skipped: Lines of skipped.txt.
         interpolation: kept_weights.json; None where the run chose no weights between its start and its end.
     """
@@ -47,6 +52,17 @@ class RunRecord:
     answers: Answers | None
     skipped: list[str]
     interpolation: Interpolation | None = None
+    label_answers: LabelAnswers | None = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether images have several labels or none, instead of one class each."""
+        return "label_counts" in self.result or bool(self.names(MONITORS["several"]))
+
+    @property
+    def monitor(self) -> str:
+        """The metric by which the best epoch was chosen."""
+        return MONITORS["several" if self.has_labels else "single"]
 
     @property
     def name(self) -> str:
@@ -80,24 +96,30 @@ class RunRecord:
     @property
     def num_validated(self) -> int:
         """On how many images each validation measures."""
-        num = sum(self.about.get("splits", {}).get("val", {}).get("counts", {}).values())
+        num = num_in_split(self.about, "val")
         limit = self.setting("trainer", "overfit_batches") or self.setting(
             "trainer", "limit_val_batches"
         )
         return num_within(limit, num, self.setting("data", "init_args", "batch_size") or 1)
 
     @property
+    def num_trials(self) -> float:
+        """Number of images, or of trials of a mean average precision, by which a validation is judged."""
+        num = self.num_validated
+        return label_trials(self.about, num) if self.has_labels else num
+
+    @property
     def best(self) -> tuple[int, float] | None:
-        """The epoch of best.ckpt, counted from one, and its val/accuracy; None where nothing was validated."""
-        epochs, accuracies = self.line("val/accuracy")
+        """The epoch of best.ckpt, counted from one, and its value of `monitor`; None where nothing was validated."""
+        epochs, accuracies = self.line(self.monitor)
         if not epochs:
             return None
-        kept = kept_epoch(accuracies, self.num_validated)
+        kept = kept_epoch(accuracies, self.num_trials)
         return int(epochs[kept]), accuracies[kept]
 
     @property
     def validated(self) -> tuple[float, int] | None:
-        """Accuracy of best.ckpt on the validation images and their number, 0 if unknown; None without a validation."""
+        """Value of `monitor` for best.ckpt and number of validation images, 0 if unknown; None without a validation."""
         if self.best is None:
             return None
         chosen = self.interpolation
@@ -119,15 +141,21 @@ class RunRecord:
         """What best.ckpt is, and why; "" where nothing was validated."""
         if self.best and self.interpolation:
             return self.interpolation.message(self.best[0])
-        return describe(*self.best, max(self.line("val/accuracy")[1])) if self.best else ""
+        if self.best is None:
+            return ""
+        return describe(*self.best, max(self.line(self.monitor)[1]), self.monitor)
 
 
 def validation_outcome(run: RunRecord) -> str:
     """Return the accuracy of best.ckpt on the validation images with its interval; "" if nothing was validated."""
     if run.validated is None or not run.num_validated:
         return ""
-    accuracy, num = run.validated
-    line = accuracy_line(round(accuracy * num), num, "validation")
+    value, num = run.validated
+    line = (
+        f"validation mAP {mean_precision_text(value, run.num_trials)}, on {num:,} images"
+        if run.has_labels
+        else accuracy_line(round(value * num), num, "validation")
+    )
     return f"{line}. These images chose the epoch; there was no test"
 
 
@@ -148,6 +176,11 @@ def read_run(path: Path) -> RunRecord:
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
     begun_in = about.get("folder") or result.get("folder", "")
+    answers = label_answers = None
+    if rows.is_file() and names and "label_counts" in result:
+        label_answers = _found(read_label_answers(rows, names), begun_in)
+    elif rows.is_file() and names:
+        answers = _found(read_answers(rows, names), begun_in)
     return RunRecord(
         path,
         about,
@@ -156,9 +189,10 @@ def read_run(path: Path) -> RunRecord:
         _metrics(steps if steps.is_file() else path / "metrics.csv"),
         read_side_file(path / "seconds.json", are_seconds),
         result,
-        _found(read_answers(rows, names), begun_in) if rows.is_file() and names else None,
+        answers,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
         Interpolation.from_plain(kept) if kept else None,
+        label_answers,
     )
 
 
@@ -179,7 +213,21 @@ def _result(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: its confusion_matrix does not go with its class_names"
         )
+    if "label_counts" in result and not _are_label_counts(result, len(names)):
+        raise ValueError(f"{path} is damaged: its counts do not go with its class_names")
     return result
+
+
+def _are_label_counts(result: dict[str, Any], num_labels: int) -> bool:
+    """Return whether the counts of several labels in test.json have the shapes that `results` writes."""
+    squares = {"label_counts": (num_labels, 2, 2)}
+    squares |= dict.fromkeys(("cooccurrence", "predicted_for"), (num_labels, num_labels))
+    try:
+        return all(
+            np.array(result[name], np.int64).shape == shape for name, shape in squares.items()
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def _metrics(path: Path) -> list[dict[str, str]]:
@@ -192,7 +240,7 @@ def _metrics(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _found(answers: Answers, folder: str) -> Answers:
+def _found(answers: _Answers, folder: str) -> _Answers:
     """Return the same, with pictures that lie relative to the folder in which the run was begun found from here.
 
     Where nobody knows that folder, this one is as good as any.

@@ -5,15 +5,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from finetune.data.batch_limits import num_within
-from finetune.runs.best_epoch import kept_epoch
+from finetune.runs.best_epoch import MONITORS, kept_epoch
+from finetune.runs.interpolation_record import METRICS
+from finetune.runs.outcome import label_trials, num_in_split, tested_trials
 from finetune.runs.run_lock import is_held
 from finetune.runs.run_search import began, find_runs
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
@@ -44,10 +46,12 @@ class RunRow:
         data: The data folder as the command named it; "" if unknown.
         network: The backbone; "" if unknown.
         epochs: Number of epochs that have ended.
-        accuracy: Share of the images that are predicted correctly; None if nothing was measured.
+        accuracy: Share of the images that are predicted correctly, or the mean average precision if images have several
+            labels; None if nothing was measured.
         interval: The 95 % interval of the accuracy.
         num_images: Number of images on which it was measured.
         split: `test` or `validation`; "" if nothing was measured.
+        metric: What `accuracy` is: `accuracy` or `mAP`.
         seconds: Seconds of preparing, training, validating and testing together; None if unknown.
         size: Bytes on disk.
         command: The command that began it; "" if unknown.
@@ -64,15 +68,19 @@ class RunRow:
     interval: tuple[float, float] | None = None
     num_images: int = 0
     split: str = ""
+    metric: str = "accuracy"
     seconds: float | None = None
     size: int = 0
     command: str = ""
     damage: str = ""
 
     def as_plain(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
+        """Return it as plain values for JSON. A mean average precision has the name `mAP`."""
         local = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(self.began))
-        return asdict(self) | {"began": local}
+        plain = asdict(self) | {"began": local}
+        if plain.pop("metric") == "accuracy":
+            return plain
+        return {"mAP" if name == "accuracy" else name: value for name, value in plain.items()}
 
 
 def run_table(folder: Path, key: str = "when") -> list[RunRow]:
@@ -147,7 +155,7 @@ class _SideFiles:
 def read_row(run: Path) -> RunRow:
     """Return the row of a run; of a damaged one as much as can be read."""
     files = _SideFiles(run)
-    num_right, num_images, split = _measured(files)
+    measured = _measured(files)
     root = files.setting("data", "init_args", "root") or files.about.get("root")
     return RunRow(
         folder=str(run),
@@ -156,10 +164,13 @@ def read_row(run: Path) -> RunRow:
         data=str(root or ""),
         network=str(files.setting("model", "backbone") or ""),
         epochs=len(files.epochs),
-        accuracy=num_right / num_images if num_images else None,
-        interval=wilson(num_right, num_images) if num_images else None,
-        num_images=num_images,
-        split=split,
+        accuracy=measured.value if measured.num_images else None,
+        interval=wilson(measured.value * measured.trials, measured.trials)
+        if measured.num_images
+        else None,
+        num_images=measured.num_images,
+        split=measured.split,
+        metric=measured.metric,
         seconds=sum(files.seconds.values()) if files.seconds else None,
         size=size_of([run]),
         command=str(files.about.get("command") or ""),
@@ -212,40 +223,72 @@ def _state(files: _SideFiles) -> str:
     return FINISHED if is_complete or not last.is_file() else UNFINISHED
 
 
-def _measured(files: _SideFiles) -> tuple[int, int, str]:
-    """Return how many images are predicted right, of how many, and of which split.
+class _Measured(NamedTuple):
+    """The measured accuracy or mean average precision of a run.
 
-    Without a test they are the validation images, and the weights are those of best.ckpt.
+    Attributes:
+        value: The value of the metric.
+        num_images: Number of images; 0 if nothing was measured.
+        trials: Number of independent images with the same standard error, which are all images for an accuracy.
+        split: `test` or `validation`; "" if nothing was measured.
+        metric: `accuracy` or `mAP`.
     """
+
+    value: float = 0.0
+    num_images: int = 0
+    trials: float = 0.0
+    split: str = ""
+    metric: str = "accuracy"
+
+
+def _measured(files: _SideFiles) -> _Measured:
+    """Return the measurement of a run: on the test images, or else on the validation images for best.ckpt."""
     matrix = files.result.get("confusion_matrix")
     try:
         if matrix:
+            num = sum(map(sum, matrix))
             right = sum(row[i] for i, row in enumerate(matrix))
-            return right, sum(map(sum, matrix)), "test"
-        right, num = _validated(files)
+            return _Measured(right / max(1, num), num, num, "test")
+        if files.result.get("label_counts"):
+            return _tested_labels(files.result)
+        return _validated(files)
     except (LookupError, TypeError, ValueError, StopIteration) as error:
         files.damage.append(f"{files.run}: its accuracy cannot be read: {reason(error)}")
-        return 0, 0, ""
-    return right, num, "validation" if num else ""
+        return _Measured()
 
 
-def _validated(files: _SideFiles) -> tuple[int, int]:
-    """Return how many validation images best.ckpt predicts right, and of how many; zeros if there are none."""
+def _tested_labels(result: Mapping[str, Any]) -> _Measured:
+    num = sum(map(sum, result["label_counts"][0]))
+    if result["test/mAP"] is None:
+        return _Measured(metric="mAP")
+    return _Measured(result["test/mAP"], num, tested_trials(result), "test", "mAP")
+
+
+def _validated(files: _SideFiles) -> _Measured:
+    """Return the measurement of best.ckpt on the validation images."""
     rows = files.epochs
-    accuracies = [float(row["val/accuracy"]) for row in rows if row.get("val/accuracy")]
-    counts = files.about.get("splits", {}).get("val", {}).get("counts", {})
+    has_labels = bool(rows) and MONITORS["several"] in rows[0]
+    monitor = MONITORS["several" if has_labels else "single"]
+    values = [float(row[monitor]) for row in rows if row.get(monitor)]
     limit = files.setting("trainer", "overfit_batches") or files.setting(
         "trainer", "limit_val_batches"
     )
     batch_size = files.setting("data", "init_args", "batch_size") or 1
-    num_images = num_within(limit, sum(counts.values()), batch_size)
-    if not accuracies or not num_images:
-        return 0, 0
-    accuracy = accuracies[kept_epoch(accuracies, num_images)]
+    num_images = num_within(limit, num_in_split(files.about, "val"), batch_size)
+    if not values or not num_images:
+        return _Measured()
+
+    def trials() -> float:
+        return label_trials(files.about, num_images) if has_labels else num_images
+
+    value = values[kept_epoch(values, trials())]
     if kept := files.kept_weights:  # weights between the start and that epoch may be more accurate
         num_images = kept["num_images"]
-        accuracy = next(c["accuracy"] for c in kept["candidates"] if c["share"] == kept["share"])
-    return round(accuracy * num_images), num_images
+        chosen = next(c for c in kept["candidates"] if c["share"] == kept["share"])
+        value = next(chosen[name] for name in METRICS if name in chosen)
+    if has_labels:
+        return _Measured(value, num_images, trials(), "validation", "mAP")
+    return _Measured(round(value * num_images) / num_images, num_images, num_images, "validation")
 
 
 def as_json(rows: Sequence[RunRow]) -> str:

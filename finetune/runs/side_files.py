@@ -94,8 +94,10 @@ def is_about(content: dict[str, Any]) -> bool:
         isinstance(count, dict) and all(type(num) is int for num in count.values())
         for count in counts
     )
+    numbers = [split["num_images"] for split in splits.values() if "num_images" in split]
     return (
         are_counts
+        and all(type(num) is int and num >= 0 for num in numbers)
         and all(type(text) is str for text in texts)
         and _is_ranking(content.get("backbone_ranking"))
     )

@@ -60,11 +60,8 @@ def log_overview(
     for doubt in doubtful:
         log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
-    origins = {name: split.origin for name, split in data.splits.items()}
     splits = {
-        name: {"origin": origins[name], "counts": _counts(data, name)}
-        for name in ("train", "val", "test")
-        if name in origins
+        name: _about_split(data, name) for name in ("train", "val", "test") if name in data.splits
     }
     return {
         "root": str(data.root),
@@ -198,6 +195,13 @@ def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
     if split not in data.splits:
         return dict.fromkeys(data.class_names, 0)
     return dict(zip(data.class_names, data.splits[split].targets.counts().tolist(), strict=True))
+
+
+def _about_split(data: ImageDataModule, split: str) -> dict[str, Any]:
+    """Return what about.json says of a split; if images have several labels, their number is not the sum of counts."""
+    samples = data.splits[split]
+    about = {"origin": samples.origin, "counts": _counts(data, split)}
+    return about if data.label_kind == "single" else {**about, "num_images": len(samples)}
 
 
 def _some(names: list[str]) -> str:

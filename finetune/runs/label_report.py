@@ -1,0 +1,234 @@
+"""The parts of report.html for images with several labels: labels that occur together, mistakes of each label."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from finetune.runs.answers import LabelAnswers
+from finetune.runs.charts import curves, reliability_chart
+from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, most_of_cells, shown_labels
+from finetune.runs.outcome import LabelRow, label_rows
+from finetune.runs.record import RunRecord
+from finetune.runs.statistics import num_reliability_bins, precision_recall, reliability
+
+_MANY = 25  # labels: a larger matrix cannot be read; a list of its largest cells can
+_NUM_PAIRS = 40
+_MOST_CURVES = 8
+_TINY = 1e-12
+
+# Shapes: N images, K labels.
+
+
+@dataclass(frozen=True)
+class LabelMetrics:
+    """A row of the table of labels.
+
+    Attributes:
+        row: Metrics with their intervals.
+        threshold: The probability from which an image has the label.
+        f1: None if it is undefined.
+        num_missed: Number of images that have the label and for which it is not predicted.
+        num_false: Number of images for which it is wrongly predicted.
+    """
+
+    row: LabelRow
+    threshold: float
+    f1: float | None
+    num_missed: int
+    num_false: int
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The images with one kind of mistake in one label.
+
+    Attributes:
+        id: Of the section on the page.
+        heading: The label and the kind of mistake.
+        order: Which images come first.
+        count: Number of images.
+        pictures: The first of them.
+    """
+
+    id: str
+    heading: str
+    order: str
+    count: int
+    pictures: list[Shown]
+
+
+@dataclass(frozen=True)
+class LabelSections:
+    """The parts of a report.
+
+    Attributes:
+        metrics: A row for each label.
+        together: The number of images with two labels and the share of those with the label of the row, (K, K); None
+            for many labels.
+        pairs: The most frequent pairs of labels and their numbers, if there are many labels.
+        mistakes: The mistakes of each label.
+    """
+
+    metrics: list[LabelMetrics]
+    together: list[list[tuple[int, float]]] | None
+    pairs: list[tuple[str, str, int]]
+    mistakes: list[Mistakes]
+
+
+def label_sections(run: RunRecord, lens: Lens | None) -> LabelSections | None:
+    """Return the parts for the test of a run; None if it was not tested."""
+    if not run.result.get("label_counts"):
+        return None
+    counts = run.result["cooccurrence"]
+    is_small = len(counts) <= _MANY
+    return LabelSections(
+        metrics=list(_metrics(run)),
+        together=[_with_shares(row, i) for i, row in enumerate(counts)] if is_small else None,
+        pairs=[] if is_small else _frequent_pairs(run.result["class_names"], np.array(counts)),
+        mistakes=list(_mistakes(run.label_answers, lens)) if run.label_answers else [],
+    )
+
+
+def _metrics(run: RunRecord) -> Iterator[LabelMetrics]:
+    thresholds = thresholds_of(run)
+    for row, threshold, counts in zip(
+        label_rows(run.result), thresholds, run.result["label_counts"], strict=True
+    ):
+        (_, num_false), (num_missed, hits) = counts
+        num = 2 * hits + num_false + num_missed
+        yield LabelMetrics(row, threshold, 2 * hits / num if num else None, num_missed, num_false)
+
+
+def thresholds_of(run: RunRecord) -> list[float]:
+    """Return the threshold of each label in a test."""
+    calibration = run.result.get("calibration") or {}
+    return calibration.get("thresholds") or [0.5] * len(run.result["class_names"])
+
+
+def _with_shares(row: Sequence[int], i: int) -> list[tuple[int, float]]:
+    return [(count, count / max(1, row[i])) for count in row]
+
+
+def _frequent_pairs(names: Sequence[str], counts: np.ndarray) -> list[tuple[str, str, int]]:
+    first, second = np.triu_indices(len(names), 1)
+    of_pairs = counts[first, second]
+    order = np.argsort(-of_pairs, kind="stable")[:_NUM_PAIRS]
+    return [(names[first[i]], names[second[i]], int(of_pairs[i])) for i in order if of_pairs[i] > 0]
+
+
+def _mistakes(answers: LabelAnswers, lens: Lens | None) -> Iterator[Mistakes]:
+    found = []
+    for k, name in enumerate(answers.class_names):
+        missed = answers.missed(k)
+        false = answers.false(k)
+        found.append((f"missed-{k}", f"{name}, missed", "The least probable first", k, missed))
+        found.append(
+            (f"false-{k}", f"{name}, falsely predicted", "The most probable first", k, false)
+        )
+    most = most_of_cells([len(images) for *_, images in found])
+    for key, heading, order, k, images in found:
+        if len(images):
+            chosen = [(int(i), k) for i in images[:most]]
+            pictures = shown_labels(answers, chosen, lens, has_overlay=False) if lens else []
+            yield Mistakes(key, heading, order, len(images), pictures)
+
+
+def label_kinds(run: RunRecord, lens: Lens) -> Iterator[dict[str, Any]]:
+    """Yield what is worth looking at: a heading, a sentence, and images with a label each, the most telling first."""
+    answers = run.label_answers
+    assert answers is not None
+    thresholds = np.array(thresholds_of(run))
+    p = answers.probabilities
+    distance = np.abs(_logit(p) - _logit(thresholds))
+    false = answers.predicted & ~answers.labels
+    missed = answers.labels & ~answers.predicted
+    rows = [
+        (
+            "Most confident false predictions",
+            "Predicted with a high probability, but the image does not have the label. Look here first for labels that "
+            "were forgotten.",
+            _first_pairs(-p, false),
+            int(false.sum()),
+        ),
+        (
+            "Most confident misses",
+            "The image has the label, but its probability is low. Look here for wrong labels and for kinds of images "
+            "that training lacks.",
+            _first_pairs(p, missed),
+            int(missed.sum()),
+        ),
+        (
+            "Closest to the threshold",
+            "Right or wrong nearly by chance. More training images like these help most.",
+            _first_pairs(distance, np.ones_like(false)),
+            p.size,
+        ),
+    ]
+    for heading, sentence, pairs, count in rows:
+        pictures = shown_labels(answers, pairs, lens, has_overlay=True)
+        yield {"heading": heading, "sentence": sentence, "pictures": pictures, "count": count}
+
+
+def _first_pairs(value: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, int]]:
+    """Return image and label of the pairs with the lowest values (N, K) among the chosen ones, each image once."""
+    images, labels = np.nonzero(is_chosen)
+    order = np.argsort(value[images, labels], kind="stable")
+    pairs: dict[int, int] = {}
+    for i in order:
+        pairs.setdefault(int(images[i]), int(labels[i]))
+        if len(pairs) == NUM_SHOWN:
+            break
+    return list(pairs.items())
+
+
+def label_judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield charts of calibration and of precision and recall, each with a caption."""
+    answers = run.label_answers
+    if answers is None or not answers.paths:
+        return
+    p = answers.probabilities
+    is_present = answers.labels.ravel()
+    num_bins = num_reliability_bins(p.size)
+    bins = {"calibrated": reliability(p.ravel(), is_present, num_bins, 0.0)}
+    errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
+    text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
+    calibration = run.result.get("calibration")
+    if errors[1] is not None and calibration:
+        raw = (_logit(p) - np.array(calibration["bias"])) / np.array(calibration["scale"])
+        before = 1 / (1 + np.exp(-raw))
+        bins["uncalibrated"] = reliability(before.ravel(), is_present, num_bins, 0.0)
+        text += f", {errors[1]:.3f} before calibration"
+    text += (
+        ". Share of the pairs of an image and a label that are present, by probability, with 95 % intervals. On the "
+        "dashed line, both are equal; below it, the network is overconfident."
+    )
+    text = text.lstrip(". ")
+    axes = ("probability", "share present")
+    yield reliability_chart(bins, text, 0.0, axes), text
+    yield from _precision_and_recall(run, answers)
+
+
+def _precision_and_recall(run: RunRecord, answers: LabelAnswers) -> Iterator[tuple[str, str]]:
+    rows = [row for row in label_rows(run.result) if row.average_precision]
+    rows.sort(key=lambda row: row.average_precision or (0.0, 0.0, 0.0))
+    lines = {}
+    for row in rows[:_MOST_CURVES]:
+        k = answers.class_names.index(row.name)
+        if answers.labels[:, k].any():
+            _, precision, recall = precision_recall(
+                answers.probabilities[:, k], answers.labels[:, k]
+            )
+            lines[row.name] = (recall.tolist(), precision.tolist())
+    if lines:
+        which = f"the {len(lines)} labels with the lowest average precision"
+        of = "each label" if len(lines) == len(answers.class_names) else which
+        text = f"Precision and recall of {of} as its threshold falls."
+        yield curves(lines, "recall", "precision", text), text
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    """Return the log odds of probabilities. 0 and 1 give large finite ones."""
+    p = p.clip(_TINY, 1 - _TINY)
+    return np.log(p / (1 - p))
