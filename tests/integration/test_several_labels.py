@@ -1,0 +1,294 @@
+"""Several labels an image, from the test to predictions, exports, the service and pages: all say the same."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from labelled_files import LABELS, draw_labelled
+from labelled_runs import fit_labels
+from sklearn import metrics
+from starlette.testclient import TestClient
+
+from finetune import load
+from finetune.api.fitted_run import FittedRun
+from finetune.api.prediction import LabelsPrediction
+from finetune.data.decode import decode
+from finetune.inference.export_check import load_exported
+from finetune.inference.predictor import Predictor
+from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.record import read_run
+from finetune.serving.app import make_app
+from finetune.serving.service import Service
+from finetune.serving.uploads import Limits
+from finetune.system.messages import WrongUsage
+
+THRESHOLDS = (0.5, 0.3, 0.4, 0.2)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_labelled(tmp_path_factory.mktemp("labels") / "mosaics", train=120, test=30)
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; its files are read only."""
+    return fit_labels(images, tmp_path_factory.mktemp("run"), "--trainer.max_epochs", "6")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its checkpoint with other thresholds than 1/2, so that ignoring them is noticed, and a scale and a bias."""
+    content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["finetune"]["calibration"] = {
+        "scale": [0.7, 1.3, 1.0, 2.0],
+        "bias": [0.2, -0.3, 0.0, 0.5],
+        "thresholds": list(THRESHOLDS),
+        "num_pictures": 9,
+        "aim": None,
+        "unreached": [],
+    }
+    path = tmp_path_factory.mktemp("checkpoint") / "some.ckpt"
+    torch.save(content, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path, images: Path) -> dict[str, tuple[np.ndarray, list[str]]]:
+    """Probabilities and labels by the path of each test image, by plain torch."""
+    content = read_checkpoint(checkpoint)
+    predictor = Predictor(checkpoint)
+    found = {}
+    for path in sorted((images / "test").iterdir()):
+        image = torch.from_numpy(predictor.prepare(decode(str(path)))).permute(2, 0, 1)[None]
+        with torch.no_grad():
+            logits = predictor.model(image)[0].double()
+        calibration = content["finetune"]["calibration"]
+        z = logits * torch.tensor(calibration["scale"]) + torch.tensor(calibration["bias"])
+        p = z.sigmoid().numpy()
+        found[str(path)] = p, [name for name, has in zip(LABELS, p >= THRESHOLDS, strict=True) if has]
+    return found
+
+
+def test_the_checkpoint_decides_by_its_thresholds(expected):
+    """Without this the other tests would not notice a threshold of 1/2, or the most probable label alone."""
+    sets = [labels for _, labels in expected.values()]
+    halves = [[n for n, has in zip(LABELS, p >= 0.5, strict=True) if has] for p, _ in expected.values()]
+    assert sets != halves
+    assert {len(labels) for labels in sets} >= {1, 2}
+
+
+def test_predictions_are_the_labels_of_the_checkpoint(checkpoint, images, expected, cli, tmp_path):
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        out = tmp_path / f"out{suffix}"
+        cli("predict", checkpoint, images / "test", "--output", out, "--trainer.accelerator", "cpu")
+        if suffix == ".csv":
+            rows = list(csv.DictReader(out.open()))
+            assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
+            rows = [row | {"labels": row["labels"].split(";")} for row in rows]
+            rows = [row | {"labels": [name for name in row["labels"] if name]} for row in rows]
+        elif suffix == ".jsonl":
+            rows = [json.loads(line) for line in out.read_text().splitlines()]
+        else:
+            rows = pyarrow.parquet.read_table(out).to_pylist()
+        assert [row["path"] for row in rows] == list(expected)
+        for row in rows:
+            p, labels = expected[row["path"]]
+            assert row["labels"] == labels
+            assert [float(row[f"p_{name}"]) for name in LABELS] == pytest.approx(p, abs=1e-6)
+
+
+def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli, capsys):
+    path, (p, labels) = next((k, v) for k, v in expected.items() if len(v[1]) == 1)
+    cli("predict", checkpoint, path, "--trainer.accelerator", "cpu")
+    printed = capsys.readouterr().out
+    k = LABELS.index(labels[0])
+    text = f"{Path(path).name}: {labels[0]} {p[k]:.4f} (threshold {THRESHOLDS[k]:.4f})\n"
+    assert text in printed
+    assert "not predicted: " in printed
+
+
+def test_options_for_one_class_are_refused(checkpoint, images, cli, tmp_path):
+    for option in (["--top_k", 2], ["--abstain_below", 0.5]):
+        with pytest.raises(WrongUsage, match=f"{option[0]} is for one class an image"):
+            cli("predict", checkpoint, images / "test", *option, "--trainer.accelerator", "cpu")
+    with pytest.raises(ValueError, match="abstain_below is for one class an image"):
+        load(checkpoint, "cpu").predict(str(images / "test"), abstain_below=0.5)
+    with pytest.raises(WrongUsage, match="int8 does not support several labels"):
+        cli("export", "--ckpt_path", checkpoint, "--quantize", "int8")
+
+
+def test_python_says_the_same(checkpoint, images, expected):
+    model = load(checkpoint, "cpu")
+    predictions = model.predict(str(images / "test"))
+    assert all(isinstance(one, LabelsPrediction) for one in predictions)
+    for one in predictions:
+        p, labels = expected[one.path]
+        assert list(one.labels) == labels
+        assert list(one.probabilities) == list(LABELS)
+        assert list(one.probabilities.values()) == pytest.approx(p, abs=1e-6)
+        assert list(one.thresholds.values()) == list(THRESHOLDS)
+    assert "thresholds for the highest f1" in repr(model)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "any_size", "torch", "safetensors"])
+def test_exported_files_say_the_same(kind, checkpoint, images, expected, cli, tmp_path, capsys):
+    suffix = {"torch": ".pt2", "safetensors": ".safetensors"}.get(kind, ".onnx")
+    out = tmp_path / f"file{suffix}"
+    options = ["--input", "any_size"] if kind == "any_size" else ["--format", kind]
+    cli("export", "--ckpt_path", checkpoint, "--output", out, *options)
+    assert "the same labels, largest difference" in capsys.readouterr().out
+    about = json.loads(Path(f"{out}.json").read_text())
+    assert about["label_kind"] == "several" and "temperature" not in about
+    assert about["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
+    predictor = Predictor(checkpoint)
+    pictures = [decode(path) for path in expected]
+    p = np.array([p for p, _ in expected.values()])
+    if kind == "any_size":
+        found = np.concatenate([load_exported(out)(picture[None]) for picture in pictures])
+    else:
+        found = load_exported(out)(np.stack([predictor.prepare(one) for one in pictures]))
+    np.testing.assert_allclose(found, p, atol=1e-5)
+    if kind == "torch":
+        return  # only other programs read it
+    # the file in the place of the checkpoint
+    predictions = load(out, "cpu").predict(list(expected))
+    assert [list(one.labels) for one in predictions] == [labels for _, labels in expected.values()]
+
+
+def test_an_export_that_ignores_the_calibration_is_not_kept(checkpoint, cli, tmp_path, monkeypatch):
+    from finetune.commands import export
+    from finetune.inference.end_to_end import EndToEnd
+    from finetune.training.calibration import Calibration
+
+    monkeypatch.setattr(export, "EndToEnd", lambda model, _: EndToEnd(model, Calibration()))
+    with pytest.raises(ValueError, match="the .onnx was not kept"):
+        cli("export", "--ckpt_path", checkpoint, "--output", tmp_path / "file.onnx")
+    assert not (tmp_path / "file.onnx").exists()
+
+
+def test_the_service_says_the_same(checkpoint, expected, monkeypatch):
+    predictor = Predictor(checkpoint)
+    service = Service(predictor, Limits(10**6, 8, 10**6, 64, 20), max_batch=4)
+    maps = lambda images, classes: np.full((len(classes), 5, 5), 0.5)  # noqa: E731
+    monkeypatch.setattr(predictor, "activation", maps)
+    with TestClient(make_app(service, None, "127.0.0.1"), "http://127.0.0.1") as client:
+        model = client.get("/model").json()
+        assert model["label_kind"] == "several"
+        assert model["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
+        api = client.get("/openapi.json").json()["components"]["schemas"]["Prediction"]
+        counts = dict.fromkeys(LABELS, 0)
+        for path, (p, labels) in expected.items():
+            answer = client.post("/predict?looked_at=true", content=Path(path).read_bytes())
+            (prediction,) = answer.json()["predictions"]
+            assert prediction.keys() == api["properties"].keys()
+            assert prediction["labels"] == labels
+            found = [prediction["probabilities"][name] for name in LABELS]
+            assert found == pytest.approx(p, abs=1e-6)
+            assert prediction["thresholds"].keys() == prediction["probabilities"].keys()
+            assert list(prediction["looked_at"]) == labels
+            for name in labels:
+                counts[name] += 1
+        two = client.post("/predict?top_k=2", content=Path(path).read_bytes())
+        (prediction,) = two.json()["predictions"]
+        assert len(prediction["probabilities"]) == 2 and prediction["labels"] == labels
+        counts = {name: num + (name in labels) for name, num in counts.items()}
+        text = client.get("/metrics").text
+        for name, num in counts.items():
+            assert f'finetune_pictures_total{{label="{name}"}} {float(num)}' in text
+
+
+def test_test_metrics_are_those_of_the_written_rows(run, images):
+    rows = list(csv.DictReader((run / "test_predictions.csv").open()))
+    result = json.loads((run / "test.json").read_text())
+
+    def hot(column: str) -> np.ndarray:
+        return np.array([[name in row[column].split(";") for name in LABELS] for row in rows], int)
+
+    y, said = hot("labels"), hot("predicted")
+    names = [[name in Path(row["path"]).stem.split("+") for name in LABELS] for row in rows]
+    assert (y == np.array(names)).all()
+    p = np.array([[float(row[f"p_{name}"]) for name in LABELS] for row in rows])
+    assert (said == (p >= result["calibration"]["thresholds"])).all()
+    assert result["test/exact_match"] == pytest.approx(metrics.accuracy_score(y, said))
+    assert result["test/f1_macro"] == pytest.approx(metrics.f1_score(y, said, average="macro"))
+    average = metrics.average_precision_score(y, p, average="macro")
+    assert result["test/mAP"] == pytest.approx(average, abs=5e-3)
+    answers = read_run(run).label_answers
+    assert (answers.labels == y).all() and (answers.predicted == said).all()
+    assert answers.is_right.mean() == pytest.approx(result["test/exact_match"])
+
+
+def test_pages_and_lists_show_the_mean_average_precision(run, cli, capsys, tmp_path):
+    result = json.loads((run / "test.json").read_text())
+    value = f"{result['test/mAP']:.3f}"
+    page = tmp_path / "report.html"
+    cli("report", run, "--output", page)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"test mAP {value} (95 % interval ")
+    content = page.read_text()
+    assert f"<strong>{value}</strong> test mAP" in content
+    for text in ("Labels that occur together", "Metrics of each label", "falsely predicted"):
+        assert text in content
+    for text in ("Confusion matrix", "test accuracy", "temperature scaling"):
+        assert text not in content
+    for k, (_, (num_missed, _)) in enumerate(result["label_counts"]):
+        assert (f'id="missed-{k}"' in content) == (num_missed > 0)
+    assert all(f'aria-label="{name}' in content or name in content for name in LABELS)
+    cli("runs", run)
+    assert f"test mAP {value} (" in capsys.readouterr().out
+    cli("runs", run, "--json")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["mAP"] == result["test/mAP"] and "accuracy" not in row
+    fitted = FittedRun(run)
+    assert fitted.accuracy is None and fitted.mean_average_precision == result["test/mAP"]
+    low, high = fitted.interval
+    assert 0 < low < result["test/mAP"] < high < 1
+    assert f"test mAP {value}" in repr(fitted)
+    assert "mAP" in fitted._repr_html_()
+
+
+def test_two_runs_are_compared_by_images_with_all_labels_right(run, cli, capsys, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    table = other / "test_predictions.csv"
+    rows = list(csv.DictReader(table.open()))
+    right = next(row for row in rows if row["labels"] == row["predicted"])
+    right["predicted"] = "blue" if right["labels"] != "blue" else "red"
+    with table.open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    cli("compare", run, other, "--output", tmp_path / "comparison.html")
+    name = read_run(run).name
+    assert f"only {name} is correct on 1, only other on 0" in capsys.readouterr().out
+    assert "test mAP" in (tmp_path / "comparison.html").read_text()
+
+
+def test_a_sheet_shows_the_labels(checkpoint, images, cli, tmp_path):
+    cli("sheet", "--ckpt_path", checkpoint, "--pictures", images / "test", "--output", "s.png")
+    assert (tmp_path / "s.png").stat().st_size > 1000
+
+
+def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli, tmp_path):
+    best = run / "checkpoints" / "best.ckpt"
+    cli("export", "--ckpt_path", best, "--output", tmp_path / "best.onnx")
+    cli(
+        "test",
+        tmp_path / "best.onnx",
+        "--data",
+        "labelled_files.LabelledFiles",
+        "--data.root",
+        images,
+        "--out",
+        tmp_path,
+    )
+    found = json.loads((tmp_path / "test" / "version_0" / "test.json").read_text())
+    result = json.loads((run / "test.json").read_text())
+    assert found["label_counts"] == result["label_counts"]
+    assert found["test/mAP"] == pytest.approx(result["test/mAP"], abs=1e-4)
