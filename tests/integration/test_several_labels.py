@@ -71,14 +71,19 @@ def expected(checkpoint: Path, images: Path) -> dict[str, tuple[np.ndarray, list
         calibration = content["finetune"]["calibration"]
         z = logits * torch.tensor(calibration["scale"]) + torch.tensor(calibration["bias"])
         p = z.sigmoid().numpy()
-        found[str(path)] = p, [name for name, has in zip(LABELS, p >= THRESHOLDS, strict=True) if has]
+        found[str(path)] = (
+            p,
+            [name for name, has in zip(LABELS, p >= THRESHOLDS, strict=True) if has],
+        )
     return found
 
 
 def test_the_checkpoint_decides_by_its_thresholds(expected):
     """Without this the other tests would not notice a threshold of 1/2, or the most probable label alone."""
     sets = [labels for _, labels in expected.values()]
-    halves = [[n for n, has in zip(LABELS, p >= 0.5, strict=True) if has] for p, _ in expected.values()]
+    halves = [
+        [n for n, has in zip(LABELS, p >= 0.5, strict=True) if has] for p, _ in expected.values()
+    ]
     assert sets != halves
     assert {len(labels) for labels in sets} >= {1, 2}
 
