@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,13 @@ from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
-from finetune.data.datasets.listing import Listing, list_pictures
+from finetune.data.datasets.folder_source import FolderSource
+from finetune.data.datasets.image_source import ImageSource
+from finetune.data.datasets.listing import Listing
+from finetune.data.datasets.table_source import TableSource
+from finetune.data.tables.table_columns import parse_columns
+from finetune.data.tables.table_file import check_supported, is_table
+from finetune.data.tables.table_rows import TableOptions
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
 from finetune.system.progress import track
@@ -51,6 +57,10 @@ def check(
     backbone: str = "resnet18",
     image_size: int = 96,
     ckpt_path: str | None = None,
+    root: str | None = None,
+    columns: str | None = None,
+    labels: Literal["auto", "single", "several"] = "auto",
+    label_separator: str | None = None,
 ) -> None:
     """Say what is wrong with a data set: files, classes, copies across splits, likely label errors, shortcuts.
 
@@ -58,7 +68,8 @@ def check(
     nothing was found, 1 where something was, 2 where the check can't run.
 
     Args:
-        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test that hold them.
+        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test that hold them. Or a
+            table of images.
         output: Folder for check.html and check.json.
         lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
             between sets.
@@ -68,6 +79,10 @@ def check(
         image_size: Side in pixels of what it sees.
         ckpt_path: A checkpoint of `fit` instead: its network, at its size. What it has learned from wrong labels it
             may find right; weights of another task judge more freely.
+        root: Folder that paths in a table are relative to.
+        columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
+        labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
+        label_separator: Character between several labels of an image in a table.
     """
     began = time.perf_counter()
     try:
@@ -75,7 +90,7 @@ def check(
             check_target(Path(output, name), "--output")
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
-        listing = list_pictures(folder)
+        listing = _source(folder, root, columns, labels, label_separator).listing()
         # before images are read, so that an error comes early
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
@@ -110,6 +125,26 @@ def check(
             f"{counted(num_unlisted, 'file')} with a line break in the name can't be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
+
+
+def _source(
+    folder: str,
+    root: str | None,
+    columns: str | None,
+    labels: Literal["auto", "single", "several"],
+    label_separator: str | None,
+) -> ImageSource:
+    """Return the source of the images to check."""
+    if not is_table(folder) or os.path.isdir(folder):
+        check_supported(folder)
+        return FolderSource(Path(folder))
+    options = TableOptions(
+        root=None if root is None else Path(root),
+        columns=parse_columns(columns),
+        labels=labels,
+        separator=label_separator,
+    )
+    return TableSource(Path(folder), options)
 
 
 def _network(
@@ -199,7 +234,7 @@ def _print_findings(listing: Listing, findings: list[Finding]) -> None:
     by_split = ", ".join(f"{split} {num:,}" for split, num in counts if split != "all")
     classes = counted(len(listing.class_names), "class", "classes")
     splits = f" ({by_split})" if by_split else ""
-    print(f"{shown(listing.root)}: {counted(len(listing.paths), 'picture')} in {classes}{splits}")
+    print(f"{shown(listing.place)}: {counted(len(listing.paths), 'picture')} in {classes}{splits}")
     for finding in findings:
         first = finding.rows[0] if finding.rows else None
         example = ""

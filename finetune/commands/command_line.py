@@ -17,6 +17,7 @@ from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
+from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -149,6 +150,12 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
         return
     if is_training:
         _check_no_config(command, folder)
+    if is_table(folder) and not os.path.isdir(folder):
+        if not os.path.exists(folder):
+            raise NotFound(f"the table {folder!r} does not exist{_nearest(folder)}")
+        _add_flag(command, line, "data.table", folder)
+        line.positionals = []
+        return
     if not has_data:
         _check_folder(folder)
     _add_flag(command, line, full, folder)
@@ -156,8 +163,8 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
 
 
 def _check_has_data(command: str, line: ParsedLine) -> None:
-    has_root = "data.root" in flag_settings(line)
-    if not has_root and not line.has("print_config", "resume"):
+    has_place = not flag_settings(line).keys().isdisjoint(("data.root", "data.table"))
+    if not has_place and not line.has("print_config", "resume"):
         hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
         raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
 
@@ -258,7 +265,10 @@ def _check_folder(folder: str) -> None:
     if not os.path.exists(folder):
         raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
     if not os.path.isdir(folder):
-        raise WrongUsage(f"{folder!r} is a file: give a folder of pictures")
+        check_supported(folder)
+        raise WrongUsage(
+            f"{folder!r} is a file: give a folder of pictures, or a table of them ({' '.join(SUFFIXES)})"
+        )
 
 
 def _nearest(path: str) -> str:

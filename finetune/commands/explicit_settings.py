@@ -47,6 +47,11 @@ class ExplicitSettings:
         """Return whether a flag gives a setting, or a part of it."""
         return any(key == name or key.startswith(f"{name}.") for key in self.flags)
 
+    def arguments_of(self, group: str) -> set[str]:
+        """Return the names of the settings of a group that flags or configs give."""
+        keys = {*self.flags, *(key for config in self.configs for key in config.settings)}
+        return {key.removeprefix(f"{group}.") for key in keys if key.startswith(f"{group}.")}
+
 
 def read_explicit_settings(arguments: Sequence[str]) -> ExplicitSettings:
     """Return the settings that a command line gives.

@@ -16,11 +16,13 @@ import numpy as np
 import finetune
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.trust import data_settings
+from finetune.data.data_place import at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.samplers import ESTIMATE, SHEET, draw_indices
 from finetune.data.seen import exclude_copies, exclude_seen_of_same_folder
+from finetune.data.tables.table_file import is_table
 from finetune.data.transforms import CROP_SHARE
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
@@ -202,7 +204,9 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         {**checkpoint, "datamodule_hyper_parameters": arguments}, ExplicitSettings()
     )
     kind = getattr(finetune, class_path.rpartition(".")[2])
-    place = root or settings["init_args"].get("root") or kind.default_root
+    explicit = {} if root is None else {"table" if is_table(root) else "root": root}
+    arguments = {**at_place(settings["init_args"], explicit), **explicit}
+    place = place_of(arguments) or kind.default_root
     if not place or not Path(place).exists():
         start = (
             "the pictures of the checkpoint's run are not in"
@@ -214,9 +218,9 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         raise WrongUsage(
             f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it"
         )
-    overrides = {"class_names": class_names, "root": place, "num_workers": 0}
+    overrides = {"class_names": class_names, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
-        data: ImageDataModule = kind(**{**settings["init_args"], **overrides})
+        data: ImageDataModule = kind(**{**arguments, **overrides})
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():

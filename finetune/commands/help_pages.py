@@ -55,15 +55,16 @@ its {split}/, or all of its class folders. What it has seen in training is left 
 
 PAGES = {
     "fit": Page(
-        "FOLDER [options]",
+        "FOLDER|TABLE [options]",
         """\
 Trains a classifier on a folder of pictures, then tests the best checkpoint. FOLDER holds a folder for each
-class, or train, val and test that hold them. The defaults are shown.""",
+class, or train, val and test that hold them. TABLE is a .csv, .tsv, .jsonl or .parquet with a row for each
+image: columns path and label, and optionally split and group. The defaults are shown.""",
         (
             "finetune fit pictures",
             "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",
             "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
-            "finetune fit pictures --devices 2 --out runs/two --resume",
+            "finetune fit labels.csv --devices 2 --out runs/two --resume",
             "finetune fit --config hotdog.yaml",
         ),
         ("data", "network", "training", "machine", "run"),
@@ -72,7 +73,7 @@ class, or train, val and test that hold them. The defaults are shown.""",
         "CKPT PICTURES ... [options]",
         f"""\
 Classifies pictures. {_CKPT}
-PICTURES are pictures, folders, globs, or text files with a path on each line.""",
+PICTURES are pictures, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune predict runs/fit/version_0 a.jpg",
             "finetune predict runs/fit/version_0 a.jpg b.jpg more/ 'others/*.png'",
@@ -86,7 +87,7 @@ PICTURES are pictures, folders, globs, or text files with a path on each line.""
         "CKPT PICTURES ... [options]",
         f"""\
 Draws predicted pictures on one sheet. {_CKPT}
-PICTURES are pictures, folders, globs, or text files with a path on each line.""",
+PICTURES are pictures, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune sheet runs/fit/version_0 pictures",
             "finetune sheet runs/fit/version_0 a.jpg b.jpg 'more/*.png' --out sheets/few.png",
@@ -135,7 +136,7 @@ nothing. Exit codes: 0 nothing found, 1 something found, notes too, 2 it can't r
             "finetune check pictures --weights resnet18.pt",
             "finetune check pictures --out checked --lists lists",
         ),
-        ("what is written", "doubtful labels"),
+        ("what is written", "of a table", "doubtful labels"),
         has_all=True,
     ),
     "benchmark": Page(

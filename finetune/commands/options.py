@@ -46,6 +46,10 @@ _TABLE = """
 not shown: fit benchmark
   FOLDER, --data.root FOLDER
       path folder dir data_dir data_path dataset
+  --data.table TABLE
+      csv csv_file table labels_file annotations
+  --data.labels HOW
+      multi_label multilabel
   --data.eval_image_size PIXELS
       eval_size test_size val_size test_input_size
   --data.image_size_schedule SIZES
@@ -64,6 +68,7 @@ not shown: validate test
   CKPT, --ckpt_path CKPT
       checkpoint ckpt weights_path
   CKPT FOLDER, --data.root FOLDER
+  --data.table TABLE
 not shown: predict
   CKPT PICTURES, --ckpt_path CKPT
   CKPT PICTURES, --pictures, --data.predict PICTURES
@@ -115,6 +120,11 @@ limits: serve
 what is written: check
   --out, --output FOLDER                   where check.html and check.json go [.]
   --lists FOLDER                           a list of files for each kind of finding, too
+of a table: check
+  --root FOLDER                            what its paths are relative to; unsaid, the folder of the table
+  --columns ROLE:NAME                      its columns, such as path:photo,label:breed, if not found by usual names
+  --labels HOW                             single or several labels per image [auto]
+  --label_separator CHARACTER              between several labels; ; and | are found without it
 doubtful labels: check
   --weights FILE                           of a network whose features tell classes apart
   --backbone NAME                          the network that they are of [resnet18]
@@ -250,12 +260,13 @@ POSITIONS = MappingProxyType(
 # full name: names in other tools
 SYNONYMS = MappingProxyType({option.full: option.synonyms for option in TABLE if option.synonyms})
 # options whose values are paths
-_PATH_VALUES = ("CKPT", "FILE", "FOLDER", "PICTURES")
+_PATH_VALUES = ("CKPT", "FILE", "FOLDER", "PICTURES", "TABLE")
 PATHS = frozenset(
     {
         *(option.full for option in TABLE if option.value in _PATH_VALUES),
         "config",
         "data.init_args.root",
+        "data.init_args.table",
         "resume",
     }
 )

@@ -13,9 +13,11 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.callbacks import Callback, Timer
 
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.plan import Plan
 from finetune.commands.trainer import DEFAULTS, patience
+from finetune.data.data_place import at_place
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import has_launcher
 from finetune.models.candidates import is_choice
@@ -112,10 +114,15 @@ def _check_has_data(explicit: Namespace, root: Path, search: NewestRun) -> None:
         NotFound: There is none.
     """
     is_folder = explicit.get("data.class_path") == _ANY_DATA
-    if is_folder and explicit.get("data.init_args.root") is None:
+    if is_folder and _explicit_place(explicit) is None:
         why = f", since {describe_skipped(search.skipped)}" if search.skipped else ""
         hint = "and there is no data for a new one: finetune fit FOLDER --resume"
         raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
+
+
+def _explicit_place(explicit: Namespace) -> str | None:
+    """Return the table or folder of images that the command line gives; None for none."""
+    return explicit.get("data.init_args.table") or explicit.get("data.init_args.root")
 
 
 def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) -> Changes | None:
@@ -167,7 +174,8 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
         if class_path != (data_class or _ANY_DATA):
             return False
         explicit_arguments = explicit.data.get("init_args") or Namespace()
-        arguments = {**(settings["data"].get("init_args") or {}), **explicit_arguments.as_dict()}
+        now = explicit_arguments.as_dict()
+        arguments = {**at_place(settings["data"].get("init_args") or {}, now), **now}
         key = json.dumps([class_path, arguments], sort_keys=True, default=str)
         try:
             if key not in made:
@@ -183,7 +191,7 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
 
     backbone = explicit.get("model.backbone")
     return RunFilter(
-        root=explicit.get("data.init_args.root"),
+        root=_explicit_place(explicit),
         data_class=None if data_class == _ANY_DATA else data_class,
         backbone=None if is_choice(backbone) else backbone,
         has_data_of=has_data_of,
@@ -234,6 +242,7 @@ def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) ->
         trainer.pop("devices", None)
         trainer.pop("num_nodes", None)
     settings["trainer"] = trainer
+    _leave_old_place(settings, arguments)
     _locate_data(settings, working_dir_of(search.run))
     _drop_missing_excluded(settings)
     for argument in arguments[1:]:
@@ -244,13 +253,25 @@ def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) ->
 
 
 def _locate_data(settings: dict[str, Any], folder: str) -> None:
-    """Make a relative data folder one of the folder in which the run began, which may not be this one."""
+    """Make a relative data folder or table one of the folder in which the run began, which may not be this one."""
     data = settings.get("data") or {}
     arguments = data.get("init_args") or {}
-    root = arguments.get("root")
-    if not root or not os.path.isdir(folder) or os.path.samefile(folder, os.curdir):
+    if not os.path.isdir(folder) or os.path.samefile(folder, os.curdir):
         return
-    settings["data"] = {**data, "init_args": {**arguments, "root": os.path.join(folder, root)}}
+    located = {
+        name: os.path.join(folder, arguments[name])
+        for name in ("root", "table")
+        if arguments.get(name)
+    }
+    if located:
+        settings["data"] = {**data, "init_args": {**arguments, **located}}
+
+
+def _leave_old_place(settings: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Drop the folder or table of a run if the command line gives another; see `at_place`."""
+    data = settings.get("data") or {}
+    explicit = read_explicit_settings(arguments).arguments_of("data")
+    settings["data"] = {**data, "init_args": at_place(data.get("init_args") or {}, explicit)}
 
 
 def _drop_missing_excluded(settings: dict[str, Any]) -> None:

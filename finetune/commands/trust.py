@@ -14,6 +14,7 @@ import finetune
 from finetune import REMOVED, public_paths
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
+from finetune.data.data_place import at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
 from finetune.training.checkpoint_settings import plain
@@ -53,7 +54,10 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
         _check(class_path, modules)
     for transform in class_paths(settings):
         _check(transform, [_TRANSFORMS, *modules])
-    return {"class_path": class_path, "init_args": settings}
+    return {
+        "class_path": class_path,
+        "init_args": at_place(settings, explicit.arguments_of("data")),
+    }
 
 
 def check_root(
@@ -76,10 +80,11 @@ def check_root(
     if module != _OURS or "data.class_path" in explicit.flags:
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
-    root = config.data.init_args.get("root") or kind.default_root
+    root = place_of(config.data.init_args) or kind.default_root
     if root is None or kind.is_in(Path(root)):
         return
-    if "data.root" not in explicit.flags and not Path(root).exists():
+    is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
+    if not is_named and not Path(root).exists():
         hint = f"give the folder where they are now: {flag_names(command, 'data.root')}"
         raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
     set_of = config.data.class_path

@@ -3,7 +3,8 @@
 Lists of images:
 
 - `samples`: the images of one split as a table, with their `targets`.
-- `datasets`: the package that builds these tables. `walk` finds image files, `splits` splits them.
+- `tables`: the package that reads tables of images, such as .csv.
+- `datasets`: the package that builds lists of images. `walk` finds image files, `splits` splits them.
 - `storage`: stats files and opens them. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
@@ -20,7 +21,8 @@ Batches:
 - `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
-`datamodule` is the base class of all data modules. `data_settings` validates its arguments. `depth` warns of images
+`datamodule` is the base class of all data modules. `data_settings` validates its arguments,
+`data_place` says where the images lie. `depth` warns of images
 that would be black in training. The package `checking` looks for faults in a data set.
 
 Code that creates, changes or mixes images belongs here. Its result must be a function of (seed, epoch, index), never of

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from finetune.data.tables.table_file import is_table
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
@@ -14,6 +15,7 @@ from finetune.models.checkpoint_values import (
     MIN_CROP_SHARE,
     are_augmentations,
 )
+from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
 
@@ -75,7 +77,11 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> 
         raise WrongUsage(f"{fractions} must leave some training data")
 
 
-def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[str]) -> None:
+def check_lists(
+    augmentations: list[dict[str, Any]] | None,
+    exclude: Sequence[str],
+    merge: Sequence[str] | str | None = None,
+) -> None:
     """Check that lists are not longer than a checkpoint may hold; `finetune test` refuses longer ones.
 
     Raises:
@@ -90,6 +96,38 @@ def check_lists(augmentations: list[dict[str, Any]] | None, exclude: Sequence[st
         raise WrongUsage(
             f"exclude can name {MAX_EXCLUDED:,} class folders at most, got {len(exclude):,}"
         )
+    if merge is not None and len(merge) > MAX_EXCLUDED:
+        raise WrongUsage(f"merge can have {MAX_EXCLUDED:,} entries at most, got {len(merge):,}")
+
+
+def parse_merge(merge: Sequence[str] | str | None) -> dict[str, str]:
+    """Return the new name of each class that is merged.
+
+    Args:
+        merge: `a,b:c` for each new class c, which takes the images of a and b.
+
+    Raises:
+        WrongUsage: A text has another form, or a class is merged twice.
+    """
+    texts = [merge] if isinstance(merge, str) else merge or []
+    new_names: dict[str, str] = {}
+    for text in texts:
+        listed, colon, target = text.rpartition(":")
+        names = [composed(name.strip()) for name in listed.split(",")]
+        if not colon or not target.strip() or not all(names):
+            raise WrongUsage(
+                f"--data.merge {text!r}: write 'a,b:c' to merge the classes a and b as c"
+            )
+        for name in names:
+            if name in new_names:
+                raise WrongUsage(f"--data.merge merges the class {name!r} twice")
+            new_names[name] = composed(target.strip())
+    for name, target in new_names.items():
+        if new_names.get(target, target) != target:
+            raise WrongUsage(
+                f"--data.merge: {name!r} becomes {target!r}, which is merged itself; name the last class directly"
+            )
+    return new_names
 
 
 def check_mixing(mixup: float, cutmix: float) -> None:
@@ -111,13 +149,15 @@ def required_folder(root: str | None) -> Path:
     """
     if root is None:
         raise WrongUsage(
-            "no data: give the folder of the pictures, by its name or as --data.root FOLDER"
+            "no data: give the folder of the pictures, by its name or as --data.root FOLDER, or a table of them"
         )
     return Path(root)
 
 
 def missing_split_message(root: str | None, split: str) -> str:
     """Return the error message for a folder without the split that a command needs."""
+    if root is not None and is_table(root) and split != "predict":
+        return f"{root} has no rows of the split '{split}'"
     if split == "train":
         return f"{root} holds no 'train'; put the training pictures in {root}/train/CLASS"
     if split == "predict":

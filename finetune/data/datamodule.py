@@ -17,6 +17,7 @@ from finetune.data.data_settings import (
     check_shares,
     check_sizes,
     missing_split_message,
+    parse_merge,
     required_folder,
 )
 from finetune.data.dataset import Collate, ImageDataset
@@ -45,10 +46,12 @@ from finetune.data.samplers import (
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, merge_records
 from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform, parse_sizes
+from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
 from finetune.distributed.signals import is_rank_zero
 from finetune.models.heads import LabelKind
+from finetune.system.messages import WrongUsage
 
 # the split that each stage evaluates
 _EVALUATED = {"fit": "val", "validate": "val", "test": "test", "predict": "predict"}
@@ -72,7 +75,12 @@ class ImageDataModule(pl.LightningDataModule):
     """Labelled images, split in train, val and test. The global batches are the same for any number of devices.
 
     Args:
-        root: Folder of the data set.
+        root: Folder of the data set; with a table, the folder that paths in it are relative to.
+        table: Table of images instead of class folders (.csv, .tsv, .jsonl or .parquet), with a row for each image.
+        columns: Columns of the table whose names are not the usual ones, such as path:photo,label:breed. The roles are
+            path, label, split and group.
+        labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
+        label_separator: Character between several labels of an image; `;` and `|` are found without it.
         batch_size: Images per batch, over all devices. A limit of batches takes evenly spaced images of val or test.
         image_size: Side of the network's input, in pixels.
         eval_image_size: Side of the input in validation, test and prediction, in pixels; null for `image_size`.
@@ -99,8 +107,10 @@ class ImageDataModule(pl.LightningDataModule):
             disk. Random crops have less detail. At 8/7 of image_size val differs by 7 grey levels (mean), else by 20.
         on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
-        exclude: Names of class folders to skip, one or more.
-        predict: Images for `finetune predict`: an image, a folder, a glob, a text file with a path per line, or a list.
+        exclude: Names of classes to skip, one or more.
+        merge: Classes to merge: `a,b:c` makes one class c of a and b. One or more.
+        predict: Images for `finetune predict`: an image, a folder, a glob, a table, a text file with a path per line,
+            or a list.
     """
 
     default_root: ClassVar[str | None] = None
@@ -131,9 +141,15 @@ class ImageDataModule(pl.LightningDataModule):
         on_bad_image: Literal["error", "skip"] = "error",
         class_names: list[str] | None = None,
         exclude: list[str] | str | None = None,
+        merge: list[str] | str | None = None,
+        table: str | None = None,
+        columns: dict[str, str | list[str]] | str | None = None,
+        labels: Literal["auto", "single", "several"] = "auto",
+        label_separator: str | None = None,
         predict: list[str] | str | None = None,
     ) -> None:
         root = root and os.path.expanduser(root)
+        table = table and os.path.expanduser(table)
         super().__init__()
         sizes = parse_sizes(image_size_schedule, image_size)
         check_sizes(
@@ -151,9 +167,17 @@ class ImageDataModule(pl.LightningDataModule):
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
-        self.root = root or self.default_root
+        if table is not None and self.default_root is not None:
+            raise WrongUsage(f"--data.table is for your own images, not for {type(self).__name__}")
+        self.table = table
+        self.table_root = root  # of relative paths in the table
+        self.root = table or root or self.default_root  # the folder or table of the data set
         self.exclude = [exclude] if isinstance(exclude, str) else exclude or []
-        check_lists(augmentations, self.exclude)
+        self.merge = parse_merge(merge)
+        self.columns = parse_columns(columns)
+        self.labels = labels
+        self.label_separator = label_separator
+        check_lists(augmentations, self.exclude, merge)
         self.batch_size = batch_size
         self.image_size = image_size
         self.sizes = sizes
@@ -180,6 +204,8 @@ class ImageDataModule(pl.LightningDataModule):
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
         self.class_names = class_names or []
+        self.remark = ""  # how the labels were found
+        self.skipped_rows: tuple[str, ...] = ()  # rows of a table, and why they were skipped
         self.fingerprint = ""
         self.is_fitted = False
         self.seen: SeenRecord | None = None  # images of this fit
@@ -187,10 +213,11 @@ class ImageDataModule(pl.LightningDataModule):
         self.seen_before: SeenRecord | None = None
         if predict is not None:
             self.splits["predict"] = unlabelled_samples(
-                predict, on_bad_image == "skip", is_rank_zero()
+                predict, on_bad_image == "skip", is_rank_zero(), self.columns
             )
         else:
-            self.folder = self.obtain(required_folder(self.root))
+            if table is None:
+                self.folder = self.obtain(required_folder(self.root))
             self.scan(self.folder, val_fraction, test_fraction, split_seed)
 
     def obtain(self, root: Path) -> Path:
@@ -307,7 +334,7 @@ class ImageDataModule(pl.LightningDataModule):
             return
         self.splits |= self._cache.take(
             self.splits,
-            root=self.root or "",
+            root=(self.root if self.table is None else str(self.folder)) or "",
             limit_gb=self.cache_limit_gb,
             reads=self._num_reads(reads),
         )

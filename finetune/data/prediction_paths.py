@@ -4,26 +4,37 @@ import glob
 import os
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.samples import PathList, Samples
+from finetune.data.tables.table_file import check_supported, is_table
+from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, find_images
 
 
-def unlabelled_samples(pictures: str | Sequence[str], skip: bool, is_logged: bool) -> Samples:
+def unlabelled_samples(
+    pictures: str | Sequence[str],
+    skip: bool,
+    is_logged: bool,
+    columns: Mapping[str, Sequence[str]] | None = None,
+) -> Samples:
     """Return the images that `files_to_predict` finds, without labels."""
-    paths = files_to_predict(pictures, skip, is_logged)
+    paths = files_to_predict(pictures, skip, is_logged, columns)
     return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 
 def files_to_predict(
-    pictures: str | Sequence[str], skip: bool = False, is_logged: bool = True
+    pictures: str | Sequence[str],
+    skip: bool = False,
+    is_logged: bool = True,
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> PathList:
-    """Return the images of a path: an image, a folder, a glob, or a .txt file with a path per line.
+    """Return the images of a path: an image, a folder, a glob, a .txt file with a path per line, or a table.
 
     For several paths return the images of all, in their order.
 
@@ -31,17 +42,20 @@ def files_to_predict(
         pictures: Path or paths.
         skip: Skip unreadable folders and links that form a cycle. Otherwise they are an error.
         is_logged: Log other files of a folder that were skipped.
+        columns: Column names of tables by role, for example those of a checkpoint; they need not exist.
     """
     if isinstance(pictures, str):
-        return _expand(os.path.expanduser(pictures), skip, is_logged)
+        return _expand(os.path.expanduser(pictures), skip, is_logged, columns or {})
     return PathList(
         path
         for pattern in pictures
-        for path in _expand(os.path.expanduser(pattern), skip, is_logged)
+        for path in _expand(os.path.expanduser(pattern), skip, is_logged, columns or {})
     )
 
 
-def _expand(pattern: str, skip: bool, is_logged: bool) -> PathList:
+def _expand(
+    pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
+) -> PathList:
     if os.path.isdir(pattern):
         skipped = SkippedFiles(skip)
         paths = PathList(find_images(pattern, skipped))
@@ -52,6 +66,9 @@ def _expand(pattern: str, skip: bool, is_logged: bool) -> PathList:
         with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
         missing = f"the list {pattern!r} names no pictures"
+    elif os.path.isfile(pattern) and is_table(pattern):
+        paths = PathList(listed_paths(Path(pattern), columns))
+        missing = f"the table {pattern!r} names no pictures"
     elif os.path.isfile(pattern):
         _check_not_many(pattern)
         paths, missing = PathList([pattern]), ""
@@ -66,10 +83,7 @@ def _expand(pattern: str, skip: bool, is_logged: bool) -> PathList:
 
 
 def _check_not_many(path: str) -> None:
-    """Refuse a table or an archive. Any other file that is no image gets an error in its row of the predictions."""
-    if path.lower().endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx")):
-        raise ValueError(
-            f"{path!r} is a table: a list of pictures is a .txt file with a path on each line"
-        )
+    """Refuse an unsupported table or an archive. Any other file gets an error in its row of the predictions."""
+    check_supported(path)
     if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")

@@ -76,6 +76,7 @@ class Samples:
         stats: Size and times of each file, if they were read when the images were listed.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
+        name_starts: Where the name of each image begins in its path, (N,) int64; None if all begin after the folder.
     """
 
     paths: Sequence[str]
@@ -87,6 +88,7 @@ class Samples:
     cached: CachedImages | None = None
     stats: FileStats | None = None
     groups: np.ndarray | None = None
+    name_starts: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -100,6 +102,7 @@ class Samples:
             cached=None if self.cached is None else self.cached.take(rows),
             stats=None if self.stats is None else self.stats.take(rows),
             groups=None if self.groups is None else self.groups[rows],
+            name_starts=None if self.name_starts is None else self.name_starts[rows],
         )
 
     def names(self) -> Iterator[str]:
@@ -107,6 +110,9 @@ class Samples:
 
         It is `CLASS/FILE`, with a prefix `val/` or `test/` for images in the folders of these splits.
         """
+        if self.name_starts is not None:
+            starts = self.name_starts.tolist()
+            return (self.tag + path[start:] for path, start in zip(self.paths, starts, strict=True))
         prefix = os.path.join(self.folder, "")
         return (self.tag + path.removeprefix(prefix) for path in self.paths)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from finetune.data.contents import UNKNOWN, file_digests
+from finetune.data.data_place import place_of
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, file_sizes, read_record
 from finetune.data.splits import SET_APART, hashes
@@ -111,7 +112,7 @@ def _is_trained_on(
       Names are not enough, because other numbered images have the same names. Sizes are not enough, because
       uncompressed images may all have one size.
     """
-    root = checkpoint.get("datamodule_hyper_parameters", {}).get("root") or data.default_root
+    root = place_of(checkpoint.get("datamodule_hyper_parameters", {})) or data.default_root
     is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
     if record is None:
         return is_there

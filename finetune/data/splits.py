@@ -10,6 +10,13 @@ from finetune.system.file_names import composed
 
 SET_APART = "set apart from training"
 
+# The names of splits, in lower case: case does not matter.
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
 _KIND = b"finetune split"  # at most 16 bytes; separates these hashes from other uses of the seed
 # 2**64 / golden ratio: its multiples are spread evenly over [0, 2**64) (Knuth, Art of Computer Programming, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -41,12 +41,14 @@ class SkippedFiles:
         unread: Descriptions of the unreadable folders and links.
         suffixes: Number of files of other types, by suffix.
         loose: Number of images outside of class folders, by folder.
+        rows: Descriptions of the faulty rows of a table.
     """
 
     skip_unreadable: bool = False
     unread: list[str] = field(default_factory=list)
     suffixes: Counter[str] = field(default_factory=Counter)
     loose: Counter[str] = field(default_factory=Counter)
+    rows: list[str] = field(default_factory=list)
 
     def log_summary(self, root: str | Path) -> None:
         """Log what was skipped, a line per kind, most frequent suffixes first."""

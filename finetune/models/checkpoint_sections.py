@@ -24,6 +24,7 @@ from finetune.models.checkpoint_values import (
     Rule,
     are_augmentations,
     are_class_names,
+    are_columns,
     are_dicts,
     are_limits,
     are_loops,
@@ -109,6 +110,11 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
     {
         "root": _OPTIONAL_TEXT,
         "exclude": Rule(f"names of class folders, at most {MAX_EXCLUDED:,}", are_names),
+        "merge": Rule(f"classes to merge, at most {MAX_EXCLUDED:,}", are_names),
+        "table": _OPTIONAL_TEXT,
+        "columns": Rule("names of columns, or null", are_columns),
+        "labels": one_of("auto", "single", "several"),
+        "label_separator": _OPTIONAL_TEXT,
         "batch_size": Rule(
             f"a whole number from 1 to {MAX_IN_A_BATCH}",
             lambda value: is_count(value, 1, MAX_IN_A_BATCH),

@@ -37,6 +37,7 @@ _MAX_CHARACTERS = 4096
 _MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
 # Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
 _MAX_VALUES, _MAX_DEPTH = 10_000, 30
+_MAX_ROLES = 10  # of the columns of a table
 _PROGRESS = {"ready", "started", "processed", "completed"}
 
 
@@ -99,6 +100,20 @@ def are_names(value: Any) -> bool:
     """Return whether a value is text, a list of texts, or None."""
     return is_optional_text(value) or (
         type(value) is list and len(value) <= MAX_EXCLUDED and all(map(is_text, value))
+    )
+
+
+def are_columns(value: Any) -> bool:
+    """Return whether a value names columns of a table: by role, or in a text, or None."""
+    if is_optional_text(value):
+        return True
+    return (
+        type(value) is dict
+        and len(value) <= _MAX_ROLES
+        and all(
+            is_text(role) and names is not None and are_names(names)
+            for role, names in value.items()
+        )
     )
 
 

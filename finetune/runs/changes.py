@@ -10,7 +10,10 @@ from typing import Any
 
 # With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
-_PICTURES = ("data.root", "data.val_fraction", "data.test_fraction", "data.split_seed")
+_PICTURES = (
+    *("data.root", "data.table", "data.val_fraction", "data.test_fraction", "data.split_seed"),
+    *("data.columns", "data.labels", "data.label_separator", "data.merge"),
+)
 # With other values the state of the optimizer would not fit.
 _FIXED = (
     *(
@@ -44,7 +47,7 @@ _WITHOUT_EFFECT = (
         "checkpoint_every_n_steps",
         "model.compile",
     ),
-    *("data.num_workers", "data.cache_limit_gb", "data.predict", "data.root"),
+    *("data.num_workers", "data.cache_limit_gb", "data.predict", "data.root", "data.table"),
     *(
         "trainer.accelerator",
         "trainer.strategy",

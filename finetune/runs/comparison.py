@@ -28,6 +28,7 @@ _SETTINGS = (
     ("model", "freeze"),
     ("model", "head_init"),
     ("data", "init_args", "root"),
+    ("data", "init_args", "table"),
     ("data", "init_args", "image_size"),
     ("data", "init_args", "eval_image_size"),
     ("data", "init_args", "image_size_schedule"),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from finetune import public_paths
+from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
 from finetune.runs.resume import Start, read_start
@@ -28,7 +29,7 @@ class RunFilter:
     """The data and the network that a command names; None where any will do.
 
     Attributes:
-        root: Folder of the data.
+        root: Folder or table of the data.
         data_class: Class path of the data module.
         backbone: Name of the network.
         has_data_of: Returns whether the data are those of a run, from its folder and settings. It reads the data, so
@@ -53,7 +54,7 @@ class RunFilter:
             return f"of other data ({data['class_path']}, not {self.data_class})"
         if self.root is None or not data:
             return ""
-        root = (data.get("init_args") or {}).get("root")
+        root = place_of(data.get("init_args") or {})
         is_same_folder = (
             root is not None
             and Path(working_dir_of(run), root).resolve() == Path(self.root).resolve()
@@ -198,7 +199,7 @@ def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) 
     if root is None:
         return False
     try:
-        other = read(last_checkpoint(run)).content["datamodule_hyper_parameters"].get("root")
+        other = place_of(read(last_checkpoint(run)).content["datamodule_hyper_parameters"])
     except (ValueError, OSError, LookupError):
         return False
     return other is not None and Path(working_dir_of(run), other).resolve() != Path(root).resolve()

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ class Skipped(pl.Callback):
             dist.all_gather_object(everywhere, self.errors)
         found = set().union(*everywhere)
         if trainer.is_global_zero:
-            self._write(found)
+            rows: Sequence[str] = getattr(trainer.datamodule, "skipped_rows", ())  # type: ignore[attr-defined]
+            self._write(found | set(rows))
         return len(found)
 
     def _write(self, found: set[str]) -> None:

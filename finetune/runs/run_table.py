@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from finetune.data.batch_limits import num_within
+from finetune.data.data_place import place_of
 from finetune.runs.best_epoch import MONITORS, kept_epoch
 from finetune.runs.interpolation_record import METRICS
 from finetune.runs.outcome import label_trials, num_in_split, tested_trials
@@ -156,7 +157,8 @@ def read_row(run: Path) -> RunRow:
     """Return the row of a run; of a damaged one as much as can be read."""
     files = _SideFiles(run)
     measured = _measured(files)
-    root = files.setting("data", "init_args", "root") or files.about.get("root")
+    arguments = files.setting("data", "init_args")
+    root = place_of(arguments if isinstance(arguments, dict) else {}) or files.about.get("root")
     return RunRow(
         folder=str(run),
         state=_state(files),

@@ -133,6 +133,15 @@ def fault_of_names(names: Sequence[str]) -> str:
     )
 
 
+def why_name_is_invalid(name: str) -> str:
+    """Return why a class cannot have this name; "" if it can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    return "has a line break or control character in its name" if shown(name) != name else ""
+
+
 def bytes_text(num: float) -> str:
     """Return a number of bytes as `12 KB`, `81.6 MB` or `1.2 GB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):

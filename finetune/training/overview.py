@@ -48,7 +48,7 @@ def log_overview(
         return {}
     lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
     doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
-    look = first_look(data.splits, data.class_names, data.folder)
+    look = first_look(data.splits, data.class_names, data.folder, data.table)
     doubtful += filter(None, [look.line()])
     for line in lines:
         log.info("%s", line)
@@ -136,7 +136,8 @@ def _pictures(data: ImageDataModule) -> str:
         else:
             splits.append(f"{split} none")
     classes = f"{len(counts)} classes in train: {', '.join(shown)}"
-    return f"images: {data.root}: {', '.join(splits)}; {classes}"
+    remark = f"; {data.remark}" if data.remark else ""
+    return f"images: {data.root}: {', '.join(splits)}; {classes}{remark}"
 
 
 def _network(model: Classifier, ckpt_path: object) -> str:

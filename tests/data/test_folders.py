@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from finetune.data.datasets import folders
+from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.folders import find_images, scan
 from finetune.data.datasets.listing import list_pictures
 from finetune.data.samples import Samples
@@ -545,22 +546,22 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
         scan(tmp_path)
     hint = "where it is no class, delete the folder, or leave out with --data.exclude results$"
     with pytest.raises(ValueError, match=f"no pictures of the class 'results'.*; {hint}"):
-        scan(tmp_path, exclude=["old"])
-    names, files = scan(tmp_path, exclude=["results", "old"])
+        scan(tmp_path, changes=ClassChanges(["old"]))
+    names, files = scan(tmp_path, changes=ClassChanges(["results", "old"]))
     assert names == ["cat", "dog"] and len(files["train"]) == len(files["val"]) == 2
     make(tmp_path, "val/results/1.png")
     # as a checkpoint knows them
-    assert len(scan(tmp_path, names, exclude=["results", "old"])[1]["val"]) == 2
+    assert len(scan(tmp_path, names, changes=ClassChanges(["results", "old"]))[1]["val"]) == 2
     with pytest.raises(
         ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"
     ):
         (tmp_path / "train/results").rmdir()
-        scan(tmp_path, exclude=["old"])
+        scan(tmp_path, changes=ClassChanges(["old"]))
     with pytest.raises(
         WrongUsage,
         match=r"--data.exclude: there is no class folder 'result'; did you mean 'results'\?",
     ):
-        scan(tmp_path, exclude=["result", "old"])
+        scan(tmp_path, changes=ClassChanges(["result", "old"]))
     make(tmp_path / "flat", "a/1.png", "b/1.png", "c/", "d/")
     with pytest.raises(
         ValueError, match=r"delete the folders, or leave out with --data.exclude '\[c, d\]'$"
@@ -592,7 +593,7 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")
     # control: it is a class with a folder in it
     with pytest.raises(ValueError, match="needs at least two$"):
-        scan(tmp_path / "nested", exclude=["dog"])
+        scan(tmp_path / "nested", changes=ClassChanges(["dog"]))
     caplog.clear()
     scan(tmp_path / "nested")
     assert caplog.messages == []

@@ -53,19 +53,56 @@ def test_nothing_to_predict(some, pattern):
     [
         ("all.zip", "archive: unpack"),
         ("all.tar.gz", "archive: unpack"),
-        ("all.CSV", "table: a list"),
     ],
 )
 def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
-    if name.endswith("CSV"):
-        Path(name).write_text("path\ntop.png\n")
-    else:
-        shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
-    with pytest.raises(ValueError, match=rf"^'{name}' is an {what}|^'{name}' is a {what}"):
+    shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
+    with pytest.raises(ValueError, match=rf"^'{name}' is an {what}"):
         ImageFolderData(predict=name)
     # The control: a picture with an archive behind it, as some programs write, is a picture.
     Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
     assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a/t.csv", "path,label\n1.png,x\nö.PNG,\n1.png,y\n"),
+        ("a/t.tsv", "when\tfile\n1\t1.png\n2\tö.PNG\n3\t1.png\n"),
+        ("a/t.jsonl", '{"image": "1.png"}\n{"image": "ö.PNG"}\n{"image": "1.png"}\n'),
+    ],
+)
+def test_a_table_lists_its_paths_relative_to_its_folder(some, name, text):
+    Path(name).write_text(text, "utf-8")
+    expected = ["a/1.png", "a/ö.PNG", "a/1.png"]  # as listed, twice too
+    assert list(files_to_predict(name)) == expected
+    assert list(files_to_predict([name, "top.png"])) == [*expected, "top.png"]
+
+
+def test_a_table_of_predictions_has_the_paths_that_were_given(some):
+    Path("runs").mkdir()
+    Path("runs/predictions.csv").write_text("path,class\na/1.png,x\nnowhere.png,\n")
+    assert list(files_to_predict("runs/predictions.csv")) == ["a/1.png", "nowhere.png"]
+
+
+def test_the_path_of_a_table_may_have_a_name_of_its_own(some):
+    Path("t.csv").write_text("photo_of,path\ntop.png,x\n")
+    assert list(files_to_predict("t.csv", columns={"path": ["photo_of"]})) == ["top.png"]
+    assert list(files_to_predict("t.csv", columns={"path": ["gone"]})) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.csv", "when\n1\n", "t.csv, line 1: none of the columns 'when' is the path"),
+        ("t.csv", "path\ntop.png\nhttps://x/y.png\n", "t.csv, line 3, column path: 'https://x/y.png' is"),
+        ("t.json", "[]", r"'t.json': .json tables are unsupported; save it as one of"),
+    ],
+)  # fmt: skip
+def test_a_table_without_paths_is_one_line(some, name, text, message):
+    Path(name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        files_to_predict(name)
 
 
 def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkeypatch):

@@ -347,7 +347,7 @@ MUTATIONS = [
     ),
     Mutation(
         "splits may be spelt in other ways",
-        "data/datasets/folders.py",
+        "data/splits.py",
         '("val", "valid", "validation", "dev")',
         '("val", "valid", "dev")',
         "tests/data/test_folders.py -k names_of_their_folders",
@@ -355,8 +355,8 @@ MUTATIONS = [
     Mutation(
         "splits may be spelt in capitals",
         "data/datasets/folders.py",
-        "if folder.name.lower() in _SPLIT_NAMES",
-        "if folder.name in _SPLIT_NAMES",
+        "if folder.name.lower() in SPLIT_NAMES",
+        "if folder.name in SPLIT_NAMES",
         "tests/data/test_folders.py -k names_of_their_folders",
     ),
     Mutation(

@@ -44,9 +44,9 @@ def write_page(
         pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
     text = render(
         "data/checking/check.html",
-        title=f"{shown(listing.root.name or listing.root)}: data check",
+        title=f"{shown(listing.place.name or listing.place)}: data check",
         date=datetime.now().isoformat(" ", "minutes"),
-        root=listing.root,
+        root=listing.place,
         findings=findings,
         pictures=pictures,
         levels=LEVELS,
@@ -74,7 +74,7 @@ def write_json(
         network: Description of the network whose features were used to rank labels; "" for none.
     """
     content = {
-        "root": os.path.abspath(listing.root),
+        "root": os.path.abspath(listing.place),
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
         "num_pictures": len(listing.paths),

@@ -11,10 +11,9 @@ import numpy as np
 from finetune.data.checking.duplicates import is_blank
 from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.picture_facts import Facts, kind_of_name
-from finetune.data.datasets.folders import why_name_is_invalid
 from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
-from finetune.system.messages import counted
+from finetune.system.messages import counted, why_name_is_invalid
 
 # longer over shorter side, from which on a central square crop removes half of the image or more
 _WIDE = 2.0
@@ -145,8 +144,16 @@ def _ratio(facts: Facts, i: int) -> str:
 
 
 def folder_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield the findings about files and folders that are skipped."""
+    """Yield the findings about files, folders and rows of a table that are skipped."""
     skipped = listing.skipped
+    if skipped.rows:
+        yield Finding(
+            "table_rows",
+            "bad",
+            f"{counted(len(skipped.rows), 'fault')} in the rows of the table",
+            "fit refuses the table, or skips these rows with --data.on_bad_image skip.",
+            [Row([], text) for text in skipped.rows],
+        )
     if skipped.unread:
         title = (
             f"{counted(len(skipped.unread), 'folder or link', 'folders or links')} can't be read"

@@ -37,12 +37,14 @@ class FirstLook:
         num_files: Number of images that are files.
         num_opened: Number of files whose first bytes were read.
         findings: The findings, worst first.
+        place: The folder or the table of the images, as the user named it.
     """
 
     listing: Listing
     num_files: int
     num_opened: int
     findings: list[Finding]
+    place: str | Path
 
     def line(self) -> str:
         """Return one line about faulty files, "" if there are none. `overview` reports small classes."""
@@ -58,7 +60,7 @@ class FirstLook:
             faults.append(
                 f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one"
             )
-        hint = f"(finetune check {shown(listing.root)} says which)"
+        hint = f"(finetune check {shown(self.place)} says which)"
         return f"of the pictures {', and '.join(faults)} {hint}" if faults else ""
 
     def plain(self) -> dict[str, Any]:
@@ -68,7 +70,10 @@ class FirstLook:
 
 
 def first_look(
-    splits: Mapping[str, Samples], class_names: Sequence[str], root: str | Path
+    splits: Mapping[str, Samples],
+    class_names: Sequence[str],
+    root: str | Path,
+    place: str | Path | None = None,
 ) -> FirstLook:
     """Check the images of a fit before it starts.
 
@@ -76,6 +81,7 @@ def first_look(
         splits: The splits of the data module.
         class_names: The class names.
         root: The folder of the images.
+        place: The table that lists them; None for class folders.
     """
     folders = np.array([split.targets.counts() > 0 for split in splits.values()])
     names = list(class_names)
@@ -115,7 +121,9 @@ def first_look(
         )
     if not has_several:  # these are about folders of classes
         findings += class_findings(listing)
-    return FirstLook(listing, len(files), len(looked_at), worst_first(findings))
+    return FirstLook(
+        listing, len(files), len(looked_at), worst_first(findings), root if place is None else place
+    )
 
 
 def _is_picture(path: str) -> bool:

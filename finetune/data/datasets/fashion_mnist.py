@@ -13,6 +13,10 @@ class FashionMNIST(ImageFolderData):
     default_root = "data/fashion-mnist"
 
     def obtain(self, root: Path) -> Path:
+        if self.merge:
+            raise WrongUsage(
+                "--data.merge merges class folders, and Fashion-MNIST has none: drop the option"
+            )
         if self.exclude:
             raise WrongUsage(
                 "--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option"

@@ -3,28 +3,24 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from finetune.data.datasets import misplaced
+from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.samples import PathList, Samples
+from finetune.data.splits import SPLIT_NAMES
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_only_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
-from finetune.system.messages import WrongUsage, did_you_mean, shown
+from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 
 log = logging.getLogger(__name__)
 
-# Case does not matter: `Train`, `VAL`.
-_SPLIT_NAMES = {
-    **dict.fromkeys(misplaced.TRAIN_NAMES, "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-_SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 _MOST_NAMED = 8  # classes that a message lists
 
 
@@ -33,7 +29,7 @@ def scan(
     class_names: Sequence[str] | None = None,
     skip: bool = False,
     is_logged: bool = True,
-    exclude: Sequence[str] = (),
+    changes: ClassChanges = NO_CHANGES,
 ) -> tuple[list[str], dict[str, Samples]]:
     """Find the classes and images of a data set.
 
@@ -47,7 +43,7 @@ def scan(
         class_names: The classes in order, for example of a checkpoint; None for the sorted folders of `train`.
         skip: Skip unreadable folders.
         is_logged: Log what else was skipped.
-        exclude: Names of class folders to skip.
+        changes: Class folders to skip, and classes to merge.
 
     Returns:
         The class names in the order of their indices, and the images of each split, sorted by class and path.
@@ -59,6 +55,7 @@ def scan(
             `class_names` also if a class has no training images.
     """
     root = Path(root)
+    exclude = changes.exclude
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
         raise FileNotFoundError(
@@ -75,12 +72,15 @@ def scan(
     class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
     for folders in class_dirs.values():
         _check_composed(folders)
+    merged = {
+        split: _merge_folders(folders, changes.merge) for split, folders in class_dirs.items()
+    }
     is_known = class_names is not None
     if class_names is None:
         assert first is not None
-        _check_excluded({root, *split_dirs.values()}, exclude)
+        _check_folders_exist({root, *split_dirs.values()}, changes)
         of_first = class_dirs["train" if "train" in class_dirs else "all"]
-        class_names = list(of_first)
+        class_names = list(merged["train" if "train" in merged else "all"])
         _check_names(of_first)
         if not class_names:
             hint = misplaced.hint_one_level_up(first, inside)
@@ -102,8 +102,8 @@ def scan(
     skipped = SkippedFiles(skip)
     splits: dict[str, Samples] = {}
     for split, folder in split_dirs.items():
-        _check_known(folder, class_dirs[split], class_names, is_known)
-        in_order = [class_dirs[split].get(composed(name)) for name in class_names]
+        _check_known(folder, merged[split], class_names, is_known)
+        in_order = [merged[split].get(composed(name), []) for name in class_names]
         splits[split] = read_split(folder, in_order, split, skipped)
         empty = empty_classes(splits[split], class_names)
         _check_filled(splits[split], empty, split, is_known)
@@ -119,7 +119,7 @@ def scan(
     return list(class_names), splits
 
 
-def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
+def class_folders(folder: Path, exclude: Collection[str] = ()) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden folders, excluded folders and runs."""
     excluded = set(map(composed, exclude))
     folders = (
@@ -132,21 +132,25 @@ def class_folders(folder: Path, exclude: Sequence[str] = ()) -> list[Path]:
     )
 
 
-def _check_excluded(folders: Iterable[Path], exclude: Sequence[str]) -> None:
-    """Check that each excluded folder exists. The folder that a misspelt name means would be trained on."""
-    names = (
-        {class_name(entry) for folder in folders for entry in folder.iterdir()}
-        if exclude
-        else set()
-    )
-    for name in exclude:
-        if composed(name) not in names:
-            raise WrongUsage(
-                f"--data.exclude: there is no class folder {name!r}{did_you_mean(name, sorted(names))}"
-            )
+def _check_folders_exist(folders: Iterable[Path], changes: ClassChanges) -> None:
+    """Check that the class folders that options name exist."""
+    if changes.exclude or changes.merge:
+        existing = {class_name(entry) for folder in folders for entry in folder.iterdir()}
+        check_names_exist("--data.exclude", changes.exclude, existing, "class folder")
+        check_names_exist("--data.merge", changes.merge, existing, "class folder")
 
 
-def named_folders(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
+def _merge_folders(
+    class_dirs: Mapping[str, Path], merge: Mapping[str, str]
+) -> dict[str, list[Path]]:
+    """Return the folders of each class, which are several if classes are merged. Classes are sorted by name."""
+    merged: dict[str, list[Path]] = {}
+    for name, folder in class_dirs.items():
+        merged.setdefault(merge.get(name, name), []).append(folder)
+    return dict(sorted(merged.items()))
+
+
+def named_folders(folder: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
     """Return the class folders in a folder by class name, sorted, without excluded folders.
 
     If the names of two folders are equal in composed Unicode, one keeps its decomposed name. The caller must refuse
@@ -205,19 +209,10 @@ def _check_requested_names(class_names: Sequence[str]) -> None:
             raise WrongUsage(f"data.class_names: '{shown(name)}' is not the name of a class folder")
 
 
-def why_name_is_invalid(name: str) -> str:
-    """Return why a class cannot have this name; "" if it can."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return "has a name that is not UTF-8"
-    return "has a line break or control character in its name" if shown(name) != name else ""
-
-
-def split_folders(root: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
+def split_folders(root: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
     """Return the folder of each split, without excluded folders; {} if `root` only holds class folders."""
     folders = class_folders(root, exclude)
-    named = [folder for folder in folders if folder.name.lower() in _SPLIT_NAMES]
+    named = [folder for folder in folders if folder.name.lower() in SPLIT_NAMES]
     classes = (
         [folder.name for folder in folders if folder not in named and _is_class(folder)]
         if named
@@ -234,7 +229,7 @@ def split_folders(root: Path, exclude: Sequence[str] = ()) -> dict[str, Path]:
         )
     split_dirs: dict[str, Path] = {}
     for folder in named:
-        split = _SPLIT_NAMES[folder.name.lower()]
+        split = SPLIT_NAMES[folder.name.lower()]
         if split in split_dirs:
             raise ValueError(
                 f"{root} holds both {split_dirs[split].name!r} and {folder.name!r}: keep one of them"
@@ -251,13 +246,13 @@ def _is_class(folder: Path) -> bool:
 
 
 def _check_known(
-    folder: Path, class_dirs: Mapping[str, Path], class_names: Sequence[str], is_known: bool
+    folder: Path, class_dirs: Mapping[str, list[Path]], class_names: Sequence[str], is_known: bool
 ) -> None:
     """Refuse class folders of a split that are not among the training classes.
 
     Args:
         folder: The folder of the split.
-        class_dirs: Its class folders by name.
+        class_dirs: The folders of its classes by name.
         class_names: The training classes.
         is_known: Whether the classes were passed as an argument, for example from a checkpoint.
     """
@@ -295,13 +290,13 @@ def empty_classes(samples: Samples, class_names: Sequence[str]) -> list[str]:
 
 
 def read_split(
-    folder: Path, class_dirs: Sequence[Path | None], split: str, skipped: SkippedFiles
+    folder: Path, class_dirs: Sequence[Sequence[Path]], split: str, skipped: SkippedFiles
 ) -> Samples:
     """Return the images of a split, sorted by class and path.
 
     Args:
         folder: The folder of the split.
-        class_dirs: The folder of each class, K; None if there is none.
+        class_dirs: The folders of each class, K; several if classes are merged.
         split: Name of the split.
         skipped: Collects the files and folders that are skipped.
 
@@ -313,8 +308,8 @@ def read_split(
         skipped.loose[str(folder)] = loose
     labels: list[int] = []
     paths: list[str] = []
-    for label, class_dir in enumerate(class_dirs):
-        paths_of_class = list(find_images(class_dir, skipped)) if class_dir else []
+    for label, folders in enumerate(class_dirs):
+        paths_of_class = [path for inside in folders for path in find_images(inside, skipped)]
         paths += paths_of_class
         labels += [label] * len(paths_of_class)
     return Samples(

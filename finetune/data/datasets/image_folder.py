@@ -1,29 +1,39 @@
-"""Data modules of image folders: any folder of labelled images, and the hotdog set."""
+"""Data modules of image folders and tables: any labelled images, and the hotdog set."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.folders import empty_classes, scan
+from finetune.data.datasets.folder_source import FolderSource
+from finetune.data.datasets.folders import empty_classes
+from finetune.data.datasets.image_source import ImageSource
+from finetune.data.datasets.table_source import TableSource
 from finetune.data.samples import Samples
 from finetune.data.seen_record import add_digests, build_record
 from finetune.data.splits import SET_APART, stratified
 from finetune.data.storage import file_stats
+from finetune.data.tables.table_rows import TableOptions
 from finetune.distributed.signals import is_rank_zero
+from finetune.system.file_names import composed
 
 
 class ImageFolderData(ImageDataModule):
-    """Any folder of labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders."""
+    """Any labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders; or a table."""
 
     # classes without training images, if `class_names` was given
     classes_without_images: tuple[str, ...] = ()
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
-        self.class_names, found = scan(
-            root, self.class_names or None, is_skipped, is_rank_zero(), self.exclude
-        )
+        images = self.source(root).find(self.class_names or None, is_skipped, is_rank_zero())
+        self.class_names = images.class_names
+        self.folder = images.folder
+        self.label_kind = images.label_kind
+        self.remark = images.remark
+        self.skipped_rows = images.skipped
+        found = images.splits
         of_training = found.get("all", found.get("train"))
         if of_training is not None:
             self.classes_without_images = tuple(empty_classes(of_training, self.class_names))
@@ -54,6 +64,20 @@ class ImageFolderData(ImageDataModule):
             self.seen = build_record(self.splits["train"], self.splits.get("val"))
             self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 
+    def source(self, folder: Path) -> ImageSource:
+        """Return the source of the images: the table, or else a folder."""
+        if self.table is None:
+            return FolderSource(folder, ClassChanges(self.exclude, self.merge))
+        options = TableOptions(
+            root=None if self.table_root is None else Path(self.table_root),
+            columns=self.columns,
+            separator=self.label_separator,
+            labels=self.labels,
+            exclude=frozenset(map(composed, self.exclude)),
+            merge=self.merge,
+        )
+        return TableSource(Path(self.table), options)
+
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_train_classes()
@@ -77,13 +101,8 @@ class ImageFolderData(ImageDataModule):
     def use_all_images(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
             return
-        found = scan(
-            self.folder,
-            self.class_names,
-            self.on_bad_image == "skip",
-            False,
-            self.exclude,
-        )[1]
+        is_skipped = self.on_bad_image == "skip"
+        found = self.source(self.folder).find(self.class_names, is_skipped, False).splits
         self.splits = {}
         if "all" in found:
             everything = self._prepared(split, found["all"], skip=True)
@@ -95,9 +114,8 @@ class ImageFolderData(ImageDataModule):
         Test images are decoded at their full size. All others are resized to `cache_size`.
         """
         shorter_side = None if split == "test" else self.cache_size
-        return replace(
-            samples, shorter_side=shorter_side, stats=file_stats(samples.paths, skip=skip)
-        )
+        stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
+        return replace(samples, shorter_side=shorter_side, stats=stats)
 
 
 class Hotdog(ImageFolderData):

@@ -32,6 +32,7 @@ class Listing:
         class_of: Index into `class_names` of each image, (N,).
         folders: Whether a split has a folder for a class, (splits, classes).
         skipped: Files and folders that were skipped.
+        table: The table that lists the images; None for class folders.
     """
 
     root: Path
@@ -42,6 +43,12 @@ class Listing:
     class_of: np.ndarray
     folders: np.ndarray
     skipped: SkippedFiles
+    table: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The folder or the table that the user has named."""
+        return self.root if self.table is None else self.table
 
     def name(self, i: int) -> str:
         """Return the path of image i relative to the root."""
@@ -85,7 +92,9 @@ def list_pictures(root: str | Path) -> Listing:
     skipped = SkippedFiles(skip_unreadable=True)
     samples: dict[str, Samples] = {}
     for split in splits:
-        class_dirs = [inside[split].get(name) for name in class_names]
+        class_dirs = [
+            [inside[split][name]] if name in inside[split] else [] for name in class_names
+        ]
         samples[split] = read_split(split_dirs[split], class_dirs, split, skipped)
     folders = np.array([[name in inside[split] for name in class_names] for split in splits])
     return listing_of(root, samples, class_names, folders, skipped)

@@ -1,0 +1,29 @@
+"""Where the images of a data module lie: in a folder, or in the files of a table."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Arguments that belong to a table, and mean nothing for class folders.
+_OF_TABLES = ("table", "columns", "labels", "label_separator")
+
+
+def place_of(arguments: Mapping[str, Any]) -> str | None:
+    """Return where a data set lies by the arguments of its data module: its table, or else its folder."""
+    return arguments.get("table") or arguments.get("root")
+
+
+def at_place(arguments: Mapping[str, Any], explicit: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of an earlier data module, for a command that names another place of the images.
+
+    A folder replaces a table, and a table replaces the folder that its paths were relative to.
+
+    Args:
+        arguments: Those of the earlier data module.
+        explicit: Names of the arguments that the command gives.
+    """
+    dropped: Collection[str] = ()
+    if "table" in explicit and "root" not in explicit:
+        dropped = ("root",)
+    elif "root" in explicit and "table" not in explicit:
+        dropped = _OF_TABLES
+    return {name: value for name, value in arguments.items() if name not in dropped}

@@ -1,0 +1,152 @@
+"""A table as a source of images.
+
+Its images get the names and the order of the same images in class folders. So a fit on a table and a fit on the
+equivalent folders have the same splits, batches and weights.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from finetune.data.datasets.class_changes import check_names_exist
+from finetune.data.datasets.image_source import FoundImages
+from finetune.data.datasets.listing import Listing, listing_of
+from finetune.data.samples import PathList, Samples
+from finetune.data.splits import group_ids
+from finetune.data.tables.canonical_names import name_starts, order_key
+from finetune.data.tables.row_faults import Fault, describe, error_line, skipped_line
+from finetune.data.tables.table_rows import TableContent, TableOptions, TableRows, read_content
+from finetune.data.targets import ClassIndex
+from finetune.data.walk import SkippedFiles
+from finetune.system.messages import WrongUsage, counted
+
+log = logging.getLogger(__name__)
+
+_SPLITS = ("all", "train", "val", "test")
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table of images.
+
+    Attributes:
+        path: The file.
+        options: How to read it.
+    """
+
+    path: Path
+    options: TableOptions
+
+    def find(
+        self, class_names: Sequence[str] | None, skip: bool = False, is_logged: bool = True
+    ) -> FoundImages:
+        """Return the classes and images; see `ImageSource.find`. With `skip`, rows with faults are skipped."""
+        content = read_content(self.path, self.options)
+        if content.faults and not skip:
+            raise ValueError(error_line(self.path, content.faults))
+        if content.faults and is_logged:
+            log.warning("%s", skipped_line(self.path, content.faults))
+        if content.num_repeated and is_logged:
+            rows = counted(content.num_repeated, "row repeats", "rows repeat")
+            log.info("%s: %s another one, and counts once", self.path, rows)
+        parts = _by_split(content.rows)
+        if class_names is None:
+            class_names = self._class_names(content, parts)
+        for rows in parts.values():
+            self._check_known(rows, class_names, content.label_column)
+        return FoundImages(
+            class_names=list(class_names),
+            splits={
+                split: _samples(rows, split, class_names, content.root)
+                for split, rows in parts.items()
+            },
+            label_kind=content.kind,
+            remark=content.remark,
+            folder=content.root,
+            skipped=tuple(describe(self.path, fault) for fault in content.faults),
+        )
+
+    def listing(self) -> Listing:
+        """Return all images, also of a table with faults. The rows with faults are among what was skipped.
+
+        Raises:
+            WrongUsage: The file is not a table of images, or no row is without a fault.
+        """
+        try:
+            content = read_content(self.path, self.options)
+        except (ValueError, FileNotFoundError) as error:
+            raise WrongUsage(str(error)) from error
+        parts = _by_split(content.rows)
+        if not parts:
+            raise WrongUsage(error_line(self.path, content.faults))
+        class_names = sorted({label for labels in content.rows.labels for label in labels})
+        splits = {
+            split: _samples(rows, split, class_names, content.root) for split, rows in parts.items()
+        }
+        has_images = np.array([part.targets.counts() > 0 for part in splits.values()])
+        faults = [describe(self.path, fault) for fault in content.faults]
+        skipped = SkippedFiles(skip_unreadable=True, rows=faults)
+        listing = listing_of(content.root, splits, class_names, has_images, skipped)
+        return replace(listing, table=self.path)
+
+    def _class_names(self, content: TableContent, parts: dict[str, TableRows]) -> list[str]:
+        """Return the classes of the training images, sorted."""
+        check_names_exist("--data.exclude", self.options.exclude, content.original_names)
+        check_names_exist("--data.merge", self.options.merge, content.original_names)
+        rows = parts.get("train", parts.get("all"))
+        if rows is None:
+            names = " and ".join(map(repr, parts))
+            what = f"has rows of {names} but none of 'train'" if names else "has no images"
+            raise ValueError(f"{self.path} {what}; add the training images")
+        names = sorted({label for labels in rows.labels for label in labels})
+        if len(names) < 2:
+            only = f"only the class {names[0]!r}" if names else "no class"
+            raise ValueError(f"{self.path} has {only}; a classifier needs at least two")
+        return names
+
+    def _check_known(self, rows: TableRows, class_names: Sequence[str], column: str) -> None:
+        """Refuse labels that are not among the classes."""
+        known = set(class_names)
+        for row, labels in enumerate(rows.labels):
+            unknown = [label for label in labels if label not in known]
+            if unknown:
+                classes = ", ".join(class_names)
+                text = f"{unknown[0]!r} is unknown to training, whose classes are {classes}"
+                fault = Fault(row, rows.lines[row], column, text)
+                hint = f"correct it, or skip the class with --data.exclude {unknown[0]}"
+                raise ValueError(f"{describe(self.path, fault)}; {hint}")
+
+
+def _by_split(rows: TableRows) -> dict[str, TableRows]:
+    """Return the rows of each split that has some."""
+    indices: dict[str, list[int]] = {}
+    for i, split in enumerate(rows.splits):
+        indices.setdefault(split, []).append(i)
+    return {split: rows.take(indices[split]) for split in _SPLITS if split in indices}
+
+
+def _samples(rows: TableRows, split: str, class_names: Sequence[str], root: Path) -> Samples:
+    """Return the images of a split, sorted as in class folders: by class, then by name."""
+    folder = "" if str(root) == "." else str(root)
+    starts = name_starts(rows.paths, rows.labels, folder)
+    number = {name: k for k, name in enumerate(class_names)}
+    keys = [
+        (number[labels[0]], order_key(path[start:]))
+        for path, labels, start in zip(rows.paths, rows.labels, starts.tolist(), strict=True)
+    ]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
+    rows = rows.take(order)
+    labels = np.array([number[labels[0]] for labels in rows.labels], np.int64)
+    return Samples(
+        PathList(rows.paths),
+        ClassIndex(labels, len(class_names)),
+        origin="" if split == "all" else f"its rows of split {split}",
+        folder=folder,
+        tag=f"{split}/" if split in ("val", "test") else "",
+        stats=rows.stats,
+        groups=None if rows.groups is None else group_ids(rows.groups),
+        name_starts=starts[order],
+    )

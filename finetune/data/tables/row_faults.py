@@ -1,0 +1,52 @@
+"""Faults of the rows of a table: where they are, and what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUM_LOGGED = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of one row.
+
+    Attributes:
+        row: Index of the row.
+        line: The line of the file, or the row of a .parquet file, from 1.
+        column: Name of the column.
+        text: What is wrong.
+        hint: What to do about it.
+    """
+
+    row: int
+    line: int
+    column: str
+    text: str
+    hint: str = ""
+
+
+def describe(path: Path, fault: Fault) -> str:
+    """Return a fault in one line."""
+    unit = "row" if path.suffix.lower() == ".parquet" else "line"
+    return f"{path}, {unit} {fault.line}, column {fault.column}: {fault.text}"
+
+
+def error_line(path: Path, faults: Sequence[Fault]) -> str:
+    """Return the error message for a table with faults, of which there is at least one: the first, and their number."""
+    first = min(faults, key=lambda fault: fault.row)
+    num_others = len({fault.row for fault in faults}) - 1
+    more = f" ({num_others:,} more rows have faults)" if num_others > 1 else ""
+    more = " (1 more row has a fault)" if num_others == 1 else more
+    hints = [hint for hint in (first.hint, "--data.on_bad_image skip skips such rows") if hint]
+    return f"{describe(path, first)}{more}. {'; '.join(hints)}"
+
+
+def skipped_line(path: Path, faults: Sequence[Fault]) -> str:
+    """Return the log line for rows that are skipped, of which there is at least one."""
+    num = len({fault.row for fault in faults})
+    examples = "; ".join(
+        f"line {fault.line}, column {fault.column}: {fault.text}" for fault in faults[:_NUM_LOGGED]
+    )
+    more = "; …" if len(faults) > _NUM_LOGGED else ""
+    return f"{path}: skipped {num:,} row{'s' * (num != 1)}: {examples}{more}"

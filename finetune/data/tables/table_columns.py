@@ -1,0 +1,179 @@
+"""Which column of a table has the path, the labels, the split, the weight and the group of an image."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.tables.table_file import TableFile
+from finetune.system.messages import WrongUsage, did_you_mean
+
+OPTION = "--data.columns"
+
+# The usual names of each column, without case, spaces, `_` and `-`. If there are several, the first name wins; other
+# names are ambiguous.
+_SPELLINGS = {
+    "path": (
+        *("path", "filepath", "imagepath", "imgpath", "file", "filename", "image", "imagefile"),
+        *("imagename", "imagefilename", "img", "imgname", "picture", "photo"),
+    ),
+    "label": (
+        *("label", "labels", "class", "classes", "classname", "target", "targets", "category"),
+        *("categories", "species", "breed", "tag", "tags"),
+    ),
+    "split": ("split", "subset", "partition"),
+    "weight": ("weight", "sampleweight"),
+    "group": ("group", "groupid", "patient", "patientid"),
+}
+_ROLES = tuple(_SPELLINGS)
+_CERTAIN = {"path": ("path",), "label": ("label", "labels")}
+_INDICATORS = {"0", "1", "0.0", "1.0", "false", "true"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns.
+
+    Attributes:
+        path: The path of the image.
+        labels: The label or labels. If there are several columns, each is a class, with 0 or 1 for each image.
+        split: The split; None if there is no such column.
+        weight: The weight in the loss; None if there is no such column.
+        group: The group; None if there is no such column.
+    """
+
+    path: str
+    labels: tuple[str, ...]
+    split: str | None = None
+    weight: str | None = None
+    group: str | None = None
+
+    @property
+    def has_indicators(self) -> bool:
+        """Whether each class has a column with 0 or 1."""
+        return len(self.labels) > 1
+
+
+def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str]]:
+    """Return the column names that an option gives for each role.
+
+    Args:
+        columns: Column names by role, or text such as `path:photo,label:breed`. A role may have several columns.
+
+    Raises:
+        WrongUsage: A role does not exist, or has no name.
+    """
+    if isinstance(columns, Mapping):
+        pairs = [
+            (role, name)
+            for role, names in columns.items()
+            for name in (names if isinstance(names, (list, tuple)) else [names])
+        ]
+    else:
+        parts = [part.partition(":") for part in (columns or "").split(",") if part.strip()]
+        pairs = [(role.strip(), name.strip()) for role, _, name in parts]
+    named: dict[str, list[str]] = {}
+    for role, name in pairs:
+        if role not in _ROLES:
+            raise WrongUsage(
+                f"{OPTION}: {role!r} is not a role of a column{did_you_mean(role, _ROLES)}"
+            )
+        if not name:
+            raise WrongUsage(f"{OPTION}: give a column for {role}, such as {OPTION} {role}:NAME")
+        named.setdefault(role, []).append(str(name))
+    for role, names in named.items():
+        if role != "label" and len(names) > 1:
+            raise WrongUsage(f"{OPTION}: {role} can only be one column, not {', '.join(names)}")
+    return named
+
+
+def find_columns(
+    table: TableFile, named: Mapping[str, Sequence[str]], needs_labels: bool = True
+) -> Columns:
+    """Find the columns of a table.
+
+    Args:
+        table: The table.
+        named: The result of `parse_columns`.
+        needs_labels: Whether there must be labels.
+
+    Raises:
+        ValueError: A column is missing or ambiguous.
+    """
+    for names in named.values():
+        for name in names:
+            if name not in table.columns:
+                raise ValueError(
+                    f"{table.path} has no column {name!r}{did_you_mean(name, list(table.columns))}"
+                )
+    found: dict[str, str | None] = {}
+    taken = {name for names in named.values() for name in names}
+    for role in _ROLES:
+        if role in named:
+            found[role] = named[role][0]
+        else:
+            rest = [name for name in table.columns if name not in taken]
+            found[role] = _find_column(table, role, rest, is_needed=needs_labels or role == "path")
+    path = found["path"]
+    if path is None:
+        raise ValueError(_no_path(table))
+    labels = tuple(named.get("label", ()))
+    if not labels and found["label"] is not None:
+        labels = (found["label"],)
+    if not labels:
+        others = {found[role] for role in ("path", "split", "weight", "group")}
+        labels = _indicator_columns(table, others)
+    if not labels and needs_labels:
+        names = ", ".join(map(repr, table.columns))
+        raise ValueError(
+            f"{table.path}, line 1: none of the columns {names} is the label; "
+            f"name it with {OPTION} label:NAME"
+        )
+    return Columns(path, labels, found["split"], found["weight"], found["group"])
+
+
+def _find_column(table: TableFile, role: str, names: Sequence[str], is_needed: bool) -> str | None:
+    """Return the column of a role by its usual names; None if there is none.
+
+    Raises:
+        ValueError: Several columns may be meant.
+    """
+    spellings = _SPELLINGS[role]
+    matches = [name for name in names if _plain(name) in spellings]
+    certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, spellings[:1])]
+    if len(matches) > 1 and len(certain) != 1 and is_needed:
+        listed = " and ".join(map(repr, matches))
+        raise ValueError(
+            f"{table.path}, line 1: the columns {listed} may both be the {role}; "
+            f"name one with {OPTION} {role}:{matches[0]}"
+        )
+    if certain:
+        return certain[0]
+    return matches[0] if matches else None
+
+
+def _no_path(table: TableFile) -> str:
+    """Return the error message for a table without a column of paths."""
+    names = list(table.columns)
+    if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names):
+        return f"{table.path}, line 1: there is no header; the first line must name the columns, such as path,label"
+    return (
+        f"{table.path}, line 1: none of the columns {', '.join(map(repr, names))} is the path; "
+        f"name it with {OPTION} path:NAME"
+    )
+
+
+def _indicator_columns(table: TableFile, others: set[str | None]) -> tuple[str, ...]:
+    """Return the columns that only hold 0 and 1, if there are at least two; else ()."""
+    names = [
+        name
+        for name, values in table.columns.items()
+        if name not in others and all(str(value).strip().lower() in _INDICATORS for value in values)
+    ]
+    return tuple(names) if len(names) > 1 else ()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_\-]+", "", name).casefold()

@@ -1,0 +1,231 @@
+"""Reads a table file into columns. Nothing in it is executed, and no address in it is opened.
+
+Text is UTF-8, with or without a byte order mark, or UTF-16 with one. Lines may end in LF, CRLF or CR.
+"""
+
+import codecs
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.system.messages import WrongUsage, install, reason
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+# Kinds of tables that are recognised only to say what to do.
+_UNSUPPORTED = (".json", ".xls", ".xlsx", ".ods", ".feather", ".arrow")
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The content of a table file, N rows.
+
+    Attributes:
+        path: The file.
+        columns: The values of each column by its name, N each, in the order of the file. A missing value is None.
+        lines: The line of the file where each row begins, from 1; for .parquet the number of the row.
+    """
+
+    path: Path
+    columns: dict[str, list[Any]]
+    lines: list[int]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path has the suffix of a table."""
+    return os.path.splitext(path)[1].lower() in SUFFIXES
+
+
+def check_supported(path: str | os.PathLike[str]) -> None:
+    """Refuse the suffixes of tables that are not supported.
+
+    Raises:
+        WrongUsage: It has one.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _UNSUPPORTED:
+        raise WrongUsage(
+            f"{str(path)!r}: {suffix} tables are unsupported; save it as one of {' '.join(SUFFIXES)}"
+        )
+
+
+def read_table(path: str | os.PathLike[str]) -> TableFile:
+    """Read a table.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        WrongUsage: Its suffix is unsupported.
+        ValueError: It is not a table, or has no rows. The message has the file and the line.
+    """
+    path = Path(path)
+    check_supported(path)
+    if not is_table(path):
+        raise WrongUsage(f"{str(path)!r}: a table has one of the suffixes {' '.join(SUFFIXES)}")
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"the table {str(path)!r} {what}; give another (--data.table)")
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        table = _read_parquet(path)
+    else:
+        text = _decode(path, path.read_bytes())
+        table = _read_jsonl(path, text) if suffix == ".jsonl" else _read_csv(path, text)
+        _check_utf8(table)
+    if not len(table):
+        raise ValueError(f"{path}: there are no rows below the header")
+    return table
+
+
+def _decode(path: Path, content: bytes) -> str:
+    """Return a file's text. Bytes that are not UTF-8 become surrogates, which `_check_utf8` reports by column."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return content.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not valid UTF-16; save the table as UTF-8") from error
+    if b"\0" in content:
+        line = _line_at(content, content.index(b"\0"))
+        raise ValueError(
+            f"{path}, line {line}: not a text file (it has a zero byte); save the table as UTF-8"
+        )
+    return content.decode("utf-8-sig", "surrogateescape")
+
+
+def _line_at(content: bytes, position: int) -> int:
+    """Return the number of the line at a position, from 1."""
+    return len(content[:position].splitlines() or [b""])
+
+
+def _check_utf8(table: TableFile) -> None:
+    """Check that names and values of a table are valid Unicode.
+
+    Raises:
+        ValueError: One is not. The message has the line and the column.
+    """
+    for name, values in table.columns.items():
+        wrong = next((i for i, value in enumerate(values) if _bad_byte(value)), None)
+        if bad := _bad_byte(name):
+            raise ValueError(f"{table.path}, line 1: the header is not UTF-8 (byte {bad})")
+        if wrong is not None:
+            raise ValueError(
+                f"{table.path}, line {table.lines[wrong]}, column {name}: not UTF-8 "
+                f"(byte {_bad_byte(values[wrong])}); save the table as UTF-8"
+            )
+
+
+def _bad_byte(value: Any) -> str:
+    """Return the first byte of a text, or of texts in a list, that was not UTF-8, as `0xe9`; "" if there is none."""
+    if isinstance(value, list):
+        return next(filter(None, map(_bad_byte, value)), "")
+    if not isinstance(value, str) or value.isascii():
+        return ""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"0x{ord(value[error.start]) & 0xFF:02x}"
+    return ""
+
+
+def _read_csv(path: Path, text: str) -> TableFile:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
+    rows = _csv_rows(path, text, delimiter)
+    line, header = next(rows, (1, []))
+    if not header:
+        raise ValueError(f"{path} is empty: the first line must name the columns")
+    header = [name.strip() for name in header]
+    twice = [name for name, num in Counter(header).items() if num > 1 and name]
+    if twice:
+        raise ValueError(f"{path}, line {line}: the column {twice[0]!r} occurs twice")
+    records: list[list[str]] = []
+    lines: list[int] = []
+    for line, record in rows:
+        if len(record) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: {len(record)} fields, but the header has {len(header)}; "
+                "put values that contain the separator in double quotes"
+            )
+        records.append(record)
+        lines.append(line)
+    values = zip(*records, strict=True) if records else ([] for _ in header)
+    columns = {name: list(column) for name, column in zip(header, values, strict=True) if name}
+    return TableFile(path, columns, lines)
+
+
+def _delimiter(text: str) -> str:
+    """Return the separator of the columns: the most frequent one in the header, outside of quotes."""
+    header = text.lstrip("\r\n").splitlines()[:1]
+    outside = "".join("".join(header).split('"')[::2])
+    return max(_DELIMITERS, key=outside.count)
+
+
+def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the fields of each row that is not empty.
+
+    Raises:
+        ValueError: A quote is not closed, or the file is not CSV.
+    """
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
+    line = 1
+    try:
+        for record in reader:
+            if any(record):
+                yield line, record
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {line}: not valid CSV ({error}); a quote may not be closed"
+        ) from error
+
+
+def _read_jsonl(path: Path, text: str) -> TableFile:
+    records: list[dict[str, Any]] = []
+    lines: list[int] = []
+    for line, row in enumerate(io.StringIO(text), 1):
+        if not row.strip():
+            continue
+        try:
+            record = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {line}: not valid JSON ({reason(error)})") from error
+        if not isinstance(record, dict):
+            raise ValueError(
+                f"{path}, line {line}: a JSON object is needed, such as "
+                '{"path": "a.jpg", "label": "cat"}'
+            )
+        records.append(record)
+        lines.append(line)
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return TableFile(path, columns, lines)
+
+
+def _read_parquet(path: Path) -> TableFile:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise WrongUsage(f"{path}: a .parquet table needs pyarrow: {install('parquet')}") from error
+    types = pyarrow.types
+    skipped = (types.is_binary, types.is_large_binary, types.is_struct, types.is_map)
+    try:
+        schema = pyarrow.parquet.read_schema(path)
+        # Columns may hold complete images, which are not needed.
+        names = [
+            field.name for field in schema if not any(is_kind(field.type) for is_kind in skipped)
+        ]
+        content = pyarrow.parquet.read_table(path, columns=names)
+        columns = {name: content.column(name).to_pylist() for name in names}
+    except (pyarrow.ArrowException, KeyError, OSError) as error:
+        raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
+    return TableFile(path, columns, list(range(1, content.num_rows + 1)))

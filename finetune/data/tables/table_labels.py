@@ -1,0 +1,158 @@
+"""The labels of each row of a table: one class or several, and how they are written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from finetune.data.tables.row_faults import Fault
+from finetune.data.tables.table_columns import Columns
+from finetune.data.tables.table_file import TableFile
+from finetune.system.file_names import composed
+from finetune.system.messages import WrongUsage, shown
+
+LabelKind = Literal["single", "several"]
+
+# Separators that are found automatically. Others are too frequent in names.
+_SEPARATORS = (";", "|")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of the rows of a table, N.
+
+    Attributes:
+        kind: Whether an image has one label or several.
+        values: The labels of each row, N: exactly one, or any number.
+        how: How they are written, for a log line.
+        column: Name of the column, for error messages.
+    """
+
+    kind: LabelKind
+    values: list[tuple[str, ...]]
+    how: str
+    column: str
+
+
+def read_labels(
+    table: TableFile,
+    columns: Columns,
+    kind: Literal["auto", "single", "several"],
+    separator: str | None,
+) -> tuple[Labels, list[Fault]]:
+    """Return the labels of each row, and the rows whose labels are faulty.
+
+    Args:
+        table: The table.
+        columns: Its columns, with labels.
+        kind: Whether an image has one label or several; `auto` decides by the table.
+        separator: The character between the labels of an image; None finds it.
+
+    Raises:
+        ValueError: The separator is ambiguous.
+    """
+    if columns.has_indicators:
+        return _read_indicators(table, columns.labels, kind)
+    column = columns.labels[0]
+    values = table.columns[column]
+    has_lists = any(isinstance(value, (list, tuple)) for value in values)
+    separators = [] if kind == "single" or has_lists else _separators(table, values, separator)
+    if kind == "auto":
+        kind = "several" if has_lists or separators else "single"
+    if kind == "single":
+        labels = [() if (text := label_text(value)) == "" else (text,) for value in values]
+        listed = [i for i, value in enumerate(values) if isinstance(value, (list, tuple))]
+        faults = [
+            Fault(i, table.lines[i], column, "a list of labels", "one is needed") for i in listed
+        ]
+        faults += [
+            Fault(i, table.lines[i], column, "the label is empty")
+            for i, value in enumerate(labels)
+            if not value and not isinstance(values[i], (list, tuple))
+        ]
+        return Labels("single", labels, "one label per image", column), faults
+    mark = separators[0] if separators else None
+    split = _splitter(mark)
+    how = f"labels separated by {mark!r}" if mark else "lists of labels" if has_lists else ""
+    how = ", ".join(part for part in ("several labels per image", how) if part)
+    return Labels("several", [split(value) for value in values], how, column), []
+
+
+def _separators(table: TableFile, values: Sequence[Any], stated: str | None) -> list[str]:
+    """Return the separator of labels in a list; [] if there is none.
+
+    Raises:
+        ValueError: There are two.
+    """
+    if stated is not None:
+        if len(stated) != 1:
+            raise WrongUsage(f"--data.label_separator must be one character, not {stated!r}")
+        return [stated]
+    texts = [value for value in values if isinstance(value, str)]
+    found = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
+    if len(found) > 1:
+        line = next(
+            line
+            for line, value in zip(table.lines, values, strict=True)
+            if isinstance(value, str) and found[1] in value
+        )
+        raise ValueError(
+            f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}; "
+            f"say which one separates them: --data.label_separator '{found[0]}'"
+        )
+    return found
+
+
+def _splitter(mark: str | None) -> Callable[[Any], tuple[str, ...]]:
+    """Return the function from a value to its labels, each once, in their order."""
+
+    def split(value: Any) -> tuple[str, ...]:
+        if isinstance(value, (list, tuple)):
+            parts = list(value)
+        elif isinstance(value, str) and mark is not None:
+            parts = value.split(mark)
+        else:
+            parts = [value]
+        return tuple(dict.fromkeys(text for part in parts if (text := label_text(part))))
+
+    return split
+
+
+def label_text(value: Any) -> str:
+    """Return a label as text in composed Unicode, without spaces around it; "" if it is missing."""
+    if isinstance(value, str):
+        return composed(value.strip())
+    if value is None or value != value:  # not a number
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # pandas stores whole numbers as floats if some are missing
+    return composed(str(value).strip())
+
+
+def _read_indicators(
+    table: TableFile, names: Sequence[str], kind: Literal["auto", "single", "several"]
+) -> tuple[Labels, list[Fault]]:
+    """Return the labels from columns with 0 and 1. Without `kind`, rows that all have exactly one 1 have one label."""
+    faults: list[Fault] = []
+    chosen: list[list[str]] = [[] for _ in table.lines]
+    for name in names:
+        label = label_text(name)
+        for i, value in enumerate(table.columns[name]):
+            text = str(value).strip().lower()
+            if text in ("1", "1.0", "true"):
+                chosen[i].append(label)
+            elif text not in ("0", "0.0", "false"):
+                fault = f"'{shown(value)}' is not 0 or 1"
+                faults.append(Fault(i, table.lines[i], name, fault))
+    if kind == "auto":
+        kind = "single" if all(len(labels) == 1 for labels in chosen) else "several"
+    values = [tuple(labels) for labels in chosen]
+    column = names[0]
+    if kind == "single":
+        faults += [
+            Fault(i, table.lines[i], column, f"{len(labels)} columns are 1, one must be")
+            for i, labels in enumerate(values)
+            if len(labels) != 1
+        ]
+    number = "several labels" if kind == "several" else "one label"
+    how = f"{number} per image, in {len(names)} columns of 0 and 1"
+    return Labels(kind, values, how, column), faults

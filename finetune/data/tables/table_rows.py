@@ -1,0 +1,328 @@
+"""The rows of a table: an image each, with its labels, split and group, and what is wrong with them."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from finetune.data.splits import SPLIT_NAMES
+from finetune.data.storage import FileStats, file_stats
+from finetune.data.tables.row_faults import Fault, describe
+from finetune.data.tables.table_columns import find_columns
+from finetune.data.tables.table_file import TableFile, read_table
+from finetune.data.tables.table_labels import LabelKind, label_text, read_labels
+from finetune.system.messages import shown, why_name_is_invalid
+
+_NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How to read a table.
+
+    Attributes:
+        root: Folder that relative paths in the table are relative to; None for that of `folder_of`.
+        columns: Column names by role, as `parse_columns` returns them.
+        separator: The character between several labels; None finds it.
+        labels: Whether an image has one label or several; `auto` decides by the table.
+        exclude: Classes to exclude, by composed names.
+        merge: New names of classes.
+    """
+
+    root: Path | None = None
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    separator: str | None = None
+    labels: Literal["auto", "single", "several"] = "auto"
+    exclude: frozenset[str] = frozenset()
+    merge: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table, N.
+
+    Attributes:
+        lines: The line of the file where each row begins.
+        paths: The path of each image.
+        labels: The labels of each image, after classes were excluded and merged.
+        splits: The split of each image; `all` if the table has no split column.
+        groups: The group of each image; None if the table has no group column.
+        stats: Size and times of each file.
+    """
+
+    lines: list[int]
+    paths: list[str]
+    labels: list[tuple[str, ...]]
+    splits: list[str]
+    groups: list[str] | None
+    stats: FileStats
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def take(self, rows: Sequence[int]) -> "TableRows":
+        """Return the rows at these indices, in that order."""
+        return TableRows(
+            lines=[self.lines[i] for i in rows],
+            paths=[self.paths[i] for i in rows],
+            labels=[self.labels[i] for i in rows],
+            splits=[self.splits[i] for i in rows],
+            groups=None if self.groups is None else [self.groups[i] for i in rows],
+            stats=self.stats.take(np.array(rows, np.int64)),
+        )
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """A table as it was read.
+
+    Attributes:
+        root: Folder that relative paths in the table are relative to.
+        rows: The rows without faults, each image once.
+        faults: The faults of the other rows, by line.
+        kind: Whether an image has one label or several.
+        remark: What the columns mean, for a log line.
+        label_column: The name of the label column.
+        original_names: All labels before classes were excluded and merged.
+        num_repeated: Number of rows that repeat another one, and were dropped.
+    """
+
+    root: Path
+    rows: TableRows
+    faults: list[Fault]
+    kind: LabelKind
+    remark: str
+    label_column: str
+    original_names: frozenset[str]
+    num_repeated: int
+
+
+def read_content(path: Path, options: TableOptions) -> TableContent:
+    """Read a table and look at the files that it lists.
+
+    Raises:
+        OSError: The table cannot be read.
+        ValueError: The file is not a table, or has no column for the paths or labels.
+    """
+    table = read_table(path)
+    columns = find_columns(table, options.columns)
+    labels, faults = read_labels(table, columns, options.labels, options.separator)
+    root = options.root or folder_of(table, columns.path)
+    paths, of_paths = read_paths(table, columns.path, root)
+    splits, of_splits = _read_splits(table, columns.split)
+    groups, of_groups = _read_groups(table, columns.group)
+    faults += of_paths + of_splits + of_groups + _invalid_names(table, labels.values, labels.column)
+    original_names = frozenset(label for of_row in labels.values for label in of_row)
+    chosen = [_changed(of_row, options) for of_row in labels.values]
+    rows = TableRows(table.lines, paths, chosen, splits, groups, file_stats(paths))
+    missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
+    # The rows of an excluded class do not matter.
+    is_excluded = [bool(old) and not new for old, new in zip(labels.values, chosen, strict=True)]
+    drops = labels.kind == "single"
+    faults = [fault for fault in faults + missing if not (drops and is_excluded[fault.row])]
+    with_fault = {fault.row for fault in faults}
+    kept = [
+        row
+        for row in range(len(rows))
+        if row not in with_fault and not (drops and is_excluded[row])
+    ]
+    once, contradictions, num_repeated = _each_once(
+        rows, kept, labels.column, columns.split, is_union=options.labels == "several"
+    )
+    remark = f"path in column {columns.path!r}, {labels.how}"
+    if not columns.has_indicators:
+        remark += f" in column {labels.column!r}"
+    if columns.group is not None:
+        remark += f", groups in column {columns.group!r}"
+    return TableContent(
+        root=root,
+        rows=once,
+        faults=sorted(faults + contradictions, key=lambda fault: fault.row),
+        kind=labels.kind,
+        remark=remark,
+        label_column=labels.column,
+        original_names=original_names,
+        num_repeated=num_repeated,
+    )
+
+
+def folder_of(table: TableFile, column: str) -> Path:
+    """Return the folder that relative paths in a table are relative to: that of the table, or the working directory.
+
+    It is the working directory if the first files are there, and none is in the folder of the table. So is
+    predictions.csv, in the folder of a run.
+    """
+    folder = table.path.parent
+    first = [value for value in table.columns[column][:_NUM_TRIED] if isinstance(value, str)]
+    if any(os.path.exists(folder / _printable(value)) for value in first):
+        return folder
+    return Path() if any(os.path.exists(_printable(value)) for value in first) else folder
+
+
+def _printable(text: str) -> str:
+    """Return a path without zero bytes, which no file name has."""
+    return text.strip().replace("\0", "")
+
+
+def read_paths(table: TableFile, column: str, root: Path) -> tuple[list[str], list[Fault]]:
+    """Return the path of each image, and the rows that have none. Relative paths are joined to `root`."""
+    prefix = "" if str(root) == "." else os.path.join(root, "")
+    paths: list[str] = []
+    faults: list[Fault] = []
+    for row, value in enumerate(table.columns[column]):
+        text = value.strip() if isinstance(value, str) else label_text(value)
+        if not text:
+            faults.append(Fault(row, table.lines[row], column, "the path is empty"))
+        elif "://" in text and _URL.match(text):
+            fault = f"{shown(text)!r} is an address, which is unsupported"
+            hint = "download the images, and give their paths"
+            faults.append(Fault(row, table.lines[row], column, fault, hint))
+        elif "\0" in text:
+            faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
+            text = ""
+        path = prefix + text if text[:1] != "/" else text
+        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
+        paths.append(path if is_plain else os.path.normpath(path))
+    return paths, faults
+
+
+def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the paths in a table whose other columns do not matter.
+
+    Args:
+        path: The table.
+        named: Column names by role. The column of the path is found by its usual names if it has no such name here.
+
+    Raises:
+        ValueError: The table has no column of paths, or a row without a path.
+    """
+    table = read_table(path)
+    names = named.get("path", ())
+    own = {"path": names} if set(names) & set(table.columns) else {}
+    columns = find_columns(table, own, needs_labels=False)
+    paths, faults = read_paths(table, columns.path, folder_of(table, columns.path))
+    if faults:
+        first = faults[0]
+        raise ValueError(f"{describe(path, first)}{f'; {first.hint}' if first.hint else ''}")
+    return paths
+
+
+def _read_splits(table: TableFile, column: str | None) -> tuple[list[str], list[Fault]]:
+    if column is None:
+        return ["all"] * len(table), []
+    splits: list[str] = []
+    faults: list[Fault] = []
+    for row, value in enumerate(table.columns[column]):
+        text = label_text(value)
+        split = SPLIT_NAMES.get(text.lower(), "")
+        if not split:
+            fault = f"'{shown(text)}' is not a split" if text else "the split is empty"
+            hint = "use train, val or test"
+            faults.append(Fault(row, table.lines[row], column, fault, hint))
+        splits.append(split)
+    return splits, faults
+
+
+def _read_groups(table: TableFile, column: str | None) -> tuple[list[str] | None, list[Fault]]:
+    if column is None:
+        return None, []
+    groups = [label_text(value) for value in table.columns[column]]
+    faults = [
+        Fault(row, table.lines[row], column, "the group is empty")
+        for row, group in enumerate(groups)
+        if not group
+    ]
+    return groups, faults
+
+
+def _invalid_names(table: TableFile, labels: Sequence[tuple[str, ...]], column: str) -> list[Fault]:
+    """Return the rows with a label that cannot be the name of a class."""
+    reasons = {label: why_name_is_invalid(label) for of_row in labels for label in of_row}
+    invalid = {label: reason for label, reason in reasons.items() if reason}
+    if not invalid:
+        return []
+    return [
+        Fault(row, table.lines[row], column, f"the label '{shown(label)}' {invalid[label]}")
+        for row, of_row in enumerate(labels)
+        for label in of_row
+        if label in invalid
+    ]
+
+
+def _changed(labels: tuple[str, ...], options: TableOptions) -> tuple[str, ...]:
+    """Return labels without excluded classes and with the new names of merged ones."""
+    if not options.exclude and not options.merge:
+        return labels
+    kept = (label for label in labels if label not in options.exclude)
+    return tuple(dict.fromkeys(options.merge.get(label, label) for label in kept))
+
+
+def _missing_files(rows: TableRows, column: str, root: Path, others: set[int]) -> list[Fault]:
+    """Return the rows whose file does not exist, but those that have a fault already."""
+    faults: list[Fault] = []
+    for row in np.flatnonzero(~rows.stats.is_regular).tolist():
+        if row in others:
+            continue
+        path = rows.paths[row]
+        what = "is not a file" if rows.stats.sizes[row] >= 0 else "does not exist"
+        hint = f"relative paths are relative to {root} (--data.root)"
+        if "\\" in path:
+            hint = "write paths with / instead of \\"
+        faults.append(Fault(row, rows.lines[row], column, f"{shown(path)} {what}", hint))
+    return faults
+
+
+def _each_once(
+    rows: TableRows, kept: Sequence[int], column: str, split_column: str | None, is_union: bool
+) -> tuple[TableRows, list[Fault], int]:
+    """Return the rows with each image once, the contradictions between rows, and the number of repeated rows.
+
+    Args:
+        rows: The rows.
+        kept: The indices of rows to look at.
+        column: The label column.
+        split_column: The split column, if any.
+        is_union: An image in several rows has the labels of all. Otherwise their labels must agree.
+    """
+    first_of: dict[str, int] = {}
+    labels = list(rows.labels)
+    faults: list[Fault] = []
+    repeated: list[int] = []
+    for row in kept:
+        first = first_of.setdefault(rows.paths[row], row)
+        if first == row:
+            continue
+        repeated.append(row)
+        if rows.splits[first] != rows.splits[row]:
+            texts = {i: rows.splits[i] for i in (first, row)}
+            faults += _contradiction(rows, first, row, split_column or column, texts)
+        elif is_union:
+            labels[first] = tuple(dict.fromkeys(labels[first] + labels[row]))
+        elif set(labels[first]) != set(labels[row]):
+            texts = {i: ", ".join(rows.labels[i]) or "without a label" for i in (first, row)}
+            faults += _contradiction(rows, first, row, column, texts)
+    wrong = {rows.paths[fault.row] for fault in faults}
+    once = [row for path, row in first_of.items() if path not in wrong]
+    num_repeated = sum(rows.paths[row] not in wrong for row in repeated)
+    return replace(rows, labels=labels).take(once), faults, num_repeated
+
+
+def _contradiction(
+    rows: TableRows, first: int, second: int, column: str, values: Mapping[int, str]
+) -> list[Fault]:
+    """Return the faults of two rows of one image that have different values."""
+    path = shown(rows.paths[first])
+    return [
+        Fault(
+            row,
+            rows.lines[row],
+            column,
+            f"{path} is {shown(values[row])!r} here and {shown(values[other])!r} in line {rows.lines[other]}",
+        )
+        for row, other in ((first, second), (second, first))
+    ]

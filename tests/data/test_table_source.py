@@ -1,0 +1,276 @@
+"""A table as the source of a data module, against the same images in class folders."""
+
+import csv
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import small
+
+from finetune.data.datasets.folders import scan
+from finetune.data.datasets.image_folder import Hotdog, ImageFolderData
+from finetune.data.splits import group_ids
+from finetune.data.storage import FileStats
+from finetune.system.messages import WrongUsage
+
+OPTIONS = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations": None}
+
+
+def of_table(path: Path, **options) -> ImageFolderData:
+    return ImageFolderData(table=str(path), **{**OPTIONS, **options})
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """The rows of a table that lists a data set in class folders, with a split column if it has splits."""
+    _, splits = scan(folder)
+    rows = []
+    for split, samples in splits.items():
+        for path in samples.paths:
+            parts = Path(path).relative_to(folder).parts
+            row = {"path": path, "label": parts[0] if split == "all" else parts[1]}
+            rows.append(row if split == "all" else {**row, "split": split})
+    return rows
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        return path
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def make(root: Path, *names: str) -> Path:
+    """Files that all differ: nothing here looks into an image."""
+    for i, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x" * (i + 1))
+    return root
+
+
+def names_of_many(rng: random.Random, splits: list[str]) -> list[str]:
+    parts = ["1.jpg", "2.png", "10.jpg", "deep/3.jpg", "deep.er/4.jpg", "é.jpg", "Z.jpg", "a b.jpg"]
+    classes = rng.sample(["cat", "Dog", "café", "10", "9", "deep", "hot dog"], 3)
+    return [
+        f"{split}{name}/{part}"
+        for split in splits
+        for name in classes
+        for part in rng.sample(parts, rng.randint(3, len(parts)))
+    ]
+
+
+@pytest.mark.parametrize("splits", [[""], ["train/"], ["train/", "val/"], ["Train/", "test/"]])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("place", ["inside", "above", "far"])
+def test_a_table_is_the_same_data_set_as_its_folders(tmp_path, splits, seed, place):
+    """Same classes, splits, order, names, fingerprint, whatever the order of the rows and the place of the table."""
+    rng = random.Random(seed)
+    folder = make(tmp_path / "deep/data", *names_of_many(rng, splits))
+    rows = rows_of(folder)
+    rng.shuffle(rows)
+    where = {"inside": folder, "above": tmp_path, "far": tmp_path / "elsewhere"}[place]
+    where.mkdir(exist_ok=True)
+    if place != "far":
+        rows = [{**row, "path": os.path.relpath(row["path"], where)} for row in rows]
+    data = of_table(write(where / rng.choice(["x.csv", "x.tsv", "x.jsonl"]), rows))
+    expected = small(folder)
+    assert data.class_names == expected.class_names
+    assert data.fingerprint == expected.fingerprint != ""
+    assert data.splits.keys() == expected.splits.keys()
+    assert data.label_kind == "single"
+    for split, samples in data.splits.items():
+        other = expected.splits[split]
+        assert list(samples.names()) == list(other.names())
+        assert [os.path.abspath(path) for path in samples.paths] == list(other.paths)
+        assert samples.targets.labels.tolist() == other.targets.labels.tolist()
+        assert samples.stats.sizes.tolist() == other.stats.sizes.tolist()
+        assert samples.hashes().tolist() == other.hashes().tolist()
+
+
+def test_control_a_wrong_label_is_another_data_set(tmp_path):
+    folder = make(tmp_path / "data", *names_of_many(random.Random(0), [""]))
+    rows = rows_of(folder)
+    data = of_table(write(tmp_path / "x.csv", rows))
+    rows[0]["label"] = rows[-1]["label"]
+    assert of_table(write(tmp_path / "x.csv", rows)).fingerprint != data.fingerprint
+    assert data.fingerprint == small(folder).fingerprint
+
+
+def test_images_are_decoded_where_they_are(colours, tmp_path):
+    data = of_table(write(tmp_path / "x.csv", rows_of(colours)), batch_size=16)
+    expected = small(colours, batch_size=16)
+    for mine, other in zip(data.val_dataloader(), expected.val_dataloader(), strict=True):
+        assert mine["image"].equal(other["image"]) and mine["label"].equal(other["label"])
+
+
+def sound(root: Path) -> list[dict[str, str]]:
+    make(root, *(f"{name}{i}.jpg" for name in "ab" for i in range(6)))
+    return [{"path": f"{name}{i}.jpg", "label": name} for name in "ab" for i in range(6)]
+
+
+def lines(*faulty: str, header: str = "path,label") -> str:
+    good = [
+        f"{name}{i}.jpg,{name}{',train' * ('split' in header)}" for name in "ab" for i in range(6)
+    ]
+    return "\n".join([header, *good[:1], *faulty, *good[1:]]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (["nowhere.jpg,a"], "path,label", (3, "path"), "nowhere.jpg does not exist"),
+        (["sub,a"], "path,label", (3, "path"), "sub is not a file"),
+        (["sub\\x.jpg,a"], "path,label", (3, "path"), "does not exist"),
+        ([",a"], "path,label", (3, "path"), "the path is empty"),
+        (["s3://bucket/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
+        (["http://host/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
+        (["extra.jpg,"], "path,label", (3, "label"), "the label is empty"),
+        (["extra.jpg,'a\x07'"], "path,label", (3, "label"), "control character"),
+        (["extra.jpg,a,somewhere"], "path,label,split", (3, "split"), "'somewhere' is not a split"),
+        (["extra.jpg,a,"], "path,label,split", (3, "split"), "the split is empty"),
+        (["a0.jpg,b"], "path,label", (2, "label"), "'a' here and 'b' in line 3"),
+        (["./a0.jpg,b"], "path,label", (2, "label"), "'a' here and 'b' in line 3"),
+        (["a0.jpg,a,test"], "path,label,split", (2, "split"), "'train' here and 'test' in line 3"),
+    ],
+)  # fmt: skip
+def test_a_faulty_row_is_one_line_and_can_be_skipped(tmp_path, caplog, monkeypatch, case):
+    faulty, header, where, message = case
+    sound(tmp_path)
+    make(tmp_path, "extra.jpg", "sub/x.jpg")
+    monkeypatch.chdir(tmp_path)
+    table = Path("x.csv")
+    table.write_text(lines(*faulty, header=header), "utf-8")
+    with pytest.raises(ValueError) as caught:
+        of_table(table)
+    text = str(caught.value)
+    assert text.startswith(f"x.csv, line {where[0]}, column {where[1]}: ") and "\n" not in text
+    assert message in text and text.endswith("--data.on_bad_image skip skips such rows")
+    caplog.set_level("INFO")
+    data = of_table(table, on_bad_image="skip", val_fraction=0, test_fraction=0)
+    is_twice = "in line 3" in message
+    assert len(data.splits["train"]) == 12 - is_twice
+    assert len(data.skipped_rows) == 1 + is_twice and message in data.skipped_rows[0]
+    assert f"x.csv: skipped {1 + is_twice} row" in caplog.text and message in caplog.text
+
+
+def test_several_faults_are_counted_and_the_first_is_named(tmp_path):
+    sound(tmp_path)
+    (tmp_path / "x.csv").write_text(lines("n1.jpg,a", "n2.jpg,a", "a1.jpg,"), "utf-8")
+    with pytest.raises(ValueError, match=r"line 3, .*n1\.jpg does not exist \(2 more rows have"):
+        of_table(tmp_path / "x.csv")
+
+
+def test_a_row_twice_counts_once(tmp_path, caplog):
+    caplog.set_level("INFO")
+    rows = sound(tmp_path)
+    data = of_table(write(tmp_path / "x.csv", [*rows, *rows[:2]]), val_fraction=0, test_fraction=0)
+    assert len(data.splits["train"]) == 12 and "2 rows repeat another one" in caplog.text
+
+
+def test_paths_are_relative_to_the_root_if_there_is_one(tmp_path, monkeypatch):
+    rows = sound(tmp_path / "images")
+    table = write(tmp_path / "x.csv", rows)
+    with pytest.raises(ValueError, match=r"a0\.jpg does not exist .*\(--data\.root\)"):
+        of_table(table)
+    assert len(of_table(table, root=str(tmp_path / "images")).splits) == 3
+    # or to the working directory, as those of predictions.csv
+    monkeypatch.chdir(tmp_path / "images")
+    assert len(of_table(table).splits) == 3
+
+
+def test_classes_are_those_of_the_training_rows(tmp_path):
+    rows = [{**row, "split": "train"} for row in sound(tmp_path)]
+    rows[-1] |= {"split": "valid", "label": "c"}
+    with pytest.raises(ValueError, match=r"line 13, column label: 'c' is unknown to training"):
+        of_table(write(tmp_path / "x.csv", rows))
+    data = of_table(write(tmp_path / "x.csv", rows), exclude="c")
+    assert (
+        data.class_names == ["a", "b"] and len(data.splits["train"]) + len(data.splits["val"]) == 11
+    )
+    with pytest.raises(WrongUsage, match=r"--data\.exclude: there is no class 'd'"):
+        of_table(tmp_path / "x.csv", exclude="d")
+    with pytest.raises(ValueError, match="only the class 'a'"):
+        of_table(tmp_path / "x.csv", exclude=["b", "c"])
+    with pytest.raises(ValueError, match="rows of 'test' but none of 'train'"):
+        of_table(write(tmp_path / "y.csv", [{**row, "split": "Test"} for row in sound(tmp_path)]))
+    names = {"class_names": ["b", "a"]}
+    assert set(of_table(tmp_path / "y.csv", **names).splits) == {"test"}
+    with pytest.raises(ValueError, match=r"y\.csv has no rows of the split 'val'"):
+        of_table(tmp_path / "y.csv", **names).loader("val")
+
+
+def test_classes_are_merged_alike_in_tables_and_folders(tmp_path):
+    names = [f"{name}/{i}.jpg" for name in ("cat", "dog", "lion", "wolf") for i in range(8)]
+    folder = make(tmp_path / "data", *names)
+    table = write(tmp_path / "x.csv", rows_of(folder))
+    for merge, expected in (
+        ("cat,lion:feline", ["dog", "feline", "wolf"]),
+        (["lion:cat", "wolf:dog"], ["cat", "dog"]),
+    ):
+        data, other = of_table(table, merge=merge), small(folder, merge=merge)
+        assert data.class_names == other.class_names == expected
+        assert data.fingerprint == other.fingerprint != small(folder).fingerprint
+        for split, samples in data.splits.items():
+            assert list(samples.names()) == list(other.splits[split].names())
+    assert sum(len(part) for part in other.splits.values()) == 32
+    for merge, message in (
+        ("cat,tiger:x", "there is no class.* 'tiger'"),
+        ("cat", "write 'a,b:c'"),
+        (["cat:x", "cat:y"], "'cat' twice"),
+        (["cat:dog", "dog:x"], "merged itself"),
+    ):
+        with pytest.raises(WrongUsage, match=message):
+            of_table(table, merge=merge)
+        with pytest.raises(WrongUsage, match=message):
+            small(folder, merge=merge)
+
+
+def test_groups_are_those_of_the_table(tmp_path):
+    rows = [{**row, "patient": row["path"][1]} for row in sound(tmp_path)]
+    data = of_table(write(tmp_path / "x.csv", rows), val_fraction=0, test_fraction=0)
+    samples = data.splits["train"]
+    expected = group_ids(Path(path).stem[1] for path in samples.paths)
+    assert samples.groups.tolist() == expected.tolist()
+    assert "groups in column 'patient'" in data.remark
+    rows[3]["patient"] = ""
+    with pytest.raises(ValueError, match="line 5, column patient: the group is empty"):
+        of_table(write(tmp_path / "x.csv", rows))
+
+
+def test_a_table_is_for_images_of_your_own(tmp_path):
+    with pytest.raises(WrongUsage, match="not for Hotdog"):
+        Hotdog(table=str(tmp_path / "x.csv"))
+
+
+def test_each_file_is_asked_once(tmp_path, monkeypatch):
+    rows = sound(tmp_path)
+    table = write(tmp_path / "x.csv", rows)
+    asked = []
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, **more: asked.append(str(path)) or stat(path, **more)
+    )
+    of_table(table)
+    own = [path for path in asked if path.endswith(".jpg")]
+    assert len(own) <= len(rows) + 1  # the first one, to find the folder of the paths
+
+
+def test_many_rows_are_listed_fast(tmp_path, monkeypatch):
+    """Without the disk, whose speed is another matter: it is asked once for each file."""
+    num = 100_000
+    rows = [{"path": f"c{i % 7}/{i}.jpg", "label": f"c{i % 7}"} for i in range(num)]
+    table = write(tmp_path / "x.csv", rows)
+    stats = FileStats(np.ones(num, np.int64), np.ones((num, 2), np.int64), np.ones(num, bool))
+    monkeypatch.setattr("finetune.data.tables.table_rows.file_stats", lambda paths: stats)
+    began = time.process_time()
+    data = of_table(table)
+    # 1.5 s on an idle machine, the splits and the fingerprint included
+    assert time.process_time() - began < 4
+    assert sum(len(part) for part in data.splits.values()) == num
