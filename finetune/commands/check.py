@@ -216,12 +216,16 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
         features = np.stack(list(track(parts, len(paths), "what the network makes of them")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)
-        yield from label_findings(listing, chosen, features.astype(np.float64), near)
+        if not listing.has_several_labels:
+            yield from label_findings(listing, chosen, features.astype(np.float64), near)
     yield from duplicate_findings(listing, exact, near)
     yield from file_findings(listing, facts)
     yield from folder_findings(listing)
-    yield from class_findings(listing)
+    if not listing.has_several_labels:
+        yield from class_findings(listing)
     yield from spreadsheet_findings(listing)
+    if listing.has_several_labels:
+        return
     seen = np.flatnonzero(shows_something)
     of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
     yield from shortcut_findings(
@@ -233,6 +237,10 @@ def _print_findings(listing: Listing, findings: list[Finding]) -> None:
     counts = zip(listing.splits, listing.counts().sum(axis=1).tolist(), strict=True)
     by_split = ", ".join(f"{split} {num:,}" for split, num in counts if split != "all")
     classes = counted(len(listing.class_names), "class", "classes")
+    if listing.has_several_labels:
+        classes = (
+            f"{counted(len(listing.label_names), 'class', 'classes')}, several labels per image"
+        )
     splits = f" ({by_split})" if by_split else ""
     print(f"{shown(listing.place)}: {counted(len(listing.paths), 'picture')} in {classes}{splits}")
     for finding in findings:

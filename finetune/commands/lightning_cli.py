@@ -196,6 +196,8 @@ class FinetuneCLI(LightningCLI):
         evaluated_with |= {name: data[name] for name in PREPARATION if name in data}
         if "eval_image_size" in config.data.init_args:  # not every class has it
             evaluated_with["eval_image_size"] = preparation(data)["image_size"]
+        if "labels" in config.data.init_args:  # a table need not show which kind its labels are
+            evaluated_with["labels"] = settings.get("label_kind", "single")
         overruled = _apply_settings(config.model, settings, Classifier, "model", self.explicit)
         overruled += _apply_settings(
             config.data.init_args, evaluated_with, ImageDataModule, "data", self.explicit

@@ -13,8 +13,11 @@ from data_files import small
 
 from finetune.data.datasets.folders import scan
 from finetune.data.datasets.image_folder import Hotdog, ImageFolderData
+from finetune.data.datasets.table_source import TableSource
 from finetune.data.splits import group_ids
 from finetune.data.storage import FileStats
+from finetune.data.tables.table_rows import TableOptions
+from finetune.data.targets import MultiHot
 from finetune.system.messages import WrongUsage
 
 OPTIONS = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations": None}
@@ -242,6 +245,69 @@ def test_groups_are_those_of_the_table(tmp_path):
     rows[3]["patient"] = ""
     with pytest.raises(ValueError, match="line 5, column patient: the group is empty"):
         of_table(write(tmp_path / "x.csv", rows))
+
+
+SEVERAL = {
+    "separated.csv": ["cat;dog", "", "bird", "dog", "cat; bird ;dog", "dog;cat"],
+    "lists.jsonl": [["cat", "dog"], [], ["bird"], ["dog"], ["cat", "bird", "dog"], ["dog", "cat"]],
+}
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, "columns.tsv"])
+def test_several_labels_are_read_however_they_are_written(tmp_path, name):
+    make(tmp_path, *(f"{i}.jpg" for i in range(6)))
+    if name == "columns.tsv":
+        labels = SEVERAL["lists.jsonl"]
+        rows = [
+            {"path": f"{i}.jpg", **{key: int(key in of_row) for key in ("dog", "cat", "bird")}}
+            for i, of_row in enumerate(labels)
+        ]
+    else:
+        rows = [{"path": f"{i}.jpg", "label": value} for i, value in enumerate(SEVERAL[name])]
+    random.Random(1).shuffle(rows)
+    data = of_table(write(tmp_path / name, rows), val_fraction=0, test_fraction=0)
+    samples = data.splits["train"]
+    assert data.label_kind == "several" and isinstance(samples.targets, MultiHot)
+    assert "several labels per image" in data.remark
+    assert [Path(path).name for path in samples.paths] == [f"{i}.jpg" for i in range(6)]
+    if name == "columns.tsv":
+        assert sorted(data.class_names) == ["bird", "cat", "dog"]
+    assert [
+        sorted(data.class_names[k] for k in np.flatnonzero(row)) for row in samples.targets.labels
+    ] == [["cat", "dog"], [], ["bird"], ["dog"], ["bird", "cat", "dog"], ["cat", "dog"]]
+
+
+def test_several_labels_of_an_image_are_excluded_and_merged_one_by_one(tmp_path):
+    make(tmp_path, *(f"{i}.jpg" for i in range(6)))
+    rows = [{"path": f"{i}.jpg", "label": v} for i, v in enumerate(SEVERAL["separated.csv"])]
+    table = write(tmp_path / "x.csv", rows)
+    data = of_table(table, val_fraction=0, test_fraction=0, exclude="bird")
+    assert data.class_names == ["cat", "dog"] and len(data.splits["train"]) == 6
+    assert data.splits["train"].targets.counts().tolist() == [3, 4]
+    data = of_table(table, val_fraction=0, test_fraction=0, merge="cat,dog:pet")
+    assert data.class_names == ["bird", "pet"]
+    assert data.splits["train"].targets.labels.tolist() == [[0, 1], [0, 0], [1, 0], [0, 1], [1, 1], [0, 1]]  # fmt: skip
+
+
+def test_a_row_for_each_label_of_an_image_if_that_is_said(tmp_path):
+    make(tmp_path, *(f"{i}.jpg" for i in range(4)))
+    rows = [{"path": f"{i // 2}.jpg", "label": "ab"[i % 2]} for i in range(4)]
+    rows += [{"path": f"{i}.jpg", "label": "ab"[i % 2]} for i in (2, 3)]
+    table = write(tmp_path / "x.csv", rows)
+    with pytest.raises(ValueError, match="'a' here and 'b' in line 3"):
+        of_table(table)
+    data = of_table(table, labels="several", val_fraction=0, test_fraction=0)
+    assert data.splits["train"].targets.labels.tolist() == [[1, 1], [1, 1], [1, 0], [0, 1]]
+
+
+def test_a_listing_of_several_labels_counts_labels_and_compares_sets(tmp_path):
+    make(tmp_path, *(f"{i}.jpg" for i in range(6)))
+    rows = [{"path": f"{i}.jpg", "label": v} for i, v in enumerate(SEVERAL["separated.csv"])]
+    listing = TableSource(write(tmp_path / "x.csv", rows), TableOptions()).listing()
+    names = [listing.class_names[k] for k in listing.class_of]
+    assert names == ["cat + dog", "no label", "bird", "dog", "bird + cat + dog", "cat + dog"]
+    assert listing.label_names == ["bird", "cat", "dog"]
+    assert listing.label_counts.tolist() == [[2, 3, 4]] and listing.counts().sum() == 6
 
 
 def test_a_table_is_for_images_of_your_own(tmp_path):

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.picture_facts import small_copy
 from finetune.data.datasets.listing import Listing
@@ -54,8 +56,8 @@ def write_page(
         max_pictures=_MAX_PICTURES,
         num_pictures=len(listing.paths),
         splits=listing.splits,
-        class_names=listing.class_names,
-        counts=listing.counts().tolist(),
+        class_names=list(listing.label_names) or listing.class_names,
+        counts=_counts(listing).tolist(),
         seconds=seconds,
         network=network,
     )
@@ -78,14 +80,19 @@ def write_json(
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
         "num_pictures": len(listing.paths),
-        "classes": listing.class_names,
+        "classes": list(listing.label_names) or listing.class_names,
         "counts": {
-            split: row.tolist() for split, row in zip(listing.splits, listing.counts(), strict=True)
+            split: row.tolist() for split, row in zip(listing.splits, _counts(listing), strict=True)
         },
         "findings": as_plain(findings, listing),
     }
     # ASCII: bytes that are not UTF-8 stay as escapes
     replace_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def _counts(listing: Listing) -> np.ndarray:
+    """Return the number of images per split and class, or per split and label."""
+    return listing.counts() if listing.label_counts is None else listing.label_counts
 
 
 def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> int:

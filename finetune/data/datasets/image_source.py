@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from finetune.data.datasets.listing import Listing
 from finetune.data.samples import Samples
+from finetune.models.heads import LabelKind
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class FoundImages:
 
     class_names: list[str]
     splits: dict[str, Samples]
-    label_kind: Literal["single", "several"] = "single"
+    label_kind: LabelKind = "single"
     remark: str = ""
     folder: Path = Path()
     skipped: tuple[str, ...] = ()

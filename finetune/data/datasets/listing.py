@@ -1,7 +1,7 @@
 """The list of all images of a data set. It is found as by `folders.scan`, but faults are not an error."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ class Listing:
         folders: Whether a split has a folder for a class, (splits, classes).
         skipped: Files and folders that were skipped.
         table: The table that lists the images; None for class folders.
+        label_names: If images have several labels, the names of the labels. Then a class is a set of labels.
+        label_counts: The number of images per split and label, (splits, labels).
     """
 
     root: Path
@@ -44,6 +46,13 @@ class Listing:
     folders: np.ndarray
     skipped: SkippedFiles
     table: Path | None = None
+    label_names: Sequence[str] = ()
+    label_counts: np.ndarray | None = None
+
+    @property
+    def has_several_labels(self) -> bool:
+        """Whether images have several labels."""
+        return self.label_counts is not None
 
     @property
     def place(self) -> Path:
@@ -106,6 +115,29 @@ def _class_of(targets: Targets) -> np.ndarray:
         return targets.labels
     has_label = targets.labels.astype(bool)
     return np.where(has_label.any(axis=1), has_label.argmax(axis=1), targets.num_classes)
+
+
+def with_label_sets(listing: Listing, splits: Mapping[str, Samples]) -> Listing:
+    """Return a listing of images with several labels, whose classes are the sets of labels that occur.
+
+    So two copies of an image are in one class if they have the same labels.
+
+    Args:
+        listing: The images of `splits`, with the names of the labels as class names.
+        splits: The images by split. Their targets are `MultiHot`.
+    """
+    names = listing.class_names
+    has_label = np.concatenate([samples.targets.labels for samples in splits.values()])
+    sets, class_of = np.unique(has_label, axis=0, return_inverse=True)
+    set_names = [" + ".join(names[k] for k in np.flatnonzero(row)) or "no label" for row in sets]
+    return replace(
+        listing,
+        class_names=set_names,
+        class_of=class_of.reshape(-1),
+        folders=np.ones((len(splits), len(set_names)), bool),
+        label_names=names,
+        label_counts=np.array([samples.targets.counts() for samples in splits.values()]),
+    )
 
 
 def listing_of(

@@ -13,13 +13,13 @@ import numpy as np
 
 from finetune.data.datasets.class_changes import check_names_exist
 from finetune.data.datasets.image_source import FoundImages
-from finetune.data.datasets.listing import Listing, listing_of
+from finetune.data.datasets.listing import Listing, listing_of, with_label_sets
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import group_ids
 from finetune.data.tables.canonical_names import name_starts, order_key
 from finetune.data.tables.row_faults import Fault, describe, error_line, skipped_line
 from finetune.data.tables.table_rows import TableContent, TableOptions, TableRows, read_content
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import WrongUsage, counted
 
@@ -60,8 +60,7 @@ class TableSource:
         return FoundImages(
             class_names=list(class_names),
             splits={
-                split: _samples(rows, split, class_names, content.root)
-                for split, rows in parts.items()
+                split: _samples(rows, split, class_names, content) for split, rows in parts.items()
             },
             label_kind=content.kind,
             remark=content.remark,
@@ -84,12 +83,14 @@ class TableSource:
             raise WrongUsage(error_line(self.path, content.faults))
         class_names = sorted({label for labels in content.rows.labels for label in labels})
         splits = {
-            split: _samples(rows, split, class_names, content.root) for split, rows in parts.items()
+            split: _samples(rows, split, class_names, content) for split, rows in parts.items()
         }
         has_images = np.array([part.targets.counts() > 0 for part in splits.values()])
         faults = [describe(self.path, fault) for fault in content.faults]
         skipped = SkippedFiles(skip_unreadable=True, rows=faults)
         listing = listing_of(content.root, splits, class_names, has_images, skipped)
+        if content.kind == "several":
+            listing = with_label_sets(listing, splits)
         return replace(listing, table=self.path)
 
     def _class_names(self, content: TableContent, parts: dict[str, TableRows]) -> list[str]:
@@ -128,21 +129,32 @@ def _by_split(rows: TableRows) -> dict[str, TableRows]:
     return {split: rows.take(indices[split]) for split in _SPLITS if split in indices}
 
 
-def _samples(rows: TableRows, split: str, class_names: Sequence[str], root: Path) -> Samples:
-    """Return the images of a split, sorted as in class folders: by class, then by name."""
-    folder = "" if str(root) == "." else str(root)
+def _samples(
+    rows: TableRows, split: str, class_names: Sequence[str], content: TableContent
+) -> Samples:
+    """Return the images of a split, sorted as in class folders: by class, then by name; of several labels by name."""
+    folder = "" if str(content.root) == "." else str(content.root)
     starts = name_starts(rows.paths, rows.labels, folder)
     number = {name: k for k, name in enumerate(class_names)}
+    is_single = content.kind == "single"
     keys = [
-        (number[labels[0]], order_key(path[start:]))
+        (number[labels[0]] if is_single else 0, order_key(path[start:]))
         for path, labels, start in zip(rows.paths, rows.labels, starts.tolist(), strict=True)
     ]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     rows = rows.take(order)
-    labels = np.array([number[labels[0]] for labels in rows.labels], np.int64)
+    targets: Targets
+    if is_single:
+        classes = np.array([number[labels[0]] for labels in rows.labels], np.int64)
+        targets = ClassIndex(classes, len(class_names))
+    else:
+        has_label = np.zeros((len(rows), len(class_names)), np.uint8)
+        for i, of_row in enumerate(rows.labels):
+            has_label[i, [number[label] for label in of_row]] = 1
+        targets = MultiHot(has_label)
     return Samples(
         PathList(rows.paths),
-        ClassIndex(labels, len(class_names)),
+        targets,
         origin="" if split == "all" else f"its rows of split {split}",
         folder=folder,
         tag=f"{split}/" if split in ("val", "test") else "",

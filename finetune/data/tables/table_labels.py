@@ -7,10 +7,9 @@ from typing import Any, Literal
 from finetune.data.tables.row_faults import Fault
 from finetune.data.tables.table_columns import Columns
 from finetune.data.tables.table_file import TableFile
+from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
-
-LabelKind = Literal["single", "several"]
 
 # Separators that are found automatically. Others are too frequent in names.
 _SEPARATORS = (";", "|")

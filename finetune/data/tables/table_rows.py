@@ -14,7 +14,8 @@ from finetune.data.storage import FileStats, file_stats
 from finetune.data.tables.row_faults import Fault, describe
 from finetune.data.tables.table_columns import find_columns
 from finetune.data.tables.table_file import TableFile, read_table
-from finetune.data.tables.table_labels import LabelKind, label_text, read_labels
+from finetune.data.tables.table_labels import label_text, read_labels
+from finetune.models.heads import LabelKind
 from finetune.system.messages import shown, why_name_is_invalid
 
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
