@@ -82,9 +82,6 @@ def export(
             f"{ckpt_path} is an exported file: give the checkpoint that it was made of"
         )
     is_several = checkpoint["hyper_parameters"].get("label_kind", "single") == "several"
-    if quantize and is_several:
-        hint = "leave it out for a file in float32"
-        raise WrongUsage(f"--quantize {quantize} does not support several labels an image: {hint}")
     if root and not quantize:
         raise WrongUsage("--root is for --quantize int8")
     if format != "onnx" and (quantize or input != "network_size"):
@@ -248,12 +245,13 @@ def _quantize(
         raise ValueError(
             f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures"
         )
+    other = "another class" if predictor.label_kind == "single" else "other labels"
     message = (
-        f"int8 on {loss.num_pictures} test pictures: accuracy {loss.accuracy[1]:.4f}, where float has "
-        f"{loss.accuracy[0]:.4f}, and {loss.num_other} have another class; one picture at a time takes "
+        f"int8 on {loss.num_pictures} test pictures: {loss.metric} {loss.accuracy[1]:.4f}, where float has "
+        f"{loss.accuracy[0]:.4f}, and {loss.num_other} have {other}; one picture at a time takes "
         f"{loss.milliseconds[1]:.1f} ms, in float {loss.milliseconds[0]:.1f} ms"
     )
-    return target, {"quantized": loss._asdict()}, message
+    return target, {"quantized": loss.as_plain()}, message
 
 
 def _prepend_preparation(

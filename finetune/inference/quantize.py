@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
@@ -17,6 +18,11 @@ from finetune.inference.export_check import load_exported, time_in_turns
 from finetune.inference.onnx_network import forbid_telemetry
 from finetune.inference.predictor import Predictor
 from finetune.system.progress import track
+from finetune.training.logit_histogram import (
+    average_precision,
+    histogram,
+    mean_average_precision,
+)
 
 MAX_ACCURACY_LOSS = 0.01
 _BATCH_SIZE = 25
@@ -28,15 +34,23 @@ class QuantizationResult(NamedTuple):
 
     Attributes:
         num_pictures: Number of test images.
-        accuracy: Accuracy of the float file and of the int8 file.
-        num_other: Number of images for which the int8 file predicts another class.
+        accuracy: Accuracy of the float file and of the int8 file; of several labels the mean average precision.
+        num_other: Number of images for which the int8 file predicts another class, or other labels.
         milliseconds: Median time for one image, of the float file and of the int8 file.
+        metric: What `accuracy` is: `accuracy` or `mAP`.
     """
 
     num_pictures: int
     accuracy: tuple[float, float]
     num_other: int
     milliseconds: tuple[float, float]
+    metric: str = "accuracy"
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return plain values for the description of the file."""
+        plain = self._asdict()
+        metric = plain.pop("metric")
+        return {metric if name == "accuracy" else name: value for name, value in plain.items()}
 
     @property
     def reason_against(self) -> str:
@@ -44,9 +58,7 @@ class QuantizationResult(NamedTuple):
         floats, ints = self.accuracy
         slow, fast = self.milliseconds
         if floats - ints > MAX_ACCURACY_LOSS + 1e-9:
-            return (
-                f"it loses more than a point of accuracy: {ints:.4f}, where float has {floats:.4f}"
-            )
+            return f"it loses more than a point of {self.metric}: {ints:.4f}, where float has {floats:.4f}"
         if fast >= slow:
             return f"it is no faster here: {fast:.1f} ms, where float takes {slow:.1f} ms"
         return ""
@@ -157,21 +169,35 @@ def compare(
     predictor: Predictor, source: Path, target: Path, split: Samples, chosen: np.ndarray
 ) -> QuantizationResult:
     """Measure the float file and the int8 file on the chosen images of a split."""
-    predictions: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    probabilities: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     runs = (load_exported(source), load_exported(target))
     images = np.empty(0)
     for i, images in enumerate(prepared_batches(predictor, split, chosen, "measuring int8")):
         names = [split.paths[int(k)] for k in chosen[i * _BATCH_SIZE : (i + 1) * _BATCH_SIZE]]
-        for run, classes in zip(runs, predictions, strict=True):
-            classes.append(predictor.decide(run(images).astype(np.float64), names))
-    floats, ints = (np.concatenate(classes) for classes in predictions)
+        for run, parts in zip(runs, probabilities, strict=True):
+            parts.append(run(images).astype(np.float64))
+            predictor.check(parts[-1], names)
+    floats, ints = (np.concatenate(parts) for parts in probabilities)
     labels = split.targets.labels[chosen]
+    is_other = predictor.decide(floats) != predictor.decide(ints)
+    if predictor.label_kind == "several":
+        is_other = is_other.any(axis=1)
     return QuantizationResult(
         num_pictures=len(chosen),
-        accuracy=(float((floats == labels).mean()), float((ints == labels).mean())),
-        num_other=int((floats != ints).sum()),
+        accuracy=(_score(predictor, floats, labels), _score(predictor, ints, labels)),
+        num_other=int(is_other.sum()),
         milliseconds=time_in_turns(*runs, images),
+        metric="mAP" if predictor.label_kind == "several" else "accuracy",
     )
+
+
+def _score(predictor: Predictor, probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Return the accuracy of probabilities (N, K); of several labels the mean average precision."""
+    if predictor.label_kind == "single":
+        return float((predictor.decide(probabilities) == labels).mean())
+    # only the order of the images counts, which log odds have, too
+    counts = histogram(torch.from_numpy(probabilities).logit(1e-12), torch.from_numpy(labels))
+    return float(mean_average_precision(average_precision(counts)))
 
 
 @contextmanager
