@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from labelled_files import LABELS, LabelledFiles, draw_labelled
 from run_folders import write_run
 from small_fits import data
 
@@ -11,7 +12,7 @@ from finetune.commands import logged_sheet
 from finetune.commands.logged_sheet import log_sheet, prediction_sheet
 from finetune.commands.sheet import RIGHT, WRONG
 from finetune.data.datamodule import ImageDataModule
-from finetune.runs.answers import Answers
+from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.run_logger import RunLogger
 
 NAMES = ["blue", "green", "red"]
@@ -96,3 +97,23 @@ def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, ca
     ] and not caplog.text
     log_sheet(SimpleNamespace(loggers=[Taker()], is_global_zero=False), data(colours), NAMES, table)
     assert len(Taker.taken) == 1
+
+
+def test_several_labels_have_the_surest_wrong_decision_first(tmp_path, drawn):
+    images = LabelledFiles(
+        str(draw_labelled(tmp_path / "mosaics", train=12, test=10)), image_size=32, num_workers=0
+    )
+    split = images.splits["test"]
+    labels = np.array(split.targets.labels, bool)
+    predicted = labels.copy()
+    p = np.where(labels, 0.8, 0.1)
+    for i, k, value in ((4, 0, 0.7), (7, 1, 0.99), (2, 3, 0.6)):
+        predicted[i, k] = ~labels[i, k]
+        p[i, k] = value if predicted[i, k] else 1 - value
+    found = LabelAnswers(list(LABELS), list(split.paths), labels, predicted, p, [])
+    assert prediction_sheet(images, found) is not None
+    captions = drawn[0][1]
+    assert [colour for _, colour in captions] == [WRONG] * 3 + [RIGHT] * 7
+    for (text, _), i in zip(captions, (7, 4, 2), strict=False):
+        true = ", ".join(name for name, has in zip(LABELS, labels[i], strict=True) if has)
+        assert text.endswith(f", is {true or 'no label'}")

@@ -10,7 +10,7 @@ from PIL import Image
 from small_fits import SMALL, data, fit
 
 from finetune import Classifier
-from finetune.commands.sheet import caption, draw_sheet
+from finetune.commands.sheet import caption, draw_sheet, labels_text
 from finetune.inference.predictor import Predictor
 
 
@@ -123,3 +123,9 @@ def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkey
     assert parts == [3, 2]
     with Image.open(tmp_path / "sheet.png") as paper:
         assert paper.size == (5 * 128 + 8, 120 + 22 + 16)
+
+
+def test_several_labels_have_a_probability_each():
+    p = np.array([0.91, 0.2, 0.35])
+    assert labels_text(["a", "b", "c"], p, p >= [0.5, 0.5, 0.3]) == "a 91 %, c 35 %"
+    assert labels_text(["a", "b", "c"], p, p >= 1) == "no label"

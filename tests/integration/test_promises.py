@@ -19,6 +19,8 @@ import torch
 from browser import dom_after, needs_browser
 from colours import QUICKEST, draw_colours
 from ddp_scenarios import NUM_EVALUATED
+from labelled_files import LABELS, draw_labelled
+from labelled_runs import fit_labels
 from processes import finetune, launch, processes_of, start
 from scenario_results import distance, draw_scenarios, load
 
@@ -211,6 +213,36 @@ def test_python_answers_as_predict(finished, predicted):
     answers = load_model(finished, "cpu").predict(list(predicted))
     probabilities = [[answer.probabilities[name] for name in NAMES] for answer in answers]
     np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)
+
+
+def test_several_labels_are_the_same_from_every_program(tmp_path, cli):
+    """In full, with the service, other formats and pages: test_several_labels.py."""
+    images = draw_labelled(tmp_path / "images", train=48, test=8)
+    run = fit_labels(images, tmp_path / "runs", "--trainer.max_epochs", "2")
+    checkpoint = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    checkpoint["finetune"]["data_class"] = "finetune.ImageFolderData"
+    paths = sorted(map(str, (images / "test").iterdir()))
+    # thresholds in the middle of the probabilities, so that images differ
+    probabilities = [
+        list(one.probabilities.values()) for one in load_model(run, "cpu").predict(paths)
+    ]
+    thresholds = np.median(probabilities, axis=0).tolist()
+    checkpoint["finetune"]["calibration"]["thresholds"] = thresholds
+    torch.save(checkpoint, tmp_path / "some.ckpt")
+    expected = [
+        [name for name, p, t in zip(LABELS, row, thresholds, strict=True) if p >= t]
+        for row in probabilities
+    ]
+    assert len({tuple(labels) for labels in expected}) > 2  # else any answer would do
+    cli("predict", "some.ckpt", *paths, "--trainer.accelerator", "cpu", "--out", "predictions.csv")
+    rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
+    assert [row["labels"] for row in rows] == [";".join(labels) for labels in expected]
+    cli("export", "some.ckpt", "--output", "some.onnx")
+    for file in ("some.ckpt", "some.onnx"):
+        predictions = load_model(file, "cpu").predict(paths)
+        assert [list(one.labels) for one in predictions] == expected
+        found = [list(one.probabilities.values()) for one in predictions]
+        np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-5)
 
 
 def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from labelled_files import LABELS, draw_labelled
+from labelled_files import LABELS, LabelledFiles, draw_labelled
 from labelled_runs import fit_labels
 from sklearn import metrics
 from starlette.testclient import TestClient
@@ -18,6 +18,7 @@ from finetune import load
 from finetune.api.fitted_run import FittedRun
 from finetune.api.prediction import LabelsPrediction
 from finetune.data.decode import decode
+from finetune.inference import quantize
 from finetune.inference.export_check import load_exported
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -45,6 +46,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its checkpoint with other thresholds than 1/2, so that ignoring them is noticed, and a scale and a bias."""
     content = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    content["finetune"]["data_class"] = "finetune.ImageFolderData"  # needs no consent
     content["finetune"]["calibration"] = {
         "scale": [0.7, 1.3, 1.0, 2.0],
         "bias": [0.2, -0.3, 0.0, 0.5],
@@ -93,7 +95,7 @@ def test_predictions_are_the_labels_of_the_checkpoint(checkpoint, images, expect
         out = tmp_path / f"out{suffix}"
         cli("predict", checkpoint, images / "test", "--output", out, "--trainer.accelerator", "cpu")
         if suffix == ".csv":
-            rows = list(csv.DictReader(out.open()))
+            rows = list(csv.DictReader(out.read_text().splitlines()))
             assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
             rows = [row | {"labels": row["labels"].split(";")} for row in rows]
             rows = [row | {"labels": [name for name in row["labels"] if name]} for row in rows]
@@ -124,8 +126,6 @@ def test_options_for_one_class_are_refused(checkpoint, images, cli, tmp_path):
             cli("predict", checkpoint, images / "test", *option, "--trainer.accelerator", "cpu")
     with pytest.raises(ValueError, match="abstain_below is for one class an image"):
         load(checkpoint, "cpu").predict(str(images / "test"), abstain_below=0.5)
-    with pytest.raises(WrongUsage, match="int8 does not support several labels"):
-        cli("export", "--ckpt_path", checkpoint, "--quantize", "int8")
 
 
 def test_python_says_the_same(checkpoint, images, expected):
@@ -141,7 +141,15 @@ def test_python_says_the_same(checkpoint, images, expected):
     assert "thresholds for the highest f1" in repr(model)
 
 
-@pytest.mark.parametrize("kind", ["onnx", "any_size", "torch", "safetensors"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "onnx",
+        pytest.param("any_size", marks=pytest.mark.slow),
+        pytest.param("torch", marks=pytest.mark.slow),
+        "safetensors",
+    ],
+)
 def test_exported_files_say_the_same(kind, checkpoint, images, expected, cli, tmp_path, capsys):
     suffix = {"torch": ".pt2", "safetensors": ".safetensors"}.get(kind, ".onnx")
     out = tmp_path / f"file{suffix}"
@@ -166,6 +174,7 @@ def test_exported_files_say_the_same(kind, checkpoint, images, expected, cli, tm
     assert [list(one.labels) for one in predictions] == [labels for _, labels in expected.values()]
 
 
+@pytest.mark.slow
 def test_an_export_that_ignores_the_calibration_is_not_kept(checkpoint, cli, tmp_path, monkeypatch):
     from finetune.commands import export
     from finetune.inference.end_to_end import EndToEnd
@@ -209,7 +218,7 @@ def test_the_service_says_the_same(checkpoint, expected, monkeypatch):
 
 
 def test_test_metrics_are_those_of_the_written_rows(run, images):
-    rows = list(csv.DictReader((run / "test_predictions.csv").open()))
+    rows = list(csv.DictReader((run / "test_predictions.csv").read_text().splitlines()))
     result = json.loads((run / "test.json").read_text())
 
     def hot(column: str) -> np.ndarray:
@@ -262,7 +271,7 @@ def test_two_runs_are_compared_by_images_with_all_labels_right(run, cli, capsys,
     other = tmp_path / "other"
     shutil.copytree(run, other)
     table = other / "test_predictions.csv"
-    rows = list(csv.DictReader(table.open()))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
     right = next(row for row in rows if row["labels"] == row["predicted"])
     right["predicted"] = "blue" if right["labels"] != "blue" else "red"
     with table.open("w") as file:
@@ -280,6 +289,7 @@ def test_a_sheet_shows_the_labels(checkpoint, images, cli, tmp_path):
     assert (tmp_path / "s.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli, tmp_path):
     best = run / "checkpoints" / "best.ckpt"
     cli("export", "--ckpt_path", best, "--output", tmp_path / "best.onnx")
@@ -297,3 +307,34 @@ def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli
     result = json.loads((run / "test.json").read_text())
     assert found["label_counts"] == result["label_counts"]
     assert found["test/mAP"] == pytest.approx(result["test/mAP"], abs=1e-4)
+
+
+def test_int8_is_measured_by_the_mean_average_precision(checkpoint):
+    rng = np.random.default_rng(0)
+    labels = (rng.random((300, 4)) < 0.4).astype(np.uint8)
+    p = 1 / (1 + np.exp(-rng.normal(size=labels.shape) - 2.0 * labels))
+    found = quantize._score(Predictor(checkpoint), p, labels)
+    assert found == pytest.approx(metrics.average_precision_score(labels, p), abs=2e-3)
+    result = quantize.QuantizationResult(300, (0.9, 0.85), 7, (2.0, 1.0), "mAP")
+    assert "loses more than a point of mAP: 0.8500" in result.reason_against
+    assert result.as_plain()["mAP"] == (0.9, 0.85)
+    single = quantize.QuantizationResult(300, (0.9, 0.9), 7, (2.0, 1.0))
+    assert list(single.as_plain()) == ["num_pictures", "accuracy", "num_other", "milliseconds"]
+
+
+@pytest.mark.slow
+def test_int8_files_say_nearly_the_same(run, images, cli, tmp_path, monkeypatch):
+    best = run / "checkpoints" / "best.ckpt"
+    predictor = Predictor(best)
+    data = LabelledFiles(str(images), image_size=28, num_workers=0, resize="whole")
+    cli("export", "--ckpt_path", best, "--output", tmp_path / "float.onnx")
+    train = data.splits["train"]
+    batches = quantize.prepared_batches(predictor, train, np.arange(len(train)), "adjusting")
+    quantize.quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx", batches)
+    test = data.splits["test"]
+    result = quantize.compare(
+        predictor, tmp_path / "float.onnx", tmp_path / "int8.onnx", test, np.arange(len(test))
+    )
+    assert result.metric == "mAP" and abs(result.accuracy[0] - result.accuracy[1]) < 0.05
+    expected = json.loads((run / "test.json").read_text())["test/mAP"]
+    assert result.accuracy[0] == pytest.approx(expected, abs=5e-3)

@@ -1,10 +1,12 @@
 """test_predictions.csv, written by a fit and read back."""
 
+import labels_folder
 import numpy as np
 import pytest
+from labels_folder import write_labels_run
 from run_folders import NAMES, write_run
 
-from finetune.runs.answers import read_answers
+from finetune.runs.answers import read_answers, read_label_answers
 
 LABELS = [0, 0, 1, 2]
 SAID = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0.3]])
@@ -80,3 +82,26 @@ def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
             ValueError, match=r"is damaged: it has probabilities that are not finite"
         ):
             read_answers(path, ["a", "b"])
+
+
+def test_labels_that_were_written_are_read(tmp_path):
+    labels, p = labels_folder.drawn(20)
+    for name, separator in (("a", ";"), ("b;c", "|")):
+        names = [name, "d", "e"]
+        run = write_labels_run(tmp_path / name, labels, p, names, separator=separator)
+        answers = read_label_answers(run / "test_predictions.csv", names)
+        np.testing.assert_array_equal(answers.labels, labels)
+        np.testing.assert_array_equal(answers.predicted, p >= labels_folder.THRESHOLDS)
+        np.testing.assert_array_equal(answers.probabilities, p)
+        assert answers.unread == ["broken.png"] and len(answers.paths) == 20
+        right = (labels == answers.predicted).all(axis=1)
+        np.testing.assert_array_equal(answers.is_right, right)
+        assert 0 < right.sum() < 20
+        assert answers.named(np.array([True, False, True])) == [name, "e"]
+
+
+@pytest.mark.parametrize("names", [["other", "a", "b"], ["blue <b>"]])
+def test_other_labels_are_refused(tmp_path, names):
+    run = write_labels_run(tmp_path / "run", *labels_folder.drawn())
+    with pytest.raises(ValueError, match=r"does not go with this run's labels"):
+        read_label_answers(run / "test_predictions.csv", names)

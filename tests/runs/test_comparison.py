@@ -4,6 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import labels_folder
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -234,3 +235,27 @@ def test_a_run_without_a_test_has_no_other_pictures(tmp_path):
     assert "Not tested" not in write_comparison(
         [read_run(a.path), b, b], None, tmp_path / "page.html"
     )
+
+
+def test_several_labels_are_compared_by_images_with_all_labels_right(tmp_path, without_charts):
+    labels, p = labels_folder.drawn()
+    better = p + 0.5 * (labels - p)
+    a, b = (
+        read_run(labels_folder.write_labels_run(tmp_path / name, labels, values))
+        for name, values in (("a", p), ("b", better))
+    )
+    right = [run.label_answers.is_right for run in (a, b)]
+    pair = paired(a, b)
+    assert (
+        pair.both == (right[0] & right[1]).sum() and pair.neither == (~right[0] & ~right[1]).sum()
+    )
+    assert len(pair.only_b) == (right[1] & ~right[0]).sum() > 0
+    sentence = write_comparison([a, b], None, tmp_path / "page.html")
+    assert f"only b on {len(pair.only_b)}" in sentence
+    page = (tmp_path / "page.html").read_text()
+    assert "test mAP" in page and "test accuracy" not in page
+    single = read_run(write_run(tmp_path / "c", [0, 1, 2], np.eye(3), labels_folder.NAMES))
+    assert "one class an image, the other" in paired(single, a)
+    write_comparison([a, single], None, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "test mAP" in page and "test accuracy" in page and "not tested" in page

@@ -213,3 +213,20 @@ def test_a_pt2_is_never_read(tmp_path):
     (tmp_path / "some.pt2").write_bytes(b"PK")
     with pytest.raises(ValueError, match="may run what it holds when it is read: give a"):
         read_checkpoint(tmp_path / "some.pt2")
+
+
+def test_a_file_for_one_class_has_no_kind_of_labels():
+    """Earlier versions refuse settings that they do not know, and read files for one class an image."""
+    checkpoint = {
+        "hyper_parameters": {"class_names": ["a", "b"], "backbone": "lenet", "weights": None},
+        "datamodule_hyper_parameters": {"image_size": 28},
+        "finetune": {"version": "1", "torch": "2"},
+        "state_dict": {
+            "mean": torch.zeros(3, 1, 1),
+            "std": torch.ones(3, 1, 1),
+            "class_weight": torch.ones(2),
+        },
+    }
+    for kind, expected in (("single", None), ("several", "several")):
+        checkpoint["hyper_parameters"]["label_kind"] = kind
+        assert json.loads(packed(checkpoint))["model"].get("label_kind") == expected

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import labels_folder
 import numpy as np
 import pytest
 from run_folders import write_run
@@ -63,3 +64,15 @@ def test_whose_terms_hold(run, weights, told):
     assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(
         told
     )
+
+
+def test_several_labels_have_a_row_each(tmp_path):
+    labels, p = labels_folder.drawn()
+    run = read_run(labels_folder.write_labels_run(tmp_path / "try", labels, p, ["a", "b", "c"]))
+    card = model_card(run)
+    assert "3 labels, of which an image has several or none: a, b, c" in card
+    assert "test mAP 0." in card and "accuracy" not in card
+    assert "it gives each of them a probability" in card
+    for name, num in zip("abc", labels.sum(axis=0), strict=True):
+        assert f"| {name} | {num} | 0." in card
+    assert f"- {len(labels)} pictures: a {labels.sum(axis=0)[0]}, " in card

@@ -19,7 +19,9 @@ import torch
 from data_files import nowhere
 
 from finetune.data.samplers import rank_range
+from finetune.data.targets import MultiHot
 from finetune.runs import predictions
+from finetune.runs.answers import read_label_answers
 from finetune.runs.folder import Run
 from finetune.runs.predictions import SUFFIXES, PredictionWriter
 from finetune.system import files
@@ -552,3 +554,102 @@ def test_more_classes_wanted_than_there_are(run):
     with pytest.raises(ValueError, match="--top_k 5: there are only 4 classes"):
         predict(run, probabilities(1), ["a.png"], top_k=5)
     assert list(run.path.iterdir()) == []
+
+
+THRESHOLDS = (0.6, 0.3, 0.5, 0.2)
+
+
+def predict_labels(
+    run: Run,
+    probs: torch.Tensor,
+    paths: list[str],
+    bad: dict[int, str] | None = None,
+    output: Path | None = None,
+    names: list[str] = NAMES,
+    **options: Any,
+) -> tuple[PredictionWriter, Path]:
+    bad = bad or {}
+    calibration = SimpleNamespace(thresholds=THRESHOLDS)
+    model = model_of(names, "several", calibration=calibration)
+    trainer = trainer_of(paths)
+    writer = PredictionWriter(run, str(output) if output else None, **options)
+    writer.on_predict_start(trainer, model)
+    good = [i for i in range(len(paths)) if i not in bad]
+    outputs = outputs_of(torch.tensor(good), probs[good], probs[good] >= torch.tensor(THRESHOLDS))
+    outputs["bad"] = list(bad.items())
+    writer.on_predict_batch_end(trainer, model, outputs, None, 0)
+    with nullcontext() if len(good) else pytest.raises(ValueError):
+        writer.on_predict_end(trainer, model)
+    return writer, writer.target
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(len(PATHS), 4, generator=generator, dtype=torch.float64)
+    probs[3] = 0.01  # no label
+    bad = {2: "with, comma.png: can't be decoded: torn"}
+    _, target = predict_labels(run, probs, PATHS, bad, run.root / f"out{suffix}")
+    columns, rows = read(target)
+    assert columns == ["path", "labels", *(f"p_{name}" for name in NAMES), "error"]
+    assert [row["path"] for row in rows] == PATHS
+    counts = dict.fromkeys(NAMES, 0)
+    for i, (row, expected) in enumerate(zip(rows, probs.tolist(), strict=True)):
+        if i in bad:
+            assert row == {**dict.fromkeys(columns), "path": PATHS[i], "error": bad[i]}
+            continue
+        labels = [n for n, p, t in zip(NAMES, expected, THRESHOLDS, strict=True) if p >= t]
+        # csv gives None for an empty field here
+        found = (row["labels"] or "").split(";") if suffix == ".csv" else row["labels"]
+        assert [name for name in found if name] == labels
+        np.testing.assert_allclose([row[f"p_{name}"] for name in NAMES], expected, atol=5.1e-8)
+        for name in labels:
+            counts[name] += 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"{len(PATHS)} images: ")
+    for text in (*(f"{num} {name}" for name, num in counts.items()), "1 without labels"):
+        assert text in first
+    assert "1 unreadable" in first
+
+
+def test_labels_that_contain_the_separator_have_another_one(run):
+    names = ["a;b", "c", "d", "e"]
+    _, target = predict_labels(run, torch.ones(1, 4).double(), ["x.png"], names=names)
+    assert read(target)[1][0]["labels"] == "a;b|c|d|e"
+
+
+def test_a_single_image_with_several_labels_is_printed(run, tmp_path, capsys):
+    alone = Run(tmp_path, "predict")
+    p = torch.tensor([[0.7, 0.25, 0.51, 0.1]], dtype=torch.float64)
+    predict_labels(alone, p, ["x.png"])
+    assert capsys.readouterr().out.splitlines() == [
+        "x.png: hot dog 0.7000 (threshold 0.6000), größe 0.5100 (threshold 0.5000)",
+        'not predicted: the "other", one 0.2500 (threshold 0.3000), =1+1 0.1000 (threshold 0.2000)',
+    ]
+    predict_labels(alone, p / 100, ["x.png"])
+    assert capsys.readouterr().out.splitlines()[0] == "x.png: no label"
+    predict_labels(alone, p, ["x.png"], {0: "torn"})
+    assert capsys.readouterr().out.splitlines()[0] == "x.png: unreadable"
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"abstain_below": 0.5}])
+def test_options_for_one_class_are_refused(run, options):
+    with pytest.raises(WrongUsage, match="is for one class an image, and these have several"):
+        predict_labels(run, torch.ones(1, 4).double(), ["x.png"], **options)
+
+
+def test_the_test_writes_true_and_predicted_labels(run):
+    model = model_of(NAMES, "several", calibration=SimpleNamespace(thresholds=THRESHOLDS))
+    labels = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], np.uint8)
+    samples = replace(nowhere(2), paths=["a.png", "b.png"], targets=MultiHot(labels))
+    trainer = trainer_of(["a.png", "b.png"])
+    trainer.datamodule.splits["test"] = samples
+    writer = PredictionWriter(run)
+    writer.on_test_start(trainer, model)
+    probs = torch.tensor([[0.7, 0.25, 0.51, 0.1], [0.0, 0.9, 0.0, 0.0]]).double()
+    outputs = outputs_of(torch.arange(2), probs, probs >= torch.tensor(THRESHOLDS))
+    writer.on_test_batch_end(trainer, model, outputs, None, 0)
+    writer.on_test_end(trainer, model)
+    answers = read_label_answers(writer.target, NAMES)
+    np.testing.assert_array_equal(answers.labels, labels)
+    np.testing.assert_array_equal(answers.predicted, probs >= torch.tensor(THRESHOLDS))

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labels_folder import drawn, write_labels_run
 from run_folders import write_run
 from run_holders import another
 
+from finetune.runs.headline import headline
 from finetune.runs.record import read_run, validation_outcome
 from finetune.runs.run_table import as_json, read_row, run_table, size_of
 from finetune.runs.statistics import wilson
@@ -167,3 +169,28 @@ def test_nothing_is_written_and_torch_is_not_imported(run):
     assert result.stderr.strip() == "[]"
     assert json.loads(result.stdout) == json.loads(as_json(run_table(run.parents[1])))
     assert {path: path.stat().st_mtime_ns for path in run.parent.rglob("*")} == before
+
+
+def test_several_labels_have_a_mean_average_precision(tmp_path):
+    labels, p = drawn()
+    run = write_labels_run(tmp_path / "runs/fit/version_0", labels, p)
+    record = read_run(run)
+    row = read_row(run)
+    assert row.metric == "mAP" and row.split == "test" and row.num_images == len(labels)
+    assert row.accuracy == record.result["test/mAP"] and row.interval == headline(record).bounds
+    plain = json.loads(as_json([row]))[0]
+    assert plain["mAP"] == row.accuracy and not {"accuracy", "metric"} & plain.keys()
+    # a validation of one epoch: the latest within one standard error of the best
+    (run / "test.json").unlink()
+    row = read_row(run)
+    best = read_run(run).best
+    assert (row.split, row.metric, row.num_images) == ("validation", "mAP", len(labels))
+    assert row.accuracy == best[1] and best[0] == 2  # 0.7 is more than a standard error below 0.9
+    assert row.interval == headline(read_run(run)).bounds
+    text = validation_outcome(read_run(run))
+    assert text.startswith("validation mAP 0.900 (95 % interval ")
+    for content in ('{"label_counts": [[1]]}', '{"label_counts": 3}'):
+        (run / "test.json").write_text(content)
+        assert "its accuracy cannot be read" in read_row(run).damage
+        with pytest.raises(ValueError, match="damaged"):
+            read_run(run)

@@ -49,3 +49,12 @@ def test_an_answer_has_the_fields_that_are_described(client, picture):
     assert answer.keys() == API["components"]["schemas"]["Prediction"]["properties"].keys()
     error = client.post("/predict", content=b"text").json()
     assert error.keys() == API["components"]["schemas"]["Error"]["properties"].keys()
+
+
+def test_several_labels_are_described():
+    several = description(Limits(1000, 2, 3000, 4, 5), "several")
+    validate(several)
+    required = several["components"]["schemas"]["Prediction"]["required"]
+    assert required == ["name", "labels", "probabilities", "thresholds"]
+    rest = {key: value for key, value in several.items() if key != "components"}
+    assert rest == {key: value for key, value in API.items() if key != "components"}

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from labelled_files import LABELS, LabelledFiles
-
 from finetune.cli import run
 
 CLASS = "labelled_files.LabelledFiles"
@@ -13,8 +11,6 @@ OPTIONS = [
     *("--model.backbone", "small_cnn", "--model.weights", "null", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true", "--lr", "0.003", "--report", "false"),
 ]
-
-__all__ = ["CLASS", "LABELS", "OPTIONS", "LabelledFiles", "fit_labels"]
 
 
 def fit_labels(images: Path, out: Path, *options: str) -> Path:

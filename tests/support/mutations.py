@@ -304,6 +304,20 @@ MUTATIONS = [
         "tests/commands/test_export.py",
     ),
     Mutation(
+        "exported files have the probabilities of several labels",
+        "inference/end_to_end.py",
+        "(logits * self.scale + self.bias).sigmoid()",
+        "(logits * self.scale).sigmoid()",
+        "tests/integration/test_several_labels.py -k exported",
+    ),
+    Mutation(
+        "several labels are counted as right only if all are",
+        "runs/answers.py",
+        "(self.labels == self.predicted).all(axis=1)",
+        "(self.labels == self.predicted).any(axis=1)",
+        "tests/runs/test_answers.py",
+    ),
+    Mutation(
         "--tta flip sees mirrored pictures, too",
         "inference/tta.py",
         "images.flip(-1)",
