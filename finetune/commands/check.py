@@ -216,8 +216,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
         features = np.stack(list(track(parts, len(paths), "what the network makes of them")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)
-        if not listing.has_several_labels:
-            yield from label_findings(listing, chosen, features.astype(np.float64), near)
+        yield from label_findings(listing, chosen, features.astype(np.float64), near)
     yield from duplicate_findings(listing, exact, near)
     yield from file_findings(listing, facts)
     yield from folder_findings(listing)

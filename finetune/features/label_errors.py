@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
 from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
+from finetune.data.targets import MultiHot
 from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
 from finetune.system.messages import counted
 from finetune.system.progress import track
@@ -37,11 +39,13 @@ def out_of_fold(
 
     Args:
         features: (N, D).
-        labels: Class index of each image, (N,).
+        labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
         groups: Index of the set of copies of each image, (N,).
         num_classes: K.
     """
-    folds = deal_folds(labels, groups)
+    has_several = labels.ndim == 2
+    strata = MultiHot(labels.astype(np.uint8)).strata() if has_several else labels
+    folds = deal_folds(strata, groups)
     found = np.zeros((len(labels), num_classes))
     for fold in track(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
         rest, held_out = folds != fold, folds == fold
@@ -49,8 +53,7 @@ def out_of_fold(
             continue
         weight, bias = fit_head(features[rest], labels[rest], num_classes, STRENGTH)
         logits = features[held_out] @ weight.T + bias
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        found[held_out] = odds / odds.sum(axis=1, keepdims=True)
+        found[held_out] = expit(logits) if has_several else softmax(logits, axis=1)
     return found
 
 
@@ -74,7 +77,7 @@ def label_findings(
     features: NDArray[np.floating],
     near: Sequence[Pair],
 ) -> Iterator[Finding]:
-    """Yield the ranking of the chosen images as a finding.
+    """Yield the ranking of the chosen images as a finding; of several labels that of images and labels.
 
     Args:
         listing: The data set.
@@ -85,6 +88,12 @@ def label_findings(
     groups = np.arange(len(listing.paths))
     for members in connected([pair[:2] for pair in near], len(groups)):
         groups[members] = members[0]
+    if listing.label_sets is not None:
+        has_label = listing.label_sets[listing.class_of[chosen]].astype(np.int64)
+        yield from _several_label_findings(
+            listing.label_names, has_label, chosen, features, groups[chosen]
+        )
+        return
     names, labels = listing.class_names, listing.class_of[chosen]
     if len(np.unique(labels)) < 2:
         return
@@ -107,6 +116,61 @@ def label_findings(
         advice = (
             "A ranking, not a judgement: a head fitted on the other pictures gives these labels the least probability. "
             f"It is right about {100 * right:.0f} % of all pictures, so the more it errs, the less this says."
+        )
+        yield Finding("labels", "note", title, advice, rows, is_judged=False)
+
+
+def rank_label_pairs(
+    probabilities: NDArray[np.float64],
+    has_label: NDArray[np.integer],
+    groups: NDArray[np.integer],
+) -> NDArray[np.int64]:
+    """Return pairs of an image and a label (P, 2) by the probability that the pair is as stated, lowest first.
+
+    Labels are skipped that fewer sets of copies than `NUM_FOLDS` have or lack.
+    """
+    is_first = np.unique(groups, return_index=True)[1]
+    of_sets = has_label[is_first]
+    num_present = of_sets.sum(axis=0)
+    is_known = np.minimum(num_present, len(of_sets) - num_present) >= NUM_FOLDS
+    self_confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
+    self_confidence[:, ~is_known] = np.inf
+    order = np.argsort(self_confidence, axis=None, kind="stable")
+    order = order[: has_label.shape[0] * int(is_known.sum())]
+    return np.column_stack(np.unravel_index(order, has_label.shape))
+
+
+def _several_label_findings(
+    names: Sequence[str],
+    has_label: NDArray[np.integer],
+    chosen: NDArray[np.int64],
+    features: NDArray[np.floating],
+    groups: NDArray[np.integer],
+) -> Iterator[Finding]:
+    """Yield the ranking of the pairs of an image and a label.
+
+    Args:
+        names: The labels, K.
+        has_label: Whether each image has each label, (N, K), 0 or 1.
+        chosen: Indices of the images, (N,).
+        features: Features of the images, (N, D).
+        groups: Index of the set of copies of each image, (N,).
+    """
+    probabilities = out_of_fold(features, has_label, groups, len(names))
+    rows = []
+    for i, k in rank_label_pairs(probabilities, has_label, groups)[:NUM_SHOWN].tolist():
+        p = probabilities[i, k]
+        is_present = bool(has_label[i, k])
+        if (p >= 0.5) != is_present:
+            what = "has" if is_present else "lacks"
+            note = f"{what} {names[k]}, which has the probability {p:.3f} by the others"
+            rows.append(Row([int(chosen[i])], note, 1 - p if is_present else p))
+    if rows:
+        right = float(((probabilities >= 0.5) == has_label).mean())
+        title = f"{counted(len(rows), 'label')} to look at first, wrong or missing"
+        advice = (
+            "A ranking, not a judgement: a head fitted on the other images gives these the least probability. It is "
+            f"right about {100 * right:.0f} % of all pairs of image and label, so the more it errs, the less this says."
         )
         yield Finding("labels", "note", title, advice, rows, is_judged=False)
 

@@ -139,9 +139,16 @@ def _principal_axes(x: Array) -> Array:
 def fit_head(
     features: Array, labels: NDArray[np.integer], num_classes: int, strength: float
 ) -> tuple[Array, Array]:
-    """Return weight (K, D) and bias (K,) at one strength, with the precision of cross-validation."""
-    cross_entropy = _CrossEntropy(np.ones(num_classes), label_smoothing=0.0)
-    problem = cross_entropy.problem(np.asarray(labels))
+    """Return weight (K, D) and bias (K,) at one strength, with the precision of cross-validation.
+
+    Args:
+        features: (N, D).
+        labels: (N,), from 0 to K - 1. If images have several labels, (N, K), 0 or 1.
+        num_classes: K.
+        strength: Strength of the penalty.
+    """
+    kind = _CrossEntropy if labels.ndim == 1 else _BinaryCrossEntropy
+    problem = kind(np.ones(num_classes), label_smoothing=0.0).problem(np.asarray(labels))
     return next(_path(features, problem, [strength], _TOLERANCE_OF_FOLDS))
 
 

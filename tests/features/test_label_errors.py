@@ -1,17 +1,21 @@
 """The ranking of doubtful labels: against scikit-learn, and what a picture's own label must not decide."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
 from finetune.data.checking.duplicates import Pair
 from finetune.data.datasets.listing import list_pictures
+from finetune.data.targets import MultiHot
 from finetune.features import label_errors
 from finetune.features.label_errors import (
     STRENGTH,
     label_findings,
     neighbours,
     out_of_fold,
+    rank_label_pairs,
     rank_labels,
 )
 from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
@@ -139,3 +143,63 @@ def test_neighbours_are_those_of_all_angles(num):
         near = [b for b in np.argsort(-(unit @ unit[a]), kind="stable").tolist() if b != a][:5]
         wanted |= {(min(a, b), max(a, b)) for b in near}
     assert {*zip(i.tolist(), j.tolist(), strict=True)} == wanted
+
+
+def several_blobs(num: int = 300, num_labels: int = 4, size: int = 12):
+    """Features that are the sum of a direction for each label, and the labels."""
+    rng = np.random.default_rng(0)
+    has_label = (rng.random((num, num_labels)) < [0.5, 0.3, 0.2, 0.1]).astype(np.int64)
+    directions = 4 * rng.normal(size=(num_labels, size))
+    return has_label @ directions + rng.normal(size=(num, size)), has_label
+
+
+def test_several_labels_have_scikit_learns_probabilities_with_the_same_folds():
+    features, has_label = several_blobs()
+    features += 6 * np.random.default_rng(1).normal(size=features.shape)
+    groups = np.arange(300)
+    found = out_of_fold(features, has_label, groups, 4)
+    folds = deal_folds(MultiHot(has_label.astype(np.uint8)).strata(), groups)
+    rest, held_out = folds != 0, folds == 0
+    x = features - features[rest].mean(axis=0)
+    x /= np.sqrt((x[rest] ** 2).sum(axis=1).mean())
+    for k in range(4):
+        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000)
+        expected = other.fit(x[rest], has_label[rest, k]).predict_proba(x[held_out])[:, 1]
+        np.testing.assert_allclose(found[held_out, k], expected, atol=1e-3)
+
+
+def test_changed_labels_come_first_and_rare_ones_are_skipped():
+    features, has_label = several_blobs()
+    changed = [(7, 0), (20, 1), (33, 2), (140, 3), (250, 1)]
+    stated = has_label.copy()
+    for i, k in changed:
+        stated[i, k] = 1 - stated[i, k]
+    groups = np.arange(300)
+    ranked = rank_label_pairs(out_of_fold(features, stated, groups, 4), stated, groups)
+    assert {*map(tuple, ranked[:5].tolist())} == {*changed}
+    # the control: without changes they are anywhere
+    ranked = rank_label_pairs(out_of_fold(features, has_label, groups, 4), has_label, groups)
+    assert len({*map(tuple, ranked[:5].tolist())} & {*changed}) < 3
+    rare = stated.copy()
+    rare[:, 3] = 0
+    rare[:4, 3] = 1
+    ranked = rank_label_pairs(out_of_fold(features, rare, groups, 4), rare, groups)
+    assert 3 not in ranked[:, 1] and len(ranked) == 3 * 300
+
+
+def test_doubtful_labels_of_a_table_are_named(tmp_path):
+    features, has_label = several_blobs()
+    stated = has_label.copy()
+    stated[20, 1] = 1 - stated[20, 1]
+    sets, class_of = np.unique(stated, axis=0, return_inverse=True)
+    listing = SimpleNamespace(
+        paths=[str(i) for i in range(300)],
+        label_sets=sets,
+        label_names=["a", "b", "c", "d"],
+        class_of=class_of.reshape(-1),
+    )
+    (found,) = label_findings(listing, np.arange(300), features, [])
+    assert found.rows[0].pictures == [20] and not found.is_judged
+    what = "has" if stated[20, 1] else "lacks"
+    assert found.rows[0].note.startswith(f"{what} b, which has the probability 0.")
+    assert "label to look at first" in found.title or "labels to look at first" in found.title

@@ -14,7 +14,7 @@ from labelled_runs import fit_labels
 from sklearn import metrics
 from starlette.testclient import TestClient
 
-from finetune import load
+from finetune import ImageFolderData, load
 from finetune.api.fitted_run import FittedRun
 from finetune.api.prediction import LabelsPrediction
 from finetune.data.decode import decode
@@ -338,3 +338,18 @@ def test_int8_files_say_nearly_the_same(run, images, cli, tmp_path, monkeypatch)
     assert result.metric == "mAP" and abs(result.accuracy[0] - result.accuracy[1]) < 0.05
     expected = json.loads((run / "test.json").read_text())["test/mAP"]
     assert result.accuracy[0] == pytest.approx(expected, abs=5e-3)
+
+
+def test_written_predictions_are_a_table_of_images(checkpoint, images, expected, cli, tmp_path):
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        out = tmp_path / f"labels{suffix}"
+        cli("predict", checkpoint, images / "test", "--output", out, "--trainer.accelerator", "cpu")
+        data = ImageFolderData(table=str(out), val_fraction=0, test_fraction=0, image_size=28)
+        assert data.label_kind == "several"
+        train = data.splits["train"]
+        assert [str(Path(path).resolve()) for path in train.paths] == [
+            str(Path(path).resolve()) for path in expected
+        ]
+        for row, (_, labels) in zip(train.targets.labels, expected.values(), strict=True):
+            found = [name for name, has in zip(data.class_names, row, strict=True) if has]
+            assert found == sorted(labels)

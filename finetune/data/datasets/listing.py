@@ -35,6 +35,7 @@ class Listing:
         table: The table that lists the images; None for class folders.
         label_names: If images have several labels, the names of the labels. Then a class is a set of labels.
         label_counts: The number of images per split and label, (splits, labels).
+        label_sets: Whether each class, which is a set of labels, has each label, (classes, labels).
     """
 
     root: Path
@@ -48,6 +49,7 @@ class Listing:
     table: Path | None = None
     label_names: Sequence[str] = ()
     label_counts: np.ndarray | None = None
+    label_sets: np.ndarray | None = None
 
     @property
     def has_several_labels(self) -> bool:
@@ -137,6 +139,7 @@ def with_label_sets(listing: Listing, splits: Mapping[str, Samples]) -> Listing:
         folders=np.ones((len(splits), len(set_names)), bool),
         label_names=names,
         label_counts=np.array([samples.targets.counts() for samples in splits.values()]),
+        label_sets=sets,
     )
 
 
