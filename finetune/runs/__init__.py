@@ -35,8 +35,9 @@ During a fit:
 Reading a run, and pages:
 - `record` reads the whole folder, `answers` the predictions for the test images, `data_check` the result
   of `finetune check` for its data.
-- `html_report` writes report.html, and `live_report` writes it during the run. They use `charts`,
-  `highlights` (selected images), `headline` (the result in one sentence), `model_card` and `statistics`.
+- `html_report` writes report.html (`label_report` its parts about several labels), and `live_report` writes it during
+  the run. They use `charts`, `highlights` (selected images), `headline` (the result in one sentence), `model_card` and
+  `statistics`.
 - `comparison` compares runs on one page. `inline_report` shows a report in a notebook.
 - `licence` states the licence of the weights that training started from.
 

@@ -33,7 +33,6 @@ def write_labels_run(
     probabilities: np.ndarray,
     names: list[str] = NAMES,
     thresholds: list[float] = THRESHOLDS,
-    separator: str = ";",
 ) -> Path:
     """Write a run's files for labels and probabilities (N, K)."""
     folder.mkdir(parents=True)
@@ -74,6 +73,8 @@ def write_labels_run(
     _write_csv(folder / "steps.csv", list(dict.fromkeys(k for row in epochs for k in row)), epochs)
     validations = [{**row, "epoch": row["epoch"] + 1} for row in epochs if "val/mAP" in row]
     _write_csv(folder / "metrics.csv", list(validations[0]), validations)
+
+    separator = "|" if any(";" in name for name in names) else ";"
 
     def joined(chosen: np.ndarray) -> str:
         return separator.join(name for name, has in zip(names, chosen, strict=True) if has)
