@@ -52,6 +52,7 @@ def test_an_option_names_columns_of_other_names():
         (("path", "species", "category"), None, r"'species' and 'category' may both be the label; .* label:species"),
         (("path", "label"), "path:paht", r"x\.csv has no column 'paht'; did you mean 'path'"),
         (("path", "label"), "lable:label", r"'lable' is not a role of a column; did you mean 'label'"),
+        (("path", "label", "w"), "weight:w", r"weights of images are unsupported"),
         (("path", "label"), "path", r"give a column for path"),
         (("path", "label"), "path:path,path:label", r"path can only be one column"),
     ],

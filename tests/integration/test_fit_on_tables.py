@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
+from labelled_files import draw_labelled
 from processes import finetune
 
 from finetune.cli import run
@@ -232,6 +233,26 @@ def test_skipped_rows_are_listed(here):
     ]
     # the rows that are left are those of the folders
     assert differences(here / "runs/fit/folders", here / "runs/fit/skipped") == []
+
+
+def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+    draw_labelled(tmp_path / "drawn", train=60)
+    rows = ["path,labels"]
+    for image in sorted((tmp_path / "drawn/train").iterdir()):
+        rows.append(f"drawn/train/{image.name},{';'.join(image.stem.split('+')[1:])}")
+    Path("labels.csv").write_text("\n".join(rows))
+    cli("fit", "labels.csv", *QUICKEST)
+    assert "several labels per image, labels separated by ';' in column 'labels'" in caplog.text
+    # a table without any separator is of several labels, too, where the checkpoint is
+    Path("ones.csv").write_text("\n".join(row for row in rows if ";" not in row))
+    assert len(read_rows(Path("ones.csv"))) > 20
+    cli("test", "runs/fit/version_0")
+    with pytest.raises(ValueError, match="has seen .* in training"):
+        cli("test", "runs/fit/version_0", "ones.csv")
+    with pytest.raises(SystemExit):
+        cli("check", "labels.csv")
+    assert "60 pictures in 4 classes, several labels per image" in capsys.readouterr().out
 
 
 @pytest.mark.slow

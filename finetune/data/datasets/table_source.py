@@ -16,7 +16,7 @@ from finetune.data.datasets.image_source import FoundImages
 from finetune.data.datasets.listing import Listing, listing_of, with_label_sets
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import group_ids
-from finetune.data.tables.canonical_names import name_starts, order_key
+from finetune.data.tables.canonical_names import name_starts, sorted_rows
 from finetune.data.tables.row_faults import Fault, describe, error_line, skipped_line
 from finetune.data.tables.table_rows import TableContent, TableOptions, TableRows, read_content
 from finetune.data.targets import ClassIndex, MultiHot, Targets
@@ -50,8 +50,8 @@ class TableSource:
         if content.faults and is_logged:
             log.warning("%s", skipped_line(self.path, content.faults))
         if content.num_repeated and is_logged:
-            rows = counted(content.num_repeated, "row repeats", "rows repeat")
-            log.info("%s: %s another one, and counts once", self.path, rows)
+            repeat = counted(content.num_repeated, "row repeats", "rows repeat")
+            log.info("%s: %s another one, and count once", self.path, repeat)
         parts = _by_split(content.rows)
         if class_names is None:
             class_names = self._class_names(content, parts)
@@ -99,8 +99,8 @@ class TableSource:
         check_names_exist("--data.merge", self.options.merge, content.original_names)
         rows = parts.get("train", parts.get("all"))
         if rows is None:
-            names = " and ".join(map(repr, parts))
-            what = f"has rows of {names} but none of 'train'" if names else "has no images"
+            others = " and ".join(map(repr, parts))
+            what = f"has rows of {others} but none of 'train'" if others else "has no images"
             raise ValueError(f"{self.path} {what}; add the training images")
         names = sorted({label for labels in rows.labels for label in labels})
         if len(names) < 2:
@@ -137,11 +137,10 @@ def _samples(
     starts = name_starts(rows.paths, rows.labels, folder)
     number = {name: k for k, name in enumerate(class_names)}
     is_single = content.kind == "single"
-    keys = [
-        (number[labels[0]] if is_single else 0, order_key(path[start:]))
-        for path, labels, start in zip(rows.paths, rows.labels, starts.tolist(), strict=True)
-    ]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
+    names = [path[start:] for path, start in zip(rows.paths, starts.tolist(), strict=True)]
+    order = sorted_rows(names)
+    if is_single:
+        order.sort(key=lambda row: number[rows.labels[row][0]])
     rows = rows.take(order)
     targets: Targets
     if is_single:

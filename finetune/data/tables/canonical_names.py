@@ -7,6 +7,7 @@ the rows, on other rows, or on where the data set lies.
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -56,11 +57,14 @@ def name_starts(paths: Sequence[str], labels: Sequence[tuple[str, ...]], root: s
     return starts
 
 
-def order_key(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the key by which `walk.find_images` sorts paths: by the composed name of each part."""
-    if name.isascii():
-        return tuple((part, part) for part in name.split("/"))
-    return tuple((composed(part), part) for part in name.split("/"))
+def sorted_rows(names: Sequence[str]) -> list[int]:
+    """Return the indices of names in the order in which `walk.find_images` lists them: by their parts, composed."""
+    if all(map(str.isascii, names)):
+        # the same, but much faster: no part of a path has a zero byte
+        keys: list[Any] = [name.replace("/", "\0") for name in names]
+    else:
+        keys = [tuple((composed(part), part) for part in name.split("/")) for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)
 
 
 def _ancestors(folder: str, top: str) -> Iterator[tuple[str, str]]:

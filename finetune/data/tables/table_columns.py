@@ -40,7 +40,7 @@ class Columns:
         path: The path of the image.
         labels: The label or labels. If there are several columns, each is a class, with 0 or 1 for each image.
         split: The split; None if there is no such column.
-        weight: The weight in the loss; None if there is no such column.
+        weight: The weight of the image, which is not used; None if there is no such column.
         group: The group; None if there is no such column.
     """
 
@@ -83,6 +83,8 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
         if not name:
             raise WrongUsage(f"{OPTION}: give a column for {role}, such as {OPTION} {role}:NAME")
         named.setdefault(role, []).append(str(name))
+    if "weight" in named:
+        raise WrongUsage(f"{OPTION}: weights of images are unsupported; drop weight")
     for role, names in named.items():
         if role != "label" and len(names) > 1:
             raise WrongUsage(f"{OPTION}: {role} can only be one column, not {', '.join(names)}")

@@ -58,7 +58,7 @@ def read_labels(
     if kind == "auto":
         kind = "several" if has_lists or separators else "single"
     if kind == "single":
-        labels = [() if (text := label_text(value)) == "" else (text,) for value in values]
+        labels = _each_once(values, lambda value: (text,) if (text := label_text(value)) else ())
         listed = [i for i, value in enumerate(values) if isinstance(value, (list, tuple))]
         faults = [
             Fault(i, table.lines[i], column, "a list of labels", "one is needed") for i in listed
@@ -70,10 +70,25 @@ def read_labels(
         ]
         return Labels("single", labels, "one label per image", column), faults
     mark = separators[0] if separators else None
-    split = _splitter(mark)
     how = f"labels separated by {mark!r}" if mark else "lists of labels" if has_lists else ""
     how = ", ".join(part for part in ("several labels per image", how) if part)
-    return Labels("several", [split(value) for value in values], how, column), []
+    return Labels("several", _each_once(values, _splitter(mark)), how, column), []
+
+
+def _each_once(
+    values: Sequence[Any], labels_of: Callable[[Any], tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return the labels of each value, which are determined once for all equal texts."""
+    known: dict[str, tuple[str, ...]] = {}
+    labels: list[tuple[str, ...]] = []
+    for value in values:
+        if not isinstance(value, str):
+            labels.append(labels_of(value))
+            continue
+        if value not in known:
+            known[value] = labels_of(value)
+        labels.append(known[value])
+    return labels
 
 
 def _separators(table: TableFile, values: Sequence[Any], stated: str | None) -> list[str]:

@@ -119,7 +119,8 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     groups, of_groups = _read_groups(table, columns.group)
     faults += of_paths + of_splits + of_groups + _invalid_names(table, labels.values, labels.column)
     original_names = frozenset(label for of_row in labels.values for label in of_row)
-    chosen = [_changed(of_row, options) for of_row in labels.values]
+    changes = {of_row: _changed(of_row, options) for of_row in set(labels.values)}
+    chosen = [changes[of_row] for of_row in labels.values]
     rows = TableRows(table.lines, paths, chosen, splits, groups, file_stats(paths))
     missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
     # The rows of an excluded class do not matter.
@@ -138,6 +139,8 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     remark = f"path in column {columns.path!r}, {labels.how}"
     if not columns.has_indicators:
         remark += f" in column {labels.column!r}"
+    if columns.weight is not None:
+        remark += f", column {columns.weight!r} is not used"
     if columns.group is not None:
         remark += f", groups in column {columns.group!r}"
     return TableContent(
@@ -243,7 +246,8 @@ def _read_groups(table: TableFile, column: str | None) -> tuple[list[str] | None
 
 def _invalid_names(table: TableFile, labels: Sequence[tuple[str, ...]], column: str) -> list[Fault]:
     """Return the rows with a label that cannot be the name of a class."""
-    reasons = {label: why_name_is_invalid(label) for of_row in labels for label in of_row}
+    names = {label for of_row in set(labels) for label in of_row}
+    reasons = {label: why_name_is_invalid(label) for label in names}
     invalid = {label: reason for label, reason in reasons.items() if reason}
     if not invalid:
         return []
