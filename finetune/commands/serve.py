@@ -32,23 +32,23 @@ def serve(
     max_megapixels: float = 64.0,
     timeout: float = 30.0,
 ) -> None:
-    """Answer requests about pictures until Ctrl-C, with the answers of `finetune predict`.
+    """Serve predictions over HTTP until Ctrl-C, the same as `finetune predict`.
 
     The page is at http://127.0.0.1:8000, the API at /openapi.json. Requests of all clients are classified together.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`, or a file that `finetune export` made of one.
-        host: Address to listen at; 0.0.0.0 lets other machines ask.
-        port: Port to listen at; 0 takes one that is free.
-        token: Word that requests must bear; better set as FINETUNE_TOKEN, since others may read a command line.
+        host: Address to listen at; 0.0.0.0 accepts other machines.
+        port: Port to listen at; 0 takes a free one.
+        token: Token that requests must send; better set as FINETUNE_TOKEN, since others may read a command line.
         device: auto, cpu, cuda or cuda:1.
-        precision: As trainer.precision of `finetune predict`; null for the same choice.
-        max_batch: Pictures classified at a time, at most.
-        max_waiting: Pictures without an answer, at most; more are refused for now.
-        max_pictures: Pictures in a request, at most.
-        max_megabytes: Size of a request, at most.
-        max_megapixels: Width times height of a picture, at most.
-        timeout: Seconds for a request, at most.
+        precision: As trainer.precision of `finetune predict`; null for the same default.
+        max_batch: Largest number of images classified at a time.
+        max_waiting: Largest number of images without an answer; more are refused.
+        max_pictures: Largest number of images in a request.
+        max_megabytes: Largest size of a request.
+        max_megapixels: Largest width times height of an image.
+        timeout: Largest number of seconds for a request.
     """
     numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_pictures": max_pictures}
     sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
@@ -57,11 +57,11 @@ def serve(
             raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
     if max_pictures > max_waiting:
         raise WrongUsage(
-            f"--max_pictures {max_pictures} of a request can't all wait: --max_waiting is {max_waiting}"
+            f"--max_pictures {max_pictures} must not be above --max_waiting {max_waiting}"
         )
     token = os.environ.get(TOKEN) if token is None else token
     if token == "":
-        raise WrongUsage(f"--token, or {TOKEN}, is empty: give a word, or leave it out")
+        raise WrongUsage(f"--token, or {TOKEN}, is empty: give a word, or remove it")
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise WrongUsage("--token: letters, digits and signs of ASCII, without spaces")
     try:
@@ -86,7 +86,7 @@ def serve(
             )
             if token is None and not is_loopback(host):
                 log.warning(
-                    "whoever reaches this machine at port %d may ask: --token WORD keeps others out",
+                    "everybody who reaches port %d of this machine can send requests: --token WORD restricts that",
                     port,
                 )
 

@@ -121,7 +121,7 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
         ).response()
 
     def internal_error(request: Request, error: Exception) -> Response:
-        return Refused(500, "the service failed, and its log says why").response()
+        return Refused(500, "the service failed: see its log").response()
 
     return Starlette(
         routes=routes,

@@ -16,7 +16,7 @@ _PREDICTION: dict[str, Any] = {
         },
         "label": {
             "type": "string",
-            "description": "the class that is said, by the checkpoint's threshold if it has one",
+            "description": "the predicted class, by the checkpoint's threshold if it has one",
         },
         "probability": {"type": "number", "description": "of that class, from 0 to 1"},
         "probabilities": {
@@ -26,8 +26,8 @@ _PREDICTION: dict[str, Any] = {
         },
         "looked_at": {
             "type": ["string", "null"],
-            "description": "a data: address of a picture that shows where the class was seen; "
-            "null for networks that can't say, and only there if it was asked for",
+            "description": "a data: URL of a heat map of the predicted class; "
+            "null if the network does not support it, and absent unless requested",
         },
     },
 }
@@ -63,7 +63,7 @@ _ERROR = {
         "error": {"type": "string", "description": "one line: what is wrong, and what to do"},
         "pictures": {
             "type": "array",
-            "description": "which pictures of the request are at fault",
+            "description": "the images of the request that failed",
             "items": {
                 "type": "object",
                 "properties": {
@@ -81,30 +81,30 @@ def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, A
     """Return the OpenAPI description of a service with these limits, for one class an image or several labels."""
     prediction = _PREDICTION if label_kind == "single" else _LABELS_PREDICTION
     refusals = {
-        400: "an option or a form that can't be read",
+        400: "an unreadable option or form",
         408: f"the request took longer than {limits.seconds:g} s to arrive",
-        413: f"more than {limits.max_pictures} pictures or {limits.max_bytes:,} bytes",
+        413: f"more than {limits.max_pictures} images or {limits.max_bytes:,} bytes",
         415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
-        422: "no picture, or one that can't be read: `pictures` says which, and why",
-        429: f"more than {limits.max_waiting} pictures or too many large requests: Retry-After says when to come back",
-        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` says of which",
+        422: "no image, or an unreadable one: `pictures` lists which, and why",
+        429: f"more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
+        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
         503: f"no answer within {limits.seconds:g} s, or too many connections",
     }
     pixels = f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels"
     form = {"type": "object", "additionalProperties": {"type": "array", "items": _BINARY}}
     predict = {
-        "summary": "Classify pictures",
-        "description": f"One picture as the body, or several as files of a multipart form: {pixels}.",
+        "summary": "Classify images",
+        "description": f"One image as the body, or several as files of a multipart form: {pixels}.",
         "parameters": [
             _option(
                 "top_k",
                 {"type": "integer", "minimum": 1},
-                "give so many of the most probable classes, at most all",
+                "the number of most probable classes to return",
             ),
             _option(
                 "looked_at",
                 {"type": "boolean", "default": False},
-                "show where in the picture the class was seen",
+                "return a heat map of the predicted class",
             ),
         ],
         "requestBody": {
@@ -115,7 +115,7 @@ def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, A
             },
         },
         "responses": {
-            "200": _json("of each picture, in their order", _PREDICTIONS),
+            "200": _json("one for each image, in the order of the request", _PREDICTIONS),
             **{str(status): _json(text, _FAULT) for status, text in refusals.items()},
         },
     }

@@ -242,7 +242,7 @@ class Service:
 
 
 def _name(upload: Upload, index: int) -> str:
-    return upload.name or f"picture {index}"
+    return upload.name or f"image {index}"
 
 
 def _is_bad(result: Any) -> bool:

@@ -21,19 +21,19 @@ class ServiceMetrics:
     def __init__(self, class_names: Sequence[str], waiting: Callable[[], float]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        text = "Requests to /predict that were let in, by the status of their answer."
+        text = "Accepted requests to /predict, by the status of their answer."
         self._requests = Counter("finetune_requests", text, ["status"], registry=registry)
         text = "Seconds from the headers of a good request to its answer."
         self._seconds = Histogram(
             "finetune_request_seconds", text, buckets=_SECONDS, registry=registry
         )
-        text = "Pictures by the class that was said."
+        text = "Images by predicted class."
         self._predicted = Counter("finetune_pictures", text, ["label"], registry=registry)
-        text = "Pictures that were classified together."
+        text = "Images per batch."
         self._batches = Histogram(
             "finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry
         )
-        text = "Pictures accepted that have no answer yet."
+        text = "Accepted images without an answer yet."
         Gauge("finetune_waiting_pictures", text, registry=registry).set_function(waiting)
         for name in (
             class_names

@@ -85,7 +85,7 @@ class Capacity:
         """
         if self.waiting + num_pictures > self.limits.max_waiting:
             raise busy(
-                f"{self.waiting} pictures are waiting, and {self.limits.max_waiting} may",
+                f"{self.waiting} images are waiting, and at most {self.limits.max_waiting} may wait",
                 self.seconds,
             )
 
@@ -180,7 +180,7 @@ class Body:
         if headers.get("content-encoding", "identity") != "identity":
             raise Refused(
                 415,
-                f"Content-Encoding {shown(headers['content-encoding'])!r}: send pictures as they are",
+                f"Content-Encoding {shown(headers['content-encoding'])!r}: send images uncompressed",
             )
         if (length := headers.get("content-length", "")).isdigit() and int(
             length
@@ -196,14 +196,14 @@ class Body:
         if not uploads or uploads == [Upload("", b"")]:
             raise Refused(
                 422,
-                "there is no picture in the request: send one as its body, or files of a multipart form",
+                "there is no image in the request: send one as its body, or files of a multipart form",
             )
         for upload in uploads:
             if text := text_format(upload.content, headers.get("content-type", "")):
                 raise Refused(
                     415,
                     f"{upload.name or 'the body'} is {text}, not an image: send the bytes of the file, such as by "
-                    "curl --data-binary @a.jpg ADDRESS/predict, or several by curl -F picture=@a.jpg",
+                    "curl --data-binary @a.jpg ADDRESS/predict, or several by curl -F image=@a.jpg",
                 )
         return uploads
 
@@ -236,16 +236,14 @@ class Body:
             form = await parser.parse()
         except MultiPartException as error:
             if error.message.startswith("Too many files"):
-                raise Refused(
-                    413, f"a request has at most {limits.max_pictures} pictures"
-                ) from error
-            raise Refused(400, f"the multipart form can't be read: {error.message}") from error
+                raise Refused(413, f"a request has at most {limits.max_pictures} images") from error
+            raise Refused(400, f"the multipart form is unreadable: {error.message}") from error
         uploads = []
         for field, value in form.multi_items():
             if not isinstance(value, UploadFile):
                 raise Refused(
                     422,
-                    f"the field {shown(field)[:_LONGEST_NAME]!r} is no file: curl -F picture=@a.jpg sends one",
+                    f"the field {shown(field)[:_LONGEST_NAME]!r} is not a file: curl -F image=@a.jpg sends one",
                 )
             uploads.append(Upload(shown(value.filename or "")[:_LONGEST_NAME], await value.read()))
             await value.close()
@@ -268,5 +266,5 @@ class Body:
     def _too_large(self) -> Refused:
         return Refused(
             413,
-            f"a request has at most {self.capacity.limits.max_bytes:,} bytes: send smaller pictures, or fewer",
+            f"a request has at most {self.capacity.limits.max_bytes:,} bytes: send smaller images, or fewer",
         )

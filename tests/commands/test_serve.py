@@ -197,7 +197,7 @@ def test_a_token_keeps_others_out_and_is_on_no_page(run):
 def test_a_warning_where_anybody_may_ask(run):
     with served(run, "--host", "0.0.0.0") as service:
         assert service.stopped(signal.SIGTERM) == 0
-        assert "--token WORD keeps others out" in service.process.stderr
+        assert "--token WORD restricts that" in service.process.stderr
 
 
 def told(capsys, *args: object) -> str:
@@ -214,11 +214,11 @@ def told(capsys, *args: object) -> str:
     [
         (["--max_pictures", "0"], "--max_pictures 0"),
         (["--timeout", "nan"], "timeout: nan is not valid"),
-        (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting is 9"),
+        (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting 9"),
         (["--token", "two words"], "--token"),
         (["--token", ""], "--token, or FINETUNE_TOKEN, is empty"),
         (["--device", "cuda:77"], "device 'cuda:77'"),
-        (["--precision", "32"], "--precision can't be '32'; valid are 32-true, 64-true"),
+        (["--precision", "32"], "--precision cannot be '32'; valid are 32-true, 64-true"),
         (["--prot", "80"], "--port"),
     ],
 )
@@ -235,7 +235,7 @@ def test_its_precisions_are_the_predictor_s():
 
 def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):
     picture = next((colours / "test").rglob("*.png"))
-    assert "is a picture" in told(capsys, picture)
+    assert "is an image" in told(capsys, picture)
     assert "there is no checkpoint" in told(capsys, tmp_path / "no.ckpt")
     assert "no checkpoints/best.ckpt" in told(capsys, "")
 

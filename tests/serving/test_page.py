@@ -113,7 +113,7 @@ def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
     page.locator(".result").nth(3).wait_for(timeout=20_000)
     assert page.locator(".verdict").count() == 2
     bad = page.locator(".bad").all_inner_texts()
-    assert any(text.startswith("note.txt: can't be decoded: not a JPEG, PNG") for text in bad)
+    assert any(text.startswith("note.txt: cannot be decoded: not a JPEG, PNG") for text in bad)
     assert any("large.png: too large: 200,001 bytes, the limit is 200,000" in text for text in bad)
 
 

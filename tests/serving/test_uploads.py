@@ -82,12 +82,12 @@ def test_the_files_of_a_form_are_pictures_with_names():
         (413, "at most 1,000 bytes", lambda: ({}, b"x" * 1001)),
         (413, "at most 1,000 bytes", lambda: ({"content-length": "1001"}, b"")),
         (413, "at most 1,000 bytes", lambda: form(("a", b"x" * 950))),
-        (413, "at most 2 pictures", lambda: form(("a", b"1"), ("b", b"2"), ("c", b"3"))),
+        (413, "at most 2 images", lambda: form(("a", b"1"), ("b", b"2"), ("c", b"3"))),
         (415, "gzip", lambda: ({"content-encoding": "gzip"}, b"x")),
-        (422, "no picture in the request", lambda: ({}, b"")),
-        (422, "no picture in the request", lambda: form()),
-        (400, "form can't be read", lambda: ({"content-type": "multipart/form-data"}, b"x")),
-        (400, "form can't be read", lambda: (form()[0], b"no edge at all")),
+        (422, "no image in the request", lambda: ({}, b"")),
+        (422, "no image in the request", lambda: form()),
+        (400, "form is unreadable", lambda: ({"content-type": "multipart/form-data"}, b"x")),
+        (400, "form is unreadable", lambda: (form()[0], b"no edge at all")),
         (
             400,
             "ends before its last boundary",
@@ -106,7 +106,7 @@ def test_the_files_of_a_form_are_pictures_with_names():
         ),
         (
             422,
-            "the field 'top_k' is no file",
+            "the field 'top_k' is not a file",
             lambda: (
                 form()[0],
                 b'--edge\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--edge--\r\n',
@@ -179,7 +179,7 @@ def test_pictures_take_room_until_they_are_answered():
         capacity.update_rate(10, 2.0)
         capacity.check()
         with (
-            pytest.raises(Refused, match="2 pictures are waiting, and 3 may"),
+            pytest.raises(Refused, match="2 images are waiting, and at most 3 may wait"),
             capacity.pictures(2),
         ):
             pass
