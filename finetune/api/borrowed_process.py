@@ -84,7 +84,7 @@ def _check_contexts() -> None:
         "inference_mode": torch.is_inference_mode_enabled(),
     }
     if active := [name for name, is_on in names.items() if is_on]:
-        raise WrongUsage(f"a fit can't run within torch.{active[0]}: call it outside")
+        raise WrongUsage(f"a fit cannot run within torch.{active[0]}: call it outside")
 
 
 def _save_random_state() -> Callable[[], None]:

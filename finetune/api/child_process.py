@@ -108,7 +108,7 @@ def _run_of(code: int, lines: list[str]) -> Path:
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
     runs = (Path(match[1]) for line in reversed(lines) if (match := _RUN.fullmatch(line)))
     if (run := next(runs, None)) is None:
-        raise RuntimeError("finetune fit has not said where its run is")
+        raise RuntimeError("finetune fit has not reported the folder of its run")
     return run
 
 

@@ -95,7 +95,7 @@ def command_line(
     if folder is None:
         return arguments
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"the folder of pictures is a path, not {folder!r}")
+        raise TypeError(f"the folder of images is a path, not {folder!r}")
     path = os.fsdecode(folder)
     return (
         [*arguments, "--", path]
@@ -112,7 +112,7 @@ def _text(value: Any, name: str) -> str:
         return os.fsdecode(value) if isinstance(value, os.PathLike) else flow_yaml(value, _plain)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{name} can't be said on a command line or in a config: {error}"
+            f"{name} cannot be written on a command line or in a config: {error}"
         ) from error
 
 

@@ -114,5 +114,5 @@ class FittedRun:
             (caption_of(answers, i)[0], RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
         ]
         sheet = draw_sheet(np.stack([picture for _, picture in seen]), captions, _COLUMNS)
-        about = f"{len(seen)} of {len(answers.paths):,} test pictures, drawn by lot: green is right, red is wrong"
+        about = f"{len(seen)} of {len(answers.paths):,} random test images: green is correct, red is wrong"
         return thumbnail(np.asarray(sheet), max(sheet.size)), about

@@ -64,7 +64,7 @@ def fit(
     With several devices the fit runs in subprocesses, as `finetune fit`, and their output is shown.
 
     Args:
-        folder: Pictures in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
+        folder: Images in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
         epochs: How often training sees each image; without it 5 to 50 times, more often if there are fewer images.
         minutes: Instead of `epochs`: train for about this many minutes, testing included.
         patience: Stop after this many validations without a higher accuracy.
@@ -103,7 +103,7 @@ def fit(
     if "backbone" in words and not isinstance(backbone, str):
         words["backbone"] = ",".join(backbone or ())
     line = command_line(folder, words, options or {})
-    return FittedRun(_run_here(line, "fit(…, resume=True) goes on where it saved"))
+    return FittedRun(_run_here(line, "fit(…, resume=True) continues from its last checkpoint"))
 
 
 def run_test(

@@ -23,7 +23,7 @@ def iterate_images(pictures: object) -> Iterator[tuple[str, Picture]]:
         [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
     )
     for i, picture in enumerate(items):
-        name = "the picture" if is_one else f"pictures[{i}]"
+        name = "the image" if is_one else f"pictures[{i}]"
         if isinstance(picture, (str, os.PathLike)):
             for path in files_to_predict(os.fsdecode(picture)):
                 yield path, path
@@ -47,7 +47,7 @@ def _checked(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype != np.uint8 or not is_picture or not array.size:
         hint = "; of several give a list" if array.ndim == 4 else ""
         raise ValueError(
-            f"{name} is an array of {array.dtype} and shape {array.shape}: a picture is uint8 of shape (height, width, "
+            f"{name} is an array of {array.dtype} and shape {array.shape}: an image is uint8 of shape (height, width, "
             f"3) in RGB, or (height, width) in grey{hint}"
         )
     return array
@@ -69,6 +69,6 @@ def pixels(picture: Picture, name: str) -> np.ndarray:
             Exception
         ) as error:  # PIL reads the file only now, and may raise any exception, as in `decode`
             raise DecodeError(
-                f"{name}: can't be decoded: {' '.join(str(error).split())}"
+                f"{name}: cannot be decoded: {' '.join(str(error).split())}"
             ) from error
     return decode(picture, name)

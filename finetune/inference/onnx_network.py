@@ -45,7 +45,7 @@ class OnnxNetwork(nn.Module):
         images = pixels.to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         (logits,) = self.session.run(["logits"], {self.session.get_inputs()[0].name: images})
         if logits.shape != (len(images), self.num_classes):
-            shape = f"its logits of {len(images)} pictures have the shape {logits.shape}"
+            shape = f"its logits of {len(images)} images have the shape {logits.shape}"
             raise ValueError(f"{self.path} names {self.num_classes} classes, but {shape}")
         return torch.from_numpy(logits).to(pixels.device, pixels.dtype)
 
@@ -69,7 +69,7 @@ def _open_prepared(path: str) -> Any:
         network = onnx.utils.Extractor(onnx.load(path)).extract_model([PREPARED], ["logits"])
     except (ValueError, KeyError) as error:
         raise ValueError(
-            f"{path!r} takes pictures of any size, but not as `finetune export` writes it"
+            f"{path!r} takes images of any size, but was not written by `finetune export`"
         ) from error
     return open_session(path, network.SerializeToString())
 
@@ -90,7 +90,7 @@ def open_session(path: str, content: bytes | None = None) -> Any:
         )
     except Exception as error:  # onnxruntime's exceptions have no common base class
         raise ValueError(
-            f"{path!r} can't be run by onnxruntime: {str(error).strip().splitlines()[0]}"
+            f"{path!r} cannot be run by onnxruntime: {str(error).strip().splitlines()[0]}"
         ) from error
 
 

@@ -174,7 +174,7 @@ class Predictor:
         """
 
         def name_of(row: int) -> object:
-            return f"picture {row}" if names is None else names[row]
+            return f"image {row}" if names is None else names[row]
 
         check_finite_rows(torch.from_numpy(probabilities), name_of, self.path, self.precision)
 
@@ -221,7 +221,11 @@ def device_named(name: str) -> torch.device:
     except RuntimeError as error:
         raise WrongUsage(f"device {name!r}: auto, cpu, cuda or cuda:1") from error
     if device.type != "cpu" and not (device.type == "cuda" and has_gpu):
-        raise WrongUsage(f"device {name!r}: there is no such device here; auto takes what there is")
+        raise WrongUsage(
+            f"device {name!r}: there is no such device on this machine; auto takes an available one"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise WrongUsage(f"device {name!r}: there are {torch.cuda.device_count()} GPUs here")
+        raise WrongUsage(
+            f"device {name!r}: there are {torch.cuda.device_count()} GPUs on this machine"
+        )
     return device

@@ -60,7 +60,7 @@ class QuantizationResult(NamedTuple):
         if floats - ints > MAX_ACCURACY_LOSS + 1e-9:
             return f"it loses more than a point of {self.metric}: {ints:.4f}, where float has {floats:.4f}"
         if fast >= slow:
-            return f"it is no faster here: {fast:.1f} ms, where float takes {slow:.1f} ms"
+            return f"it is not faster on this machine: {fast:.1f} ms, and float {slow:.1f} ms"
         return ""
 
 
@@ -150,7 +150,7 @@ def readable(split: Samples, chosen: np.ndarray) -> np.ndarray:
 
     good = np.array([i for i in chosen.tolist() if is_good(i)], dtype=chosen.dtype)
     if not len(good):
-        raise ValueError(f"--quantize int8: none of {len(chosen)} pictures could be decoded")
+        raise ValueError(f"--quantize int8: none of {len(chosen)} images could be decoded")
     return good
 
 

@@ -33,7 +33,7 @@ class FixedImageSize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[2:] != (self.side, self.side):
             raise ValueError(
-                f"this network takes pictures of {self.side}x{self.side} pixels, not {images.shape[2]}x"
+                f"this network takes images of {self.side}x{self.side} pixels, not {images.shape[2]}x"
                 f"{images.shape[3]}: image_size must be {self.side}"
             )
         return images
@@ -153,7 +153,7 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
     if side := vit_size(backbone, image_size):
         if side % (patch := int(backbone.rpartition("_")[2])):
             raise WrongUsage(
-                f"{backbone} can't be had for pictures of {side}x{side} pixels: its patches have {patch}, of which "
+                f"{backbone} does not support images of {side}x{side} pixels: its patches have {patch}, of which "
                 "image_size must be a multiple"
             )
         options = {"image_size": side}

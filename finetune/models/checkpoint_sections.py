@@ -157,9 +157,7 @@ FINETUNE = MappingProxyType(
         "torch": Rule("text", is_text, True),
         "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
         "data_fingerprint": _TEXT,
-        "seen": Rule(
-            "names and sizes of pictures, as many of each, and num_train of them", is_seen
-        ),
+        "seen": Rule("names and sizes of images, as many of each, and num_train of them", is_seen),
         "data_class": Rule(
             f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class
         ),

@@ -39,7 +39,7 @@ def check_first_pass(
     except Exception as error:  # networks raise errors of many types if an image is too small
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"{backbone} can't take pictures of {image_size}x{image_size} pixels: {reason}"
+            f"{backbone} does not support images of {image_size}x{image_size} pixels: {reason}"
             f"{_advice(backbone)}"
         ) from error
     finally:

@@ -167,7 +167,7 @@ def _load_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text("utf-8"))
         config["architecture"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, "it names no architecture") from error
+        raise _damaged(path, "it has no architecture") from error
     return config
 
 
@@ -181,7 +181,7 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         crop_share, mode = float(config["crop_pct"]), config.get("crop_mode", "center")
         mean, std = (tuple(float(value) for value in config[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} does not say how pictures are prepared: {error!r}") from error
+        raise ValueError(f"{name} does not define how images are prepared: {error!r}") from error
     if (
         len(mean) != 3
         or len(std) != 3
@@ -189,17 +189,17 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         or not all(0 < v < math.inf for v in std)
     ):
         raise ValueError(
-            f"{name} wants pixels of mean {mean} and standard deviation {std}, which can't be had"
+            f"{name} wants pixels of mean {mean} and standard deviation {std}, which is not supported"
         )
     if len(size) != 3 or size[0] != 3 or size[1] != size[2] or type(size[1]) is not int:
-        raise ValueError(f"{name} takes pictures of {size}, not of three colours and equal sides")
+        raise ValueError(f"{name} takes images of {size}; only square RGB images are supported")
     if (
         interpolation not in ("bilinear", "bicubic")
         or mode not in _RESIZE
         or not 0 < crop_share <= 1
     ):
         asked = f"interpolation {interpolation}, crop {mode} of {crop_share}"
-        raise ValueError(f"{name} wants pictures prepared in a way that is not known here: {asked}")
+        raise ValueError(f"{name} needs an unsupported preparation of images: {asked}")
     resize = "whole" if mode == "squash" and crop_share == 1 else _RESIZE[mode]
     num_classes = config.get("num_classes", 1000)
     return Description(
@@ -247,8 +247,8 @@ def create(
     if not config.fixed_input_size or image_size in (None, own_size):
         return timm.create_model(name, num_classes=num_classes, **options)
     create_resized = partial(timm.create_model, name, num_classes=num_classes, img_size=image_size)
-    asked = f"pictures of {image_size}x{image_size} pixels"
-    message = f"{backbone} can't be had for {asked}: that of its weights is image_size {own_size}"
+    asked = f"images of {image_size}x{image_size} pixels"
+    message = f"{backbone} does not support {asked}: its weights are for image_size {own_size}"
     try:
         network = create_resized(**{**options, "pretrained": False})
     except (TypeError, AssertionError) as error:  # no argument img_size, or windows do not fit

@@ -53,7 +53,7 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
         return _convert(read_file(path), backbone, image_size)
     if path.suffix or len(path.parts) > 1:
         raise FileNotFoundError(f"there is no weights file or folder {weights}")
-    hint = f"timm's others are named in the backbone, as {backbone.partition('.')[0]}.TAG"
+    hint = f"select other weights of timm in the backbone, as {backbone.partition('.')[0]}.TAG"
     raise WrongUsage(f"{weights!r} is neither DEFAULT nor a file or folder; {hint}")
 
 
@@ -66,7 +66,7 @@ def _download(backbone: str, image_size: int | None) -> Pretrained:
         raise
     except Exception as error:  # the hub's client raises errors of many types
         hint = "give a file or a folder of timm's with --model.weights, or null for none"
-        raise OSError(f"can't get the weights of {backbone} ({reason(error)}); {hint}") from error
+        raise OSError(f"cannot get the weights of {backbone} ({reason(error)}); {hint}") from error
     return _pretrained(source, about, str(about.name), about.class_names)
 
 

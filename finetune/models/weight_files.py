@@ -96,7 +96,7 @@ def _read_safetensors(path: Path) -> Pretrained:
             state = {name: file.get_tensor(name) for name in names}
             about = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path} can't be read as safetensors: {error}") from error
+        raise ValueError(f"{path} is not readable as safetensors: {error}") from error
     if EXPORTED not in about:
         return Pretrained(current_names(state), None, str(path))
     try:  # a file of `finetune export` states its normalization and classes
@@ -113,7 +113,7 @@ def _read_safetensors(path: Path) -> Pretrained:
             current_names(state), names, str(path), mean, std, licence and str(licence)
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} is damaged: what it says of itself can't be read") from error
+        raise ValueError(f"{path} is damaged: its metadata is unreadable") from error
 
 
 def _read_torch(path: Path) -> Pretrained:
@@ -132,7 +132,7 @@ def _read_torch(path: Path) -> Pretrained:
     are_named = isinstance(state, dict) and state and all(isinstance(name, str) for name in state)
     if not are_named or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"{path} is not a state dict: it holds something else than named tensors. {_SAVE}"
+            f"{path} is not a state dict: it contains other objects than named tensors. {_SAVE}"
         )
     if not _is_own(content, state):
         # a LightningModule may have other weights too, for example in its loss
@@ -146,7 +146,7 @@ def _read_torch(path: Path) -> Pretrained:
     for name, value in (("mean", mean), ("std", std)):
         if value is not None and value.shape != (3, 1, 1):
             raise ValueError(
-                f"{path} is no checkpoint of ours: its {name} has the shape {tuple(value.shape)}"
+                f"{path} is not a checkpoint of finetune: its {name} has the shape {tuple(value.shape)}"
             )
     licence = own.get("licence_of_the_weights") if isinstance(own, dict) else None
     names = settings.get("class_names")

@@ -60,13 +60,13 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         entry = published[weights]
         side = vit_size(backbone, image_size)
         if side and (own := entry.meta["min_size"][0]) != side:
-            sizes = f"pictures of {own}x{own} pixels, not {side}x{side}"
+            sizes = f"images of {own}x{own} pixels, not {side}x{side}"
             raise WrongUsage(f"{entry} is for {sizes}: image_size must be {own}")
         return _read_published(entry)
     path = Path(weights)
     if path.suffix == ".onnx":
         raise WrongUsage(
-            f"training can't begin with {weights}: an .onnx gives answers alone; take the checkpoint"
+            f"training cannot start from {weights}: an .onnx file only predicts; give the checkpoint"
         )
     if path.is_file():
         return read_file(path)
@@ -99,7 +99,7 @@ def _read_published(weights: Any) -> Pretrained:
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
         hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
-        raise OSError(f"can't download {weights} ({error}); {hint}") from error
+        raise OSError(f"cannot download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
     mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (preset.mean, preset.std))
     return Pretrained(current_names(state), weights.meta["categories"], str(weights), mean, std)

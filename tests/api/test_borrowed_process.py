@@ -190,7 +190,7 @@ def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
 def test_a_context_that_can_not_be_left_is_told(context, name):
     with (
         context,
-        pytest.raises(ValueError, match=f"a fit can't run within torch.{name}: call it outside"),
+        pytest.raises(ValueError, match=f"a fit cannot run within torch.{name}: call it outside"),
         preserved_process(),
     ):
         raise AssertionError("it began")

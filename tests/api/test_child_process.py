@@ -198,5 +198,5 @@ def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, 
 
 def test_a_child_that_does_not_say_where_its_run_is_is_told(tmp_path, monkeypatch):
     fake(tmp_path, monkeypatch, "print('done')")
-    with pytest.raises(RuntimeError, match="finetune fit has not said where its run is"):
+    with pytest.raises(RuntimeError, match="finetune fit has not reported the folder of its run"):
         run_command(["fit"])

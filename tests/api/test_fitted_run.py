@@ -101,7 +101,7 @@ def test_a_notebook_shows_result_curves_and_pictures(fitted, colours):
     share = f"test accuracy {100 * fitted.accuracy:.1f} % ({round(fitted.accuracy * 30)} of 30; "
     assert share in page
     assert len(re.findall(r"<svg ", page)) == 2 and "The accuracy by epoch" in page
-    assert "16 of 30 test pictures, drawn by lot" in page and len(page) < 150_000
+    assert "16 of 30 random test images" in page and len(page) < 150_000
     assert not re.search(r"<script|<style|https?://(?!www\.w3\.org)|src=\"(?!data:)", page)
     assert page == fitted._repr_html_()
 
@@ -111,7 +111,7 @@ def test_pictures_that_are_gone_are_left_out(colours, quick, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(colours, copy)
     run = fit(copy, **quick)
-    assert "16 of 30 test pictures" in run._repr_html_()  # control
+    assert "16 of 30 random test images" in run._repr_html_()  # control
     shutil.rmtree(copy)
     page = run._repr_html_()
     assert "<img" not in page and f"({round(run.accuracy * 30)} of 30; 95 % interval " in page

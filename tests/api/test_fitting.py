@@ -95,18 +95,18 @@ WRONG = [
     ),
     ({"epochs": 0}, ValueError, "nothing to train: --epochs (--trainer.max_epochs) is 0"),
     ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),
-    ({"folder": 3}, TypeError, "the folder of pictures is a path, not 3"),
-    ({"folder": None}, ValueError, "no data: give the folder of your pictures"),
+    ({"folder": 3}, TypeError, "the folder of images is a path, not 3"),
+    ({"folder": None}, ValueError, "no data: give the folder of your images"),
     ({"weights": "none.pt"}, FileNotFoundError, "there is no weights file none.pt"),
     (
         {"backbone": "resnt18"},
         ValueError,
-        "(--model.backbone) can't be 'resnt18'; did you mean 'resnet18'",
+        "(--model.backbone) cannot be 'resnt18'; did you mean 'resnet18'",
     ),
     (
         {"config": "hotdg"},
         FileNotFoundError,
-        "there is no config 'hotdg' here, nor is one shipped; did you mean",
+        "there is no config 'hotdg', and none of that name is shipped; did you mean",
     ),
     (
         {"options": {"data.val_fracton": 0.2}},
@@ -121,7 +121,7 @@ WRONG = [
     (
         {"options": {"trainer.callbacks": [object()]}},
         TypeError,
-        "options['trainer.callbacks'] can't be said on a comm",
+        "options['trainer.callbacks'] cannot be written on a comm",
     ),
     ({"options": {"help": True}}, ValueError, "--help only prints: it is for the command line"),
     ({"options": {"trainer.help": None}}, ValueError, "--trainer.help only prints"),
@@ -132,12 +132,12 @@ WRONG = [
     (
         {"devices": "two"},
         ValueError,
-        "--devices (--trainer.devices) two: there is no GPU to name here; on a CPU give",
+        "--devices (--trainer.devices) two: there is no GPU on this machine; on a CPU give",
     ),
     (
         {"devices": [0, 1]},
         ValueError,
-        "--devices (--trainer.devices) [0, 1]: there is no GPU to name here",
+        "--devices (--trainer.devices) [0, 1]: there is no GPU on this machine",
     ),
     (
         {"lr": -1, "weights": ...},
@@ -360,7 +360,10 @@ def test_ctrl_c_stops_it_and_leaves_a_run_that_goes_on(colours, tmp_path, how):
         assert done.returncode == -signal.SIGTERM and "stopped" not in done.stdout
     else:
         assert done.returncode == 0, done.stderr
-        assert "stopped: stopped by Ctrl-C; fit(…, resume=True) goes on where it saved" in lines
+        assert (
+            "stopped: stopped by Ctrl-C; fit(…, resume=True) continues from its last checkpoint"
+            in lines
+        )
         assert "Ctrl-C is the program's again" in lines
         assert "stopping after this step; Ctrl-C again ends it at once" in done.stderr
         assert how != "once" or lines[-1] == "True True"

@@ -151,7 +151,7 @@ WRONG = [
     (
         np.zeros((8, 8, 3), np.float32),
         ValueError,
-        r"array of float32 and shape \(8, 8, 3\): a picture is uint8",
+        r"array of float32 and shape \(8, 8, 3\): an image is uint8",
     ),
     (np.zeros((3, 8, 8), np.uint8), ValueError, r"shape \(3, 8, 8\)"),
     (np.zeros((8, 8, 4), np.uint8), ValueError, r"shape \(8, 8, 4\)"),
@@ -163,8 +163,8 @@ WRONG = [
         "is of type torch.Tensor: give a path, a file's bytes, a PIL image, or an array",
     ),
     (None, TypeError, "is of type NoneType"),
-    (b"no picture", ValueError, "can't be decoded: not a JPEG, PNG"),
-    ("nowhere.png", FileNotFoundError, "no picture, folder, list or glob 'nowhere.png' here"),
+    (b"no picture", ValueError, "cannot be decoded: not a JPEG, PNG"),
+    ("nowhere.png", FileNotFoundError, "there is no image, folder, list or glob 'nowhere.png'"),
 ]
 
 
@@ -184,9 +184,9 @@ def test_a_broken_picture_is_named_or_left_out(model, colours, tmp_path):
     good = colours / "test" / "red" / "03.png"
     (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])
     lazy = Image.open(io.BytesIO(good.read_bytes()[:200]))  # no error before its pixels are wanted
-    with pytest.raises(ValueError, match=r"half\.png: can't be decoded"):
+    with pytest.raises(ValueError, match=r"half\.png: cannot be decoded"):
         model.predict([good, tmp_path / "half.png", good])
-    with pytest.raises(ValueError, match=r"pictures\[1\]: can't be decoded"):
+    with pytest.raises(ValueError, match=r"pictures\[1\]: cannot be decoded"):
         model.predict([good, lazy])
     said = model.predict([good, tmp_path / "half.png", lazy, good], on_bad_image="skip")
     assert [one.index for one in said] == [0, 3] and len(said) == 2
@@ -341,7 +341,7 @@ def test_embed_takes_what_predict_takes_and_leaves_the_network_whole(model, colo
     before = model.predict(good)
     (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])
     assert np.array_equal(model.embed(Image.open(good)), model.embed(good.read_bytes()))
-    with pytest.raises(ValueError, match=r"half\.png: can't be decoded"):
+    with pytest.raises(ValueError, match=r"half\.png: cannot be decoded"):
         model.embed([good, tmp_path / "half.png"])
     assert model.embed([tmp_path / "half.png", good], on_bad_image="skip").shape[0] == 1
     assert model.predict(good) == before

@@ -99,13 +99,15 @@ def test_any_size_of_another_make_is_told(tmp_path):
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
         tmp_path / "a.onnx",
     )
-    with pytest.raises(ValueError, match=r"a\.onnx' takes pictures of any size, but not as"):
+    with pytest.raises(
+        ValueError, match=r"a\.onnx' takes images of any size, but was not written by"
+    ):
         OnnxNetwork(str(tmp_path / "a.onnx"), 3)
 
 
 def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
     (tmp_path / "some.onnx").write_bytes(b"no model")
-    with pytest.raises(ValueError, match=r"some\.onnx' can't be run by onnxruntime: [^\n]+$"):
+    with pytest.raises(ValueError, match=r"some\.onnx' cannot be run by onnxruntime: [^\n]+$"):
         open_session(str(tmp_path / "some.onnx"))
 
 
@@ -113,7 +115,7 @@ def test_a_graph_of_other_classes_than_it_names_is_told(exported):
     pixels = torch.zeros(2, 3, 28, 28)
     assert OnnxNetwork(str(exported), 3)(pixels).shape == (2, 3)
     with pytest.raises(
-        ValueError, match=r"names 2 classes, but its logits of 2 pictures have the shape \(2, 3\)"
+        ValueError, match=r"names 2 classes, but its logits of 2 images have the shape \(2, 3\)"
     ):
         OnnxNetwork(str(exported), 2)(pixels)
     network = pickle.loads(pickle.dumps(OnnxNetwork(str(exported), 3)))

@@ -138,7 +138,7 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images,
             (2.0, 1.0),
             "it loses more than a point of accuracy: 0.8800, where float has 0.9000",
         ),
-        ((0.9, 0.9), (2.0, 2.5), "it is no faster here: 2.5 ms, where float takes 2.0 ms"),
+        ((0.9, 0.9), (2.0, 2.5), "it is not faster on this machine: 2.5 ms, and float 2.0 ms"),
     ],
 )
 def test_what_speaks_against_it_is_told(accuracy, milliseconds, reason):
@@ -154,5 +154,5 @@ def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours
     for i in (1, 4):
         Path(split.paths[i]).write_bytes(b"no picture")
     assert readable(split, chosen).tolist() == [0, 2, 3, 5]
-    with pytest.raises(ValueError, match="none of 2 pictures could be decoded"):
+    with pytest.raises(ValueError, match="none of 2 images could be decoded"):
         readable(split, np.array([1, 4]))

@@ -113,7 +113,7 @@ def test_positions_are_of_the_pictures_size():
 def test_a_size_that_does_not_fit_is_told():
     with pytest.raises(
         ValueError,
-        match=r"nest_tiny can't be had for pictures of 100x100 pixels: .* image_size 224$",
+        match=r"nest_tiny does not support images of 100x100 pixels: .* image_size 224$",
     ):
         build("timm/nest_tiny", 3, 100)
 
@@ -155,32 +155,32 @@ def test_a_folder_describes_itself(tmp_path):
         (json.dumps(config(model_args={"in_chans": 1})), "built otherwise .*in_chans"),
         (
             json.dumps(config(pretrained_cfg={"crop_mode": "border"})),
-            "in a way that is not known here: .*crop border",
+            "needs an unsupported preparation of images: .*crop border",
         ),
         (
             json.dumps(config(pretrained_cfg={"interpolation": "lanczos"})),
-            "in a way that is not known here",
+            "needs an unsupported preparation of images",
         ),
         (
             json.dumps(config(pretrained_cfg={"input_size": [3, 96, 64]})),
-            "not of three colours and equal sides",
+            "only square RGB images are supported",
         ),
         (
             json.dumps(config(pretrained_cfg={"mean": None})),
-            "does not say how pictures are prepared",
+            "does not define how images are prepared",
         ),
         (
             json.dumps(config(pretrained_cfg={"input_size": "abb"})),
-            "not of three colours and equal sides",
+            "only square RGB images are supported",
         ),
         (
             json.dumps(config(pretrained_cfg={"std": [0.5, 0, 0.5]})),
-            r"deviation \(0.5, 0.0, 0.5\), which can't be had",
+            r"deviation \(0.5, 0.0, 0.5\), which is not supported",
         ),
-        (json.dumps(config(pretrained_cfg={"mean": [0.5]})), r"mean \(0.5,\) .*can't be had"),
+        (json.dumps(config(pretrained_cfg={"mean": [0.5]})), r"mean \(0.5,\) .*not supported"),
         (
             json.dumps(config(pretrained_cfg={"mean": [math.nan] * 3})),
-            r"mean \(nan, nan, nan\) .*can't be had",
+            r"mean \(nan, nan, nan\) .*not supported",
         ),
         (
             json.dumps({**config(), "pretrained_cfg": None}),

@@ -161,7 +161,7 @@ def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(t
         .state["pos_embed"]
         .equal(state["pos_embed"])
     )
-    told = f"^{backbone} can't be had for pictures of 112x112 pixels: that of its weights is image_size 224$"
+    told = f"^{backbone} does not support images of 112x112 pixels: its weights are for image_size 224$"
     for name, message in (("own", told), ("other", f"other.safetensors does not fit {backbone}: ")):
         with pytest.raises(ValueError, match=message):
             read_timm(str(tmp_path / f"{name}.safetensors"), backbone, 112)
@@ -222,7 +222,7 @@ def test_a_hub_out_of_reach_is_a_line_that_says_what_else_to_do(monkeypatch, cap
     before = huggingface_hub.utils.logging.get_verbosity()
     with pytest.raises(
         OSError,
-        match="can't get the weights of timm/resnet18 .*no route to the hub.*--model.weights",
+        match="cannot get the weights of timm/resnet18 .*no route to the hub.*--model.weights",
     ):
         read_timm("DEFAULT", "timm/resnet18")
     assert not caplog.messages and huggingface_hub.utils.logging.get_verbosity() == before

@@ -303,13 +303,13 @@ def test_files_that_are_no_weights(tmp_path, capsys):
     messages = {
         "evil.pt": "holds print, which is neither a tensor nor a plain value; refusing to unpickle it",
         "old_evil.pt": "holds print, which is neither a tensor nor a plain value; refusing to unpickle it",
-        "list.pt": "is not a state dict: it holds something else than named tensors",
-        "dict.pt": "is not a state dict: it holds something else than named tensors",
+        "list.pt": "is not a state dict: it contains other objects than named tensors",
+        "dict.pt": "is not a state dict: it contains other objects than named tensors",
         "text.pt": "is broken, or no file of torch",
         "page.pt": "is broken, or no file of torch",
         "empty.pt": "is broken, or no file of torch",
         "cut.pt": "is broken, or no file of torch",
-        "text.safetensors": "can't be read as safetensors: ",
+        "text.safetensors": "is not readable as safetensors: ",
     }
     for name, message in messages.items():
         with pytest.raises(ValueError) as caught:
@@ -321,7 +321,7 @@ def test_files_that_are_no_weights(tmp_path, capsys):
 
 def test_numbers_for_names_and_an_empty_average_are_told_apart(tmp_path):
     torch.save({"state_dict": {1: torch.ones(2), 2: torch.ones(2)}}, tmp_path / "numbers.pt")
-    with pytest.raises(ValueError, match="it holds something else than named tensors"):
+    with pytest.raises(ValueError, match="it contains other objects than named tensors"):
         read_file(tmp_path / "numbers.pt")
     torch.save({"state_dict": {"a": torch.ones(2)}, "state_dict_ema": {}}, tmp_path / "empty.pt")
     assert read_file(tmp_path / "empty.pt").averaged is None

@@ -183,7 +183,7 @@ def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
             {"state_dict": {**state, name: value}, "hyper_parameters": {}}, tmp_path / "odd.ckpt"
         )
         with pytest.raises(
-            ValueError, match=f"odd.ckpt is no checkpoint of ours: its {name} has the shape"
+            ValueError, match=f"odd.ckpt is not a checkpoint of finetune: its {name} has the shape"
         ):
             read_weights(str(tmp_path / "odd.ckpt"), SMALL)
     # says nothing of who made it: its buffers may be in any unit
@@ -208,7 +208,7 @@ def test_weights_of_a_vit_are_for_one_size_which_is_told_before_they_are_fetched
     wrong = other or 224  # which is what a ViT is made for unless a size is said
     with pytest.raises(
         WrongUsage,
-        match=f"V1 is for pictures of .*, not {wrong}x{wrong}: image_size must be {side}$",
+        match=f"V1 is for images of .*, not {wrong}x{wrong}: image_size must be {side}$",
     ):
         read_weights(name, backbone, other)
     assert read_weights("DEFAULT", "resnet50", 64).name == "IMAGENET1K_V2"  # which takes any
