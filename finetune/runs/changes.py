@@ -94,10 +94,10 @@ def compare_settings(
     differing = [key for key in differing if old.get(key) != new.get(key)]
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
     is_one = old.get("model.members") == 1  # an ensemble cannot give its weights to a new run
-    hint = "may start from what it learned: --model.weights LAST.CKPT" if is_one else "begins"
+    hint = "may start from its weights: --model.weights LAST.CKPT" if is_one else "begins"
     if fixed := {key: value for key, value in values.items() if key in _FIXED}:
         raise ValueError(
-            f"the run can't go on with {_in_words(fixed)}; a new run {hint} without --resume"
+            f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
         )
     longer = {key: value for key, value in values.items() if key in _LENGTH and _is_longer(*value)}
     own_length = [
@@ -109,17 +109,17 @@ def compare_settings(
         and not any(own_length)
     ):
         raise ValueError(
-            f"the run can't go on with {_in_words(longer)}, since OneCycleLR ends with the length that it began with: "
+            f"the run cannot continue with {_in_words(longer)}, since OneCycleLR has the length of the first command: "
             f"leave that as it was; a new run {hint} without --resume"
         )
     order = {
         k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)
     }
     if (order or has_other_pictures) and not allow:
-        what = _in_words(order) if order else "other training pictures"
+        what = _in_words(order) if order else "other training images"
         raise ValueError(
-            f"the run would train in another order with {what}: leave that as it was, begin a new run without "
-            "--resume, or go on all the same with --allow_changes true"
+            f"the run would train in another order with {what}: keep the old value, begin a new run without "
+            "--resume, or continue with --allow_changes true"
         )
     # WarmupCosine takes its shape and length from the command, not from the checkpoint.
     is_shape = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
@@ -148,7 +148,7 @@ def compare_settings(
     messages = [f"changed: {_in_words(changed)}"] if changed else []
     if is_shape and not changed.keys().isdisjoint(_LENGTH):
         messages.append(
-            "the learning rate goes on where WarmupCosine of the new length is by now, not as if begun with it"
+            "the learning rate continues at the current step of a WarmupCosine of the new length"
         )
     messages += [
         f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"

@@ -60,9 +60,7 @@ def data_check(run: RunRecord, path: str | None = None) -> DataCheck | None:
         except WrongUsage:  # it may be any file of that name
             return None
     if "splits" not in run.about:
-        raise WrongUsage(
-            f"--check: {shown(run.path)} has no about.json, which says what pictures it is of"
-        )
+        raise WrongUsage(f"--check: {shown(run.path)} has no about.json, which lists its images")
     if Path(path).is_dir():
         path = str(Path(path, "check.json"))
     if not Path(path).is_file():
@@ -113,13 +111,13 @@ def _doubt(run: RunRecord, root: str, totals: Counter[str], path: Path) -> str:
     is_same_folder = os.path.realpath(read) == os.path.realpath(root)
     if own == totals:
         return (
-            "" if is_same_folder else f"It lay in {root} then, with as many pictures of each class."
+            "" if is_same_folder else f"It was in {root} then, with as many images of each class."
         )
     if not is_same_folder:
         raise WrongUsage(
             f"{shown(path)} is of {shown(root)}, the run has read {shown(read)}: check that folder"
         )
     return (
-        f"It found {sum(totals.values()):,} pictures there, this run has read {sum(own.values()):,}: "
-        "some were added or removed in between, or left out."
+        f"It found {sum(totals.values()):,} images there, and this run has read {sum(own.values()):,}: "
+        "some were added, removed or skipped in between."
     )

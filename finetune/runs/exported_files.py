@@ -110,7 +110,9 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     text, state = _onnx(path) if Path(path).suffix == ".onnx" else _safetensors(path)
     if text is None:
-        raise ValueError(f"{str(path)!r} was not written by `finetune export`: it names no classes")
+        raise ValueError(
+            f"{str(path)!r} was not written by `finetune export`: it has no class names"
+        )
     try:
         plain = json.loads(text)
         _check(plain)
@@ -149,9 +151,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         RuntimeError,
         OverflowError,
     ) as error:  # RuntimeError includes RecursionError
-        raise ValueError(
-            f"{str(path)!r} is damaged: what it says of itself can't be read"
-        ) from error
+        raise ValueError(f"{str(path)!r} is damaged: its metadata is unreadable") from error
 
 
 def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:

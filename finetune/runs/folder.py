@@ -233,7 +233,7 @@ class RunFolder(pl.Callback):
         chosen, ckpt_path = trainer.strategy.broadcast((self.run.path, trainer.ckpt_path))
         if self.run.path not in (None, chosen):
             raise RuntimeError(
-                f"this process would go on in {self.run.path}, rank 0 in {chosen}: start them together"
+                f"this process would continue {self.run.path}, rank 0 {chosen}: start them together"
             )
         self.run.path = chosen
         if stage == "fit" and str(ckpt_path) != str(trainer.ckpt_path):

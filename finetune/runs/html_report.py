@@ -270,9 +270,14 @@ def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
     )
     yield reliability_chart(bins, text.lstrip(". "), lowest), text.lstrip(". ")
     share, accuracy = coverage(answers.confidence, answers.is_right)
-    text = "Accuracy on the most confident images, by the share of images that are kept."
+    text = "Accuracy on the most confident images, by the share of images that are classified."
     yield (
-        curves({"": (share.tolist(), accuracy.tolist())}, "share of images kept", "accuracy", text),
+        curves(
+            {"": (share.tolist(), accuracy.tolist())},
+            "share of images classified",
+            "accuracy",
+            text,
+        ),
         text,
     )
     if len(answers.class_names) == 2 and answers.probabilities is not None:

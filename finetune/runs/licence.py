@@ -40,17 +40,17 @@ def licence(
         which = f"the checkpoint {began_from}" if began_from else f"the file {weights}"
         return f"{which}{_BEGAN}{shown(known.rpartition(_BEGAN)[2])}"
     if began_from:
-        return f"the checkpoint {began_from}: licence unknown, its terms hold"
+        return f"the checkpoint {began_from}: licence unknown, its terms apply"
     if weights is None:
-        return "random weights: nobody else's terms hold"
+        return "random weights: no licence applies"
     if is_timm(str(backbone)) and not is_file:
         return _of_timm(weights, backbone)
     if is_file:
-        return f"the file {weights}: licence unknown, whoever gave it to you says on which terms"
+        return f"the file {weights}: licence unknown, ask its author for the terms"
     if terms := _own_terms(weights, backbone):
         return f"torchvision's {weights} weights, which have {_OWN}: {terms}"
     return (
-        f"torchvision's {weights} weights, learned from ImageNet: torchvision's code is under the BSD 3-Clause "
+        f"torchvision's {weights} weights, trained on ImageNet: torchvision's code is under the BSD 3-Clause "
         "licence, and its authors leave it to you whether ImageNet's terms allow your use"
     )
 
@@ -64,7 +64,7 @@ def _of_timm(weights: str, backbone: str) -> str:
     """Return the sentence for timm's weights, whose description has the licence."""
     is_folder = weights != "DEFAULT"
     if is_folder and not os.path.isdir(weights):
-        return f"the folder {PurePath(weights).name}: licence unknown, whoever gave it to you says on which terms"
+        return f"the folder {PurePath(weights).name}: licence unknown, ask its author for the terms"
     about = describe(backbone, weights if is_folder else None)
     which = (
         f"the weights in the folder {PurePath(weights).name}"

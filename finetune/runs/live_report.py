@@ -43,7 +43,7 @@ class LiveReport(pl.Callback):
         try:
             _write(self.run, is_running=True)
         except Exception as error:  # a failed page must not end the training
-            log.warning("no page while this run goes on: %s", error)
+            log.warning("no report while this run is going on: %s", error)
             self._cost = math.inf
             return
         self._since = time.monotonic()
@@ -68,7 +68,7 @@ def end_page(run: Run, is_stale: bool = False) -> None:
         if is_stale or (page.is_file() and _RUNNING in page.read_text("utf-8", "replace")):
             _write(run, is_running=False)
     except Exception as error:  # the cause may be what ended the run, such as a full disk
-        log.warning("report.html still says that the run goes on: %s", error)
+        log.warning("report.html still shows the run as running: %s", error)
 
 
 def _write(run: Run, is_running: bool) -> None:

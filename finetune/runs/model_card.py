@@ -38,17 +38,17 @@ def model_card(run: RunRecord) -> str:
         f"# {run.name}",
         "",
         f"An image classifier of {what}.",
-        f"Network: {network(run)}, which sees {size} x {size} pixels of a picture (RGB). It began with",
+        f"Network: {network(run)}, input {size} x {size} pixels (RGB). It began with",
         f"{weights_and_licence(run)}.",
         "",
         "## Meant for",
         "",
-        "(say what it is used for, by whom)",
+        "(what it is used for, by whom)",
         "",
         "## Not meant for",
         "",
-        f"- Pictures of anything but these classes: {always}.",
-        "- Decisions about people, unless somebody has measured it for that.",
+        f"- Images of anything but these classes: {always}.",
+        "- Decisions about people, unless it was evaluated for that.",
         "",
         "## Measured on",
         "",
@@ -60,7 +60,7 @@ def model_card(run: RunRecord) -> str:
         "",
         "## Limits",
         "",
-        "- The numbers hold for pictures like the test pictures; other cameras, places or times were not measured.",
+        "- The numbers hold for images like the test images; other cameras, places or times were not measured.",
         *(f"- {doubt}" for doubt in about.get("doubts", ())),
     ]
     return "\n".join(lines) + "\n"
@@ -71,10 +71,10 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
         return _measured_labels(run)
     matrix = run.result.get("confusion_matrix")
     if not matrix:
-        return ["No test pictures: nothing was measured on pictures that no choice was made by."]
+        return ["No test images: nothing was measured on held-out images."]
     num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
     rows = [
-        f"{num} test pictures of {run.about.get('root', 'the data set')}.",
+        f"{num} test images of {run.about.get('root', 'the data set')}.",
         "",
         "| | recall | 95 % interval |",
     ]
@@ -105,6 +105,6 @@ def _trained(about: dict[str, Any]) -> list[str]:
     counts = ", ".join(f"{name} {num}" for name, num in list(train.items())[:20])
     more = f" and {len(train) - 20} more classes" if len(train) > 20 else ""
     return [
-        f"{num_in_split(about, 'train')} pictures: {counts}{more}",
+        f"{num_in_split(about, 'train')} images: {counts}{more}",
         f"fingerprint {about.get('fingerprint') or 'unknown'}",
     ]

@@ -49,7 +49,7 @@ class RunFilter:
         if self.backbone not in (None, model.get("backbone", self.backbone)):
             return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
         if self.is_ranked and read_about(run).get("backbone_ranking") is None:
-            return f"of a network that was named, {model.get('backbone')}, not chosen among several"
+            return f"of a chosen network, {model.get('backbone')}, not of --backbone auto"
         if self.data_class not in (None, data.get("class_path", self.data_class)):
             return f"of other data ({data['class_path']}, not {self.data_class})"
         if self.root is None or not data:
@@ -167,9 +167,7 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
         if not isinstance(settings, dict):
             raise ValueError("it holds no settings")
     except (ValueError, yaml.YAMLError) as error:
-        message = (
-            f"{path} is damaged: {reason(error)}; move it away, and --resume goes on without it"
-        )
+        message = f"{path} is damaged: {reason(error)}; move it away, and --resume ignores it"
         raise ValueError(message) from error
     return settings
 
@@ -218,7 +216,7 @@ def new_run_message(root: Path, skipped: list[tuple[Path, str]], unnamed: Sequen
 def describe_skipped(skipped: list[tuple[Path, str]]) -> str:
     """Return in words which newer runs, at least one, are of other data or another network."""
     run, difference = skipped[0]
-    more = f", and {len(skipped) - 1} before it of others, too" if len(skipped) > 1 else ""
+    more = f", and {len(skipped) - 1} older of others, too" if len(skipped) > 1 else ""
     return f"{run} is {difference}{more}"
 
 

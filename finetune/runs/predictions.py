@@ -221,7 +221,7 @@ class PredictionWriter(pl.Callback):
             self._has_begun = False  # `on_exception` must not remove the part
             parts = " ".join(str(self._part_path(rank)) for rank in (trainer.global_rank, *others))
             message = f"{self.target} could not be written: {error.strerror or error}"
-            raise OSError(f"{message}; the rows so far are kept in {parts}") from error
+            raise OSError(f"{message}; the rows so far are in {parts}") from error
 
     def _rows(self, outputs: dict[str, Any], samples: Samples) -> Iterator[dict[str, Any]]:
         """Yield the rows of a batch, in the order of the input."""

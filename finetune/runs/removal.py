@@ -69,7 +69,7 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
     state = read_row(run).state
     if state not in (FINISHED, TRIAL):
         has_last = (run / "checkpoints" / "last.ckpt").is_file()
-        why = f": its last.ckpt is where finetune fit --resume {run} goes on" if has_last else ""
+        why = f": finetune fit --resume {run} needs its last.ckpt" if has_last else ""
         raise WrongUsage(f"{run} is {state}, not finished{why}")
     if not _best(run).is_file():
         raise WrongUsage(f"{run} has no best.ckpt: nothing would be left to use")
@@ -78,7 +78,7 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
     if share:
         names.append("the optimizer state in best.ckpt")
     if not names:
-        return Removal(run, "nothing that only resuming needs", 0, True, has_any=False)
+        return Removal(run, "nothing to remove", 0, True, has_any=False)
     num_bytes = _checkpoint_size(run) - _best(run).stat().st_size
     return Removal(run, " and ".join(names), num_bytes + share, only_last=True)
 

@@ -67,7 +67,7 @@ def read_start(path: Path | str) -> Start:
     checkpoint = read_checkpoint(path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
-            f"{path} is an exported file, from which nothing can go on: give the checkpoint"
+            f"{path} is an exported file, which cannot be resumed: give the checkpoint"
         )
     content = _without_values(checkpoint)
     content["finetune"] = checkpoint[
@@ -143,7 +143,7 @@ def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
     finished = ended_by(start.content, limits) if start else ""
     if start and finished and not is_resumed:
         raise ValueError(
-            f"{start.path} leaves nothing to train, with {finished}: raise that limit, or measure the checkpoint by "
+            f"{start.path} has nothing left to train, with {finished}: raise that limit, or measure the checkpoint by "
             f"finetune test {start.path}"
         )
     return finished
@@ -197,7 +197,7 @@ def continue_run(
         parts = [message] if message else []
         parts += [f"{other} is newer, but not in {run.root / 'fit'}" for other in newer]
         log.info(
-            "going on in %s from step %d%s", run.path, step, "".join(f"; {part}" for part in parts)
+            "resuming %s from step %d%s", run.path, step, "".join(f"; {part}" for part in parts)
         )
     for logger in trainer.loggers:
         if isinstance(logger, (MetricsCSV, RunLogger)):

@@ -70,7 +70,7 @@ def _locked(path: Path, run: Path, flags: int, kind: int) -> int | None:
         pid = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise ValueError(
-            f"another process, {pid}, goes on in {run}: wait for its end, or end it"
+            f"another process, {pid}, is writing {run}: wait for its end, or end it"
         ) from None
     except OSError:
         os.close(descriptor)

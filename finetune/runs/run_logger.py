@@ -54,9 +54,7 @@ def _disable_on_error(act: Callable[..., Any]) -> Callable[..., Any]:
                 return act(self, *args, **options)
             except Exception as error:
                 self.has_failed = True
-                log.warning(
-                    "%s: %s: from here on it logs nothing", type(self).__name__, reason(error)
-                )
+                log.warning("%s: %s: it logs nothing more", type(self).__name__, reason(error))
 
     return method
 
@@ -126,7 +124,7 @@ class RunLogger(Logger):
         try:
             import_module(cls.package)
         except Exception as error:  # for example, it was built for another version of a dependency
-            message = f"{cls.__name__}: {cls.package} can't be imported: {reason(error)}"
+            message = f"{cls.__name__}: cannot import {cls.package}: {reason(error)}"
             hint = f"in a fresh environment, {needed}"
             raise WrongUsage(f"{message}; {hint}") from error
 

@@ -59,5 +59,5 @@ def _message(trainer: pl.Trainer, pl_module: Any, value: float, start: float) ->
     return (
         f"training makes the network worse: {now}, and {start:.4f} with the frozen features and the "
         f"fitted head that it started from. {advice} (the rates now: {rates}). "
-        "At the end the start is kept if it is still better"
+        "At the end the start is chosen if it is still better"
     )

@@ -115,8 +115,8 @@ def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
     now = changed(model__scheduler=cosine, trainer__max_epochs=9)
     told, _ = compare_settings(changed(model__scheduler=cosine), now, False, False)
     assert told == (
-        "changed: trainer.max_epochs 9 (was 5); the learning rate goes on where WarmupCosine of the new length is by "
-        "now, not as if begun with it"
+        "changed: trainer.max_epochs 9 (was 5); the learning rate continues at the current step of a WarmupCosine of "
+        "the new length"
     )
 
 
@@ -139,7 +139,7 @@ def test_one_cycle_ends_where_it_was_to_end(name):
         match=rf"trainer\.{name} 9 \(was 5\), since OneCycleLR .*: leave that as it was; a new",
     ):
         compare_settings(run(5), run(9), False, True)
-    with pytest.raises(ValueError, match=r"null \(was 5\), since OneCycleLR ends with the length"):
+    with pytest.raises(ValueError, match=r"null \(was 5\), since OneCycleLR has the length"):
         compare_settings(run(5), run(None), False, False)
     assert compare_settings(run(5), run(4), False, False)[0].startswith(
         f"changed: trainer.{name} 4"
@@ -157,7 +157,7 @@ def test_one_cycle_ends_where_it_was_to_end(name):
         ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
         ({"data__init_args__root": "b"}, True, r'data\.root "b" \(was "a"\)'),
         ({"data__init_args__split_seed": 1}, True, r"data\.split_seed 1 \(was 0\)"),
-        ({}, True, "other training pictures"),
+        ({}, True, "other training images"),
     ],
 )
 def test_another_order_is_refused_unless_asked_for(order, pictures, what):
@@ -186,7 +186,7 @@ def test_another_order_is_refused_unless_asked_for(order, pictures, what):
 @pytest.mark.parametrize("allow", [False, True])
 def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
     with pytest.raises(
-        ValueError, match=f"can't go on with {what}; a new run may start from what it learned"
+        ValueError, match=f"cannot continue with {what}; a new run may start from its weights"
     ):
         compare_settings(BEFORE, changed(**fixed), False, allow)
 
@@ -202,7 +202,7 @@ def test_a_run_of_a_version_that_had_no_members_has_one():
     before = copy.deepcopy(BEFORE)
     del before["model"]["members"]
     assert compare_settings(before, BEFORE, False, False) == ("", {})
-    with pytest.raises(ValueError, match=r"can't go on with model\.members 3 \(was 1\)"):
+    with pytest.raises(ValueError, match=r"cannot continue with model\.members 3 \(was 1\)"):
         compare_settings(before, changed(model__members=3), False, False)
 
 

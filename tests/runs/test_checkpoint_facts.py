@@ -36,7 +36,7 @@ def test_a_network_of_another_size_is_told_in_a_line_where_it_has_other_shapes()
 
     vit, resnet = "timm/test_vit", "timm/test_resnet"
     with pytest.raises(
-        ValueError, match=r"for pictures of 64 pixels, this one for 48: give --data.image_size 64"
+        ValueError, match=r"for images of 64 pixels, this one for 48: give --data.image_size 64"
     ) as told:
         check_size(checkpoint(vit, 64), 48, build(vit, 2, 48))
     assert "\n" not in str(told.value)

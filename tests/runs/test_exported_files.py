@@ -190,7 +190,7 @@ def test_what_no_export_of_ours_has_said_is_refused(checkpoint, tmp_path, key):
     for value in STRANGE[key]:
         plain = json.loads(text)
         (plain[groups[0]] if groups else plain)[name] = value
-        told = r"is damaged: what it says of itself can't be read|is not a valid checkpoint: \w+(\.\w+)? is "
+        told = r"is damaged: its metadata is unreadable|is not a valid checkpoint: \w+(\.\w+)? is "
         with pytest.raises(ValueError, match=told):
             read_checkpoint(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
 

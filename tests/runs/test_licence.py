@@ -11,16 +11,16 @@ from finetune.runs.licence import is_restricted, licence
 @pytest.mark.parametrize(
     ("weights", "backbone", "told"),
     [
-        (None, "resnet18", "random weights: nobody else's terms hold"),
+        (None, "resnet18", "random weights: no licence applies"),
         (
             "DEFAULT",
             "resnet18",
-            "torchvision's DEFAULT weights, learned from ImageNet: .* BSD 3-Clause",
+            "torchvision's DEFAULT weights, trained on ImageNet: .* BSD 3-Clause",
         ),
         (
             "ResNet18_Weights.IMAGENET1K_V1",
             "resnet18",
-            "torchvision's ResNet18_Weights.IMAGENET1K_V1 weights, learned",
+            "torchvision's ResNet18_Weights.IMAGENET1K_V1 weights, trained",
         ),
         # not BSD
         (
@@ -33,7 +33,7 @@ from finetune.runs.licence import is_restricted, licence
             "vit_b_16",
             "have a licence of their own: https://.*SWAG",
         ),
-        ("IMAGENET1K_V1", "vit_b_16", "learned from ImageNet"),
+        ("IMAGENET1K_V1", "vit_b_16", "trained on ImageNet"),
         ("some.safetensors", "lenet", "the file some.safetensors: licence unknown"),
         ("some.pt", "timm/resnet18", "the file some.pt: licence unknown"),
         (
@@ -52,7 +52,7 @@ from finetune.runs.licence import is_restricted, licence
             "licence dinov3-license: terms of their own, which you",
         ),
         ("my/folder", "timm/resnet18", "the folder folder: licence unknown"),
-        (None, "timm/resnet18", "random weights: nobody else's terms hold"),
+        (None, "timm/resnet18", "random weights: no licence applies"),
     ],
 )
 def test_each_kind_of_weights_has_its_terms(weights, backbone, told):
@@ -68,7 +68,7 @@ def test_what_went_on_from_another_run_has_the_terms_of_that():
 @pytest.mark.parametrize("backbone", ["resnet18", "timm/resnet18"])
 @pytest.mark.parametrize("name", ["weights.bin", "best.tar", "weights"])
 def test_a_file_is_one_whatever_its_name_ends_with(name, backbone):
-    told = f"the file {name}: licence unknown, whoever gave it to you says on which terms"
+    told = f"the file {name}: licence unknown, ask its author for the terms"
     assert licence(name, backbone, is_file=True) == told
 
 

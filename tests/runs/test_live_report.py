@@ -70,7 +70,7 @@ def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
     callback = due(run)
     for _ in range(3):
         callback.on_train_epoch_start(FIRST)
-    assert len(caplog.messages) == 1 and "no page while this run goes on" in caplog.text
+    assert len(caplog.messages) == 1 and "no report while this run is going on" in caplog.text
 
 
 def test_the_page_says_that_more_is_to_come_until_the_run_is_stopped(run):
@@ -118,6 +118,4 @@ def test_the_page_of_a_run_that_is_over_says_so_with_its_result(tested, caplog):
         end_page(tested)
         assert ("Still running" in page.read_text("utf-8")) == is_damaged
         assert ("test accuracy 100.0 % (2 of 2; " in page.read_text("utf-8")) != is_damaged
-    assert (
-        len(caplog.messages) == 1 and "report.html still says that the run goes on" in caplog.text
-    )
+    assert len(caplog.messages) == 1 and "report.html still shows the run as running" in caplog.text

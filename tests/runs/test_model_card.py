@@ -26,7 +26,7 @@ def test_numbers_of_the_run(run):
         f"| a | 50.0 % | {interval(1, 2)} |" in card
         and f"| b | 100.0 % | {interval(1, 1)} |" in card
     )
-    assert "- few pictures" in card and "8 pictures: a 4, b 4" in card and "f00d" in card
+    assert "- few pictures" in card and "8 images: a 4, b 4" in card and "f00d" in card
 
 
 @pytest.mark.parametrize(("of_evaluation", "seen"), [(None, 32), (48, 48)])
@@ -49,7 +49,7 @@ def test_it_says_how_many_networks_answer_together(run):
 
 
 def test_without_a_test_it_says_so(run):
-    assert "No test pictures" in model_card(replace(run, result={}))
+    assert "No test images" in model_card(replace(run, result={}))
 
 
 @pytest.mark.parametrize(

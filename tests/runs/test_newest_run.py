@@ -62,7 +62,7 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
     told = new_run_message(tmp_path, passed, [])
     assert (
-        f"since {passed[0][0]} is {passed[0][1]}, and 1 before it of others, too: a new run begins"
+        f"since {passed[0][0]} is {passed[0][1]}, and 1 older of others, too: a new run begins"
         in told
     )
     moved = RunFilter(wanted.root, None, None, lambda run, settings: run.name == "version_2")
@@ -133,7 +133,7 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     for has_checkpoint in (False, True):
         if has_checkpoint:
             write_run(tmp_path / "fit/version_0", "photos")
-        with pytest.raises(ValueError, match=f"another process, {other.pid}, goes on in {begun}"):
+        with pytest.raises(ValueError, match=f"another process, {other.pid}, is writing {begun}"):
             find(ANY)
     write_run(tmp_path / "fit/version_2", "trash")
     (tmp_path / "fit/version_2/config.yaml").rename(begun / "config.yaml")

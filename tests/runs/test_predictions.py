@@ -146,8 +146,8 @@ PATHS = [
 def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
     probs = probabilities(len(PATHS))
     bad = {
-        2: "with, comma.png: can't be decoded: torn",
-        10: "=2.png: can't be decoded: the file is empty",
+        2: "with, comma.png: cannot be decoded: torn",
+        10: "=2.png: cannot be decoded: the file is empty",
     }
     columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / f"out{suffix}"))
     assert columns == ["path", "class", "probability", *(f"p_{name}" for name in NAMES), "error"]
@@ -164,7 +164,7 @@ def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
 
 @pytest.mark.parametrize("top_k", [None, 3])
 def test_the_three_kinds_of_file_say_the_same(run, top_k):
-    probs, bad = probabilities(len(PATHS)), {0: "b.png: can't be decoded: torn"}
+    probs, bad = probabilities(len(PATHS)), {0: "b.png: cannot be decoded: torn"}
     tables = [read(predict(run, probs, PATHS, bad, run.root / f"out{s}", top_k)) for s in SUFFIXES]
     assert tables[0] == tables[1] == tables[2] and len(tables[0][1]) == len(PATHS)
 
@@ -203,7 +203,7 @@ def test_without_a_folder_and_a_file_the_prediction_is_only_printed(
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suffix, top_k):
     probs, paths = probabilities(20), [f"{i}.png" for i in range(20)]
-    bad = {3: "3.png: can't be decoded: torn"}
+    bad = {3: "3.png: cannot be decoded: torn"}
     limit = float(probs.max(dim=1).values.sort().values[8])  # one picture lies on it, and is sure
     _, sure = read(predict(run, probs, paths, bad, run.root / f"sure{suffix}", top_k))
     capsys.readouterr()
@@ -345,7 +345,7 @@ def test_a_header_is_quoted_as_the_csv_module_would(run):
 def test_file_names_that_are_no_utf8(run, suffix):
     name = os.fsdecode(b"caf\xe9.png")
     paths, output = [name, "b.png"], run.root / f"out{suffix}"
-    predict(run, probabilities(2), paths, {0: f"{name}: can't be decoded: torn"}, output)
+    predict(run, probabilities(2), paths, {0: f"{name}: cannot be decoded: torn"}, output)
     if suffix == ".csv":
         assert output.read_bytes().count(b"caf\xe9.png") == 2  # the very bytes of the name
     else:
@@ -435,7 +435,7 @@ def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
     ):
         predict(run, probabilities(40), paths, output=output, world_size=2, monkeypatch=monkeypatch)
     parts = [run.root / f".out{suffix}.token.part{rank}" for rank in range(2)]
-    assert str(e.value).endswith(f"are kept in {parts[0]} {parts[1]}")
+    assert str(e.value).endswith(f"are in {parts[0]} {parts[1]}")
     assert output.read_bytes() == before
     assert sorted(path for path in run.root.iterdir() if path.is_file()) == [*parts, output]
     # What was kept is what would have been joined.
@@ -456,7 +456,7 @@ def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
     trainer = trainer_of([f"{i}.png" for i in range(1000)])
     writer.on_predict_start(trainer, model)
     outputs = outputs_of(torch.arange(1000), probabilities(1000))
-    with file_size_limit(20_000), pytest.raises(OSError, match="rows so far are kept in") as caught:
+    with file_size_limit(20_000), pytest.raises(OSError, match="rows so far are in") as caught:
         writer.on_predict_batch_end(trainer, model, outputs, None, 0)
     writer.on_exception(trainer, model, caught.value)
     (part,) = [path for path in run.root.iterdir() if path.is_file()]

@@ -20,7 +20,7 @@ def test_a_second_process_is_told_which_one_is_there_until_that_releases(tmp_pat
     told = another(tmp_path).communicate(timeout=60)[0]
     assert (
         told
-        == f"another process, {os.getpid()}, goes on in {tmp_path}: wait for its end, or end it\n"
+        == f"another process, {os.getpid()}, is writing {tmp_path}: wait for its end, or end it\n"
     )
     run_lock.release()
     assert another(tmp_path).communicate(timeout=60)[0] == "held\n"
@@ -30,7 +30,7 @@ def test_a_second_process_is_told_which_one_is_there_until_that_releases(tmp_pat
 def test_a_process_that_was_killed_holds_nothing(tmp_path):
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):  # control
+    with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):  # control
         run_lock.hold(tmp_path)
     first.kill()
     first.communicate(timeout=60)
@@ -44,7 +44,7 @@ def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path)
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):
+        with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):
             run_lock.check_free(tmp_path)
     first.kill()
     first.communicate(timeout=60)
@@ -63,7 +63,7 @@ def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp
     other = another(run)
     assert other.stdout.readline() == "held\n"
     more = [*fit, "--resume", "--trainer.max_epochs", 2]
-    with pytest.raises(ValueError, match=f"another process, {other.pid}, goes on in"):
+    with pytest.raises(ValueError, match=f"another process, {other.pid}, is writing"):
         cli(*more)
     assert (run / "checkpoints/last.ckpt").read_bytes() == last
     other.communicate(timeout=60)

@@ -93,7 +93,7 @@ def test_a_package_that_is_missing_or_broken_is_named(kind, monkeypatch, tmp_pat
         logger()
     monkeypatch.setattr(logger, "package", "broken")
     with pytest.raises(
-        WrongUsage, match=f"^{kind}: broken can't be imported: of another version; in a fresh"
+        WrongUsage, match=f"^{kind}: cannot import broken: of another version; in a fresh"
     ):
         logger()
 
@@ -117,7 +117,7 @@ def test_a_logger_that_fails_says_so_once_and_stops_nothing(caplog):
     for step in range(3):
         logger.log_metrics({"a": 1.0}, step)
     logger.close()
-    assert caplog.messages == ["Full: the disk is full: from here on it logs nothing"]
+    assert caplog.messages == ["Full: the disk is full: it logs nothing more"]
     assert logger.has_failed and logger.written == 1
 
 
