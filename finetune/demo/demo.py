@@ -18,13 +18,13 @@ _SCRATCH = ("--model.weights", "null", "--model.freeze_batch_norm", "false")
 
 
 def demo(root: str = "runs/demo", seed: int = 0) -> None:
-    """Pretrain ResNet-18 on drawn dishes, fine-tune it to tell hot dogs from the rest, and compare with from scratch.
+    """Pretrain a ResNet-18 on generated dishes, fine-tune it on hot dogs, and compare with training from scratch.
 
-    The pictures are drawn into data/sample, the runs written beneath `root`. Takes a few minutes on two cores.
+    The images are generated in data/sample, and the runs are written to `root`. Takes a few minutes on two cores.
 
     Args:
         root: Folder for the runs.
-        seed: Seed of the runs; the pictures are always the same.
+        seed: Seed of the runs; the images are always the same.
     """
     check_seed(seed)
     try:
@@ -35,13 +35,13 @@ def demo(root: str = "runs/demo", seed: int = 0) -> None:
 
 def _demo(root: str, seed: int) -> None:
     table = Table(
-        "", "test accuracy", "seconds", "pictures/s", title="hot dog or not, 80 training pictures"
+        "", "test accuracy", "seconds", "images/s", title="hot dog or not, 80 training images"
     )
     source, *_ = _fit(root, "source", seed, "sample_source.yaml")
     finetuned, *numbers = _fit(
         root, "finetuned", seed, "sample.yaml", "--model.weights", str(source.checkpoint("best"))
     )
-    table.add_row("fine-tuned from the drawn dishes", *numbers)
+    table.add_row("fine-tuned from generated dishes", *numbers)
     scratch, *numbers = _fit(root, "scratch", seed, "sample.yaml", *_SCRATCH)
     table.add_row("from scratch", *numbers)
     print()

@@ -71,13 +71,13 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         if total > 1 and not SLURMEnvironment.detect():
             name = os.environ.get("SLURM_JOB_NAME")
             raise ValueError(
-                f"srun started {total} processes, but Lightning leaves jobs named {name!r} alone: rename it"
+                f"srun started {total} processes, but Lightning ignores jobs named {name!r}: rename it"
             )
     else:
         return devices, num_nodes
     if per_node % 1 or nodes % 1:
         raise ValueError(
-            f"{launcher} started {total} processes, not as many on each machine: that can't be"
+            f"{launcher} started {total} processes, with different numbers on the machines: that is not supported"
         )
     requested = count_devices(devices)
     if requested not in (None, per_node) or num_nodes not in (1, nodes):

@@ -93,7 +93,7 @@ def _observe(processes: list[subprocess.Popen]) -> None:
         if ending.wait(_GRACE):
             time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
         write_line(
-            f"finetune: error: process {rank} ended with code {code}, and this one can't go on without it"
+            f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
         )
         for process in processes:
             process.kill()

@@ -37,7 +37,9 @@ class Interrupted(BaseException):
         exit_code: 128 + signal number, as in shells: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
 
-    def __init__(self, signum: int, hint: str = "the same command with --resume goes on") -> None:
+    def __init__(
+        self, signum: int, hint: str = "continue with the same command and --resume"
+    ) -> None:
         super().__init__(
             f"stopped by {signal.Signals(signum).name}" + (f"; {hint}" if hint else "")
         )

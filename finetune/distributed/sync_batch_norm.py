@@ -194,9 +194,7 @@ def _kind(norm: nn.Module) -> type[SharedBatchNorm]:
         type(norm).__name__ == "BatchNormAct2d" and {*norm._modules} == _AFTER_NORM
     ):
         return SharedBatchNormAct
-    raise ValueError(
-        f"{type(norm).__name__} can't take the statistics of several devices: train on one"
-    )
+    raise ValueError(f"{type(norm).__name__} does not support several devices: train on one")
 
 
 def _all_but_channels(x: Tensor) -> list[int]:

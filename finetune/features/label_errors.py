@@ -112,10 +112,10 @@ def label_findings(
             )
     if rows:
         right = float((probabilities.argmax(axis=1) == labels).mean())
-        title = f"{counted(len(rows), 'picture')} to look at first for wrong labels"
+        title = f"{counted(len(rows), 'image')} to look at first for wrong labels"
         advice = (
-            "A ranking, not a judgement: a head fitted on the other pictures gives these labels the least probability. "
-            f"It is right about {100 * right:.0f} % of all pictures, so the more it errs, the less this says."
+            "A ranking, not a judgement: a head fitted on the other images gives these labels the least probability. "
+            f"It is right about {100 * right:.0f} % of all images; the lower this is, the less reliable the ranking."
         )
         yield Finding("labels", "note", title, advice, rows, is_judged=False)
 

@@ -79,7 +79,7 @@ def probe_head(
     if not num_images:
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
         raise ValueError(
-            f"none of the training pictures in {root} can be decoded: there is nothing to fit a head on"
+            f"none of the training images in {root} can be decoded: there is nothing to fit a head on"
         )
     fitted = None
     sent = None

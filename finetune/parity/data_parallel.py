@@ -75,7 +75,7 @@ def split_batch(
     assert len(X) == len(y)
     if len(X) % len(devices):
         raise ValueError(
-            f"a batch of {len(X)} pictures can't be split evenly over {len(devices)} devices"
+            f"a batch of {len(X)} images cannot be divided evenly among {len(devices)} devices"
         )
     num = len(X) // len(devices)
     return (
@@ -184,7 +184,7 @@ def train(
     for num in (min(batch_size, len(X)), len(X) % batch_size):
         if num % len(devices):
             raise ValueError(
-                f"batch_size {batch_size} makes a batch of {num} out of {len(X)} pictures, "
+                f"batch_size {batch_size} makes a batch of {num} out of {len(X)} images, "
                 f"and {num} does not divide by {len(devices)} devices"
             )
     X_test, y_test = map(torch.from_numpy, read(root, "test"))

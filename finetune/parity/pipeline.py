@@ -37,7 +37,7 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
         ]
     else:
         raise ValueError(
-            f"{type(network).__name__} can't be cut between layers: only a ResNet or an nn.Sequential can"
+            f"{type(network).__name__} cannot be split between layers: only a ResNet or an nn.Sequential can"
         )
     parts: list[OrderedDict[str, nn.Module]] = [OrderedDict()]
     for name, child in children.items():
@@ -51,7 +51,7 @@ def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
     """Join neighbouring parts into k parts, whose numbers of original parts differ by at most one."""
     if not 1 <= k <= len(parts):
         raise ValueError(
-            f"a network of {len(parts)} parts can't be cut into {k}: take 1 to {len(parts)} devices"
+            f"a network of {len(parts)} parts cannot be split into {k}: take 1 to {len(parts)} devices"
         )
     bounds = [-(-i * len(parts) // k) for i in range(k + 1)]
     joined = [parts[bounds[i] : bounds[i + 1]] for i in range(k)]
@@ -106,7 +106,7 @@ class Pipeline:
                 f"a network of {len(parts)} parts needs as many processes, not {k}: cut it into {k}"
             )
         if m < 1 or len(x) % m:
-            raise ValueError(f"a batch of {len(x)} can't be split evenly into {m} micro-batches")
+            raise ValueError(f"a batch of {len(x)} cannot be split evenly into {m} micro-batches")
         if schedule == "1f1b" and m < k:
             raise ValueError(f"1f1b over {k} processes needs at least {k} micro-batches, not {m}")
         self.is_first, self.is_last = rank == 0, rank == k - 1

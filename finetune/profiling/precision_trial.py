@@ -121,7 +121,10 @@ def _run_trial(model: Classifier, image_size: int) -> str:
     chosen = BF16 if ratio >= _MIN_GAIN else FLOAT32
     times = f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
     log.info(
-        "precision %s: %s trains %s in bf16 than in float32 here", chosen, model.backbone, times
+        "precision %s: %s trains %s in bf16 than in float32 on this machine",
+        chosen,
+        model.backbone,
+        times,
     )
     return chosen
 

@@ -6,7 +6,7 @@ from typing import Any
 
 _ROWS = {
     "decode": "decode: one core, from the files",
-    "cache": "the same from decoded pictures",
+    "cache": "the same from cached images",
     "augment": "augment: one core",
     "load": "load: as in the run, alone",
     "transfer": "transfer to the device",
@@ -15,7 +15,7 @@ _ROWS = {
     "optimizer": "optimizer",
     "whole": "whole",
 }
-_CACHED = {"pictures": "decoded pictures kept", "nothing": "nothing kept"}
+_CACHED = {"pictures": "decoded images cached", "nothing": "nothing cached"}
 _WAITS = 0.1  # if training waits for a larger share of the time, reading data is the bottleneck
 
 
@@ -30,7 +30,7 @@ def text(result: dict[str, Any]) -> str:
         f"{about['precision']}, batch {size} at {about['image_size']} pixels, {workers}, {_CACHED[about['cache']]}"
         + (", compiled" if about["compiled"] else ""),
         "",
-        f"{'a batch':34}{'ms: median (smallest to largest), n':>38}{'pictures/s':>14}",
+        f"{'a batch':34}{'ms: median (smallest to largest), n':>38}{'images/s':>14}",
     ]
     for name, title in _ROWS.items():
         if values := seconds.get(name):
@@ -42,7 +42,7 @@ def text(result: dict[str, Any]) -> str:
     for row in result.get("scaling", []):
         devices = f"{row['devices']} device{'s' * (row['devices'] > 1)}"
         lines.append(
-            f"{devices}: {row['rate']:,.0f} pictures/s, {row['speed_up']:.2f} times 1, efficiency "
+            f"{devices}: {row['rate']:,.0f} images/s, {row['speed_up']:.2f} times 1, efficiency "
             f"{100 * row['efficiency']:.0f} %"
             + (" of the shared cores" if about["device_type"] == "cpu" else "")
         )
@@ -58,7 +58,7 @@ def advice(result: dict[str, Any]) -> list[str]:
     if "forward" not in seconds:
         return []
     if statistics.median(result["waited"]) > _WAITS:
-        lines = ["bottleneck: reading pictures"]
+        lines = ["bottleneck: reading images"]
         free = about["cores"] - about["num_workers"] - (about["device_type"] == "cpu")
         if about["cache"] == "nothing" and seconds.get("decode", 0) > seconds.get("augment", 0):
             share = seconds["decode"] / (seconds["decode"] + seconds["augment"])
@@ -83,7 +83,7 @@ def advice(result: dict[str, Any]) -> list[str]:
                 f"would help: --trainer.precision {precision}, measured {total / other:.1f} times as fast"
             )
     if not about["compiled"] and about["device_type"] == "cuda":
-        lines.append("may help: --model.compile true; add it here to measure it")
+        lines.append("may help: --model.compile true; add it to this command to measure it")
     if len(lines) == 1:
         lines.append("would help: a smaller --data.image_size, or --model.freeze")
     return lines

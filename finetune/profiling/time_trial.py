@@ -168,7 +168,7 @@ def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
     except OSError as error:
         reason = error.strerror or error
         raise OSError(
-            f"nothing can be written in {place}: {reason}; --out names another folder for runs"
+            f"nothing can be written in {place}: {reason}; --out sets another folder for runs"
         ) from error
 
 

@@ -40,7 +40,7 @@ class Compile(pl.Callback):
         compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
         if not any(shutil.which(name) for name in compilers):
             raise ValueError(
-                f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} here"
+                f"model.compile needs a C++ compiler, and there is no {' or '.join(compilers)} on this machine"
             )
         self._logged_seconds = seconds_compiling()
         # Hide the warning that CUDA's tools are there but no GPU is.

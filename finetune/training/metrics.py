@@ -79,7 +79,7 @@ class MeanLoss(PreciseSums):
     def compute(self) -> Tensor:
         if self.weight == 0:
             raise ValueError(
-                f"no picture of {self.split} could be decoded: skipped.txt of this run says why"
+                f"no image of {self.split} could be decoded: skipped.txt of this run has the reasons"
             )
         return (self.sum / self.weight).float()
 

@@ -89,4 +89,4 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
         epochs += math.ceil(missing / steps_of(range(epochs, epochs + 1)))
         steps = steps_of(range(epochs))
     limits["max_epochs"] = epochs
-    return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training pictures; --epochs sets another number"
+    return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training images; --epochs sets another number"

@@ -58,7 +58,7 @@ def test_what_contradicts_the_launcher_is_refused(monkeypatch, devices, num_node
 def test_machines_with_unlike_numbers_are_refused(monkeypatch):
     by_torchrun(monkeypatch, 3, 2)
     with pytest.raises(
-        ValueError, match="torchrun started 3 processes, not as many on each machine"
+        ValueError, match="torchrun started 3 processes, with different numbers on the machines"
     ):
         num_processes("auto", 1, [])
 
@@ -75,7 +75,7 @@ def test_what_lightning_misses_of_srun_is_told_in_a_line(monkeypatch):
 def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):
     by_srun(monkeypatch, 2, 1, "bash")
     with pytest.raises(
-        ValueError, match="srun started 2 processes, but Lightning leaves jobs named 'bash' alone"
+        ValueError, match="srun started 2 processes, but Lightning ignores jobs named 'bash'"
     ):
         num_processes("auto", 1, [])
 

@@ -72,7 +72,7 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
     with open(read) as said:
         told = said.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
-    what = f"finetune: error: process 2 ended with code {codes[1]}, and this one can't go on without it\n"
+    what = f"finetune: error: process 2 ended with code {codes[1]}, and this one cannot continue without it\n"
     stopped = "finetune: error: process 2 was stopped, and this one would wait for it for ever\n"
     assert told == {0: "", 130: stopped}.get(codes[1], what)
 

@@ -124,7 +124,7 @@ def test_only_one_device_of_a_machine_speaks(flag, capfd, monkeypatch):
 def test_exit_codes_are_those_of_a_shell(signum, code):
     error = Interrupted(signum)
     assert error.exit_code == code
-    assert str(error) == f"stopped by {signum.name}; the same command with --resume goes on"
+    assert str(error) == f"stopped by {signum.name}; continue with the same command and --resume"
 
 
 # Signals sent one after the other, and how the process ends; 7 is its own end, reached with the flag alone.

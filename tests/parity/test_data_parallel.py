@@ -365,7 +365,7 @@ def test_every_picture_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
     ("k", "options", "words"),
     [
         (5, {}, r"a batch of 24 .* 24 does not divide by 5"),
-        (3, {}, r"a batch of 8 out of 200 pictures, and 8 does not divide by 3"),
+        (3, {}, r"a batch of 8 out of 200 images, and 8 does not divide by 3"),
         (3, {"batch_size": 300}, r"a batch of 200 .* 3 devices"),
         (1, {"batch_size": 0}, "batch_size 0"),
         (1, {"num_epochs": 0}, "epochs 0"),

@@ -99,7 +99,7 @@ def test_pipeline_sends_what_is_computed(results, scenario, task, world_size):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_pipelines_that_cannot_be_are_refused_on_every_process(results, world_size):
     messages = [
-        "a batch of 12 can't be split evenly into 5 micro-batches",
+        "a batch of 12 cannot be split evenly into 5 micro-batches",
         f"1f1b over {world_size} processes needs at least {world_size} micro-batches, not 1",
         "there is no schedule 'zigzag': take gpipe or 1f1b",
     ]
@@ -160,9 +160,9 @@ def test_parts_are_shared_out_evenly():
 def test_cutting_too_often_is_refused():
     with torch.device("meta"):
         resnet, vit = build("resnet18", 2), models.vit_b_16()
-    with pytest.raises(ValueError, match="of 4 parts can't be cut into 5: take 1 to 4 devices"):
+    with pytest.raises(ValueError, match="of 4 parts cannot be split into 5: take 1 to 4 devices"):
         partition(layers(resnet), 5)
-    with pytest.raises(ValueError, match="VisionTransformer can't be cut between layers"):
+    with pytest.raises(ValueError, match="VisionTransformer cannot be split between layers"):
         layers(vit)
 
 

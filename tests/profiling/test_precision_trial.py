@@ -47,7 +47,7 @@ def test_bf16_must_be_faster_by_more_than_the_noise(trials, ratio, expected):
 
 
 def test_a_size_that_the_network_cannot_take_is_refused_and_not_kept(trials):
-    with pytest.raises(ValueError, match="small_cnn can't take pictures of 32x32 pixels"):
+    with pytest.raises(ValueError, match="small_cnn does not support images of 32x32 pixels"):
         faster_precision(network(backbone="small_cnn"), 32, has_peers=False)
     assert read_choices(cache_dir() / PRECISIONS) == {}
 

@@ -52,7 +52,7 @@ def test_advice_names_the_bottleneck_and_what_was_measured_to_help():
         "precision" in line for line in advice({**result(), "other": {"bf16-mixed": 0.31}})
     )
     slow = {**result(decode=[0.3], augment=[0.1], whole=[0.8]), "waited": [0.5]}
-    assert advice(slow)[0] == "bottleneck: reading pictures"
+    assert advice(slow)[0] == "bottleneck: reading images"
     assert "decoding is 75 % of it" in advice(slow)[1]
     slow["about"] |= {"cache": "pictures", "cores": 8}
     assert advice(slow)[1:] == ["would help: --data.num_workers 7, as many as cores are free"]

@@ -234,7 +234,7 @@ def test_a_folder_that_nothing_can_be_written_to_is_told(made, monkeypatch):
     monkeypatch.setattr(time_trial.tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(
         OSError,
-        match=r"^nothing can be written in .*: Permission denied; --out names another folder",
+        match=r"^nothing can be written in .*: Permission denied; --out sets another folder",
     ):
         trial(*made(), ONE, seconds=0.1)
 

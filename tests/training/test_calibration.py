@@ -240,11 +240,11 @@ def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
     [
         (
             ["--data.val_fraction", 0, "--threshold", "f1"],
-            "chosen on validation pictures, and there is no",
+            "chosen on validation images, and there is no",
         ),
         (
             ["--trainer.limit_val_batches", 0, "--threshold", "f1"],
-            "pictures, and trainer.limit_val_batches is 0",
+            "images, and trainer.limit_val_batches is 0",
         ),
         (["--threshold", "f1:red"], "no class 'red'; there are blue and green"),
         (

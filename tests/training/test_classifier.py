@@ -306,12 +306,12 @@ def test_a_few_pictures_are_learned_by_heart(colours):
 def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
     root = draw_colours(tmp_path / "some", train=8, test=2)
     (root / "train/red/03.png").write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"red/03\.png: can't be decoded"):
+    with pytest.raises(ValueError, match=r"red/03\.png: cannot be decoded"):
         fit(Classifier(["blue", "green", "red"], **TINY), data(root, val_fraction=0, **TINY_SIZE))
     options = ["--data.root", root, *QUICKEST, "--data.batch_size", 5, "--data.val_fraction", 0]
     cli("fit", *options, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip")
     (line,) = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()
-    assert line.startswith(f"{root}/train/red/03.png: can't be decoded")
+    assert line.startswith(f"{root}/train/red/03.png: cannot be decoded")
     assert "1 image could not be decoded and was skipped" in capsys.readouterr().out
 
 
@@ -356,7 +356,7 @@ def test_a_split_of_bad_pictures_alone_is_told_as_that(tmp_path, cli, capsys, sp
     split = spoilt[: spoilt.index("/")]
     with pytest.raises(
         ValueError,
-        match=f"^no picture of {split} could be decoded: skipped.txt of this run says why$",
+        match=f"^no image of {split} could be decoded: skipped.txt of this run has the reasons$",
     ):
         cli("fit", *options)
     listed = (tmp_path / "runs/fit/version_0/skipped.txt").read_text().splitlines()

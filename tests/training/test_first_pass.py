@@ -51,13 +51,13 @@ def test_a_size_that_a_network_can_not_take_is_told(
     error = capsys.readouterr().err
     assert caught.value.code == 1 and error.count("\n") == 1
     assert error.startswith(
-        f"finetune: error: {backbone} can't take pictures of {size}x{size} pixels: "
+        f"finetune: error: {backbone} does not support images of {size}x{size} pixels: "
     )
     assert reason in error
     assert not list(tmp_path.rglob("*"))  # nothing was begun
     if backbone == "alexnet":
         monkeypatch.setenv("FINETUNE_DEBUG", "1")
-        with pytest.raises(ValueError, match="can't take pictures") as shown:
+        with pytest.raises(ValueError, match="does not support images") as shown:
             main([str(argument) for argument in arguments])
         assert isinstance(shown.value.__cause__, RuntimeError)  # torch's own, with where it was
 
@@ -118,7 +118,7 @@ def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(
     model = classifier(backbone)
     pictures = data(num, batch_size, 32)
     if refused:
-        told = f"{num} pictures .* batches of {batch_size}, leave one .* {backbone}"
+        told = f"{num} images .* batches of {batch_size}, leave one .* {backbone}"
         with pytest.raises(ValueError, match=told) as caught:
             check_fit(trainer(**options), model, pictures)
         assert "--data.batch_size" in str(caught.value) and "--model.freeze_batch_norm true" in str(
@@ -148,12 +148,12 @@ def test_what_that_line_advises_helps(image_size, options):
         ((32, 64), 64, "can't train on one at 32 pixels"),  # maps of one pixel in the first epochs
         ((64, 32), 64, "can't train on one at 32 pixels"),
         ((64, 128), 32, None),  # evaluation takes statistics from nowhere
-        ((64, 28), 64, "can't take pictures of 28x28 pixels"),
-        ((64,), 28, "can't take pictures of 28x28 pixels"),
+        ((64, 28), 64, "does not support images of 28x28 pixels"),
+        ((64,), 28, "does not support images of 28x28 pixels"),
     ],
 )
 def test_every_size_of_a_schedule_is_looked_at(sizes, of_evaluation, told):
-    backbone = "alexnet" if "take" in (told or "") else "mobilenet_v3_small"
+    backbone = "alexnet" if "support" in (told or "") else "mobilenet_v3_small"
     model = classifier(backbone)
     pictures = data(36, 35, sizes[-1], sizes=sizes, eval_image_size=of_evaluation)
     with pytest.raises(ValueError, match=told) if told else nullcontext():
@@ -165,7 +165,7 @@ def test_it_is_found_by_fit_on_any_devices_before_there_is_a_run(tmp_path, cli):
     root = draw_colours(tmp_path / "few", train=7)
     options = ["--data.root", root, *QUICK, "--data.batch_size", 5, "--data.val_fraction", 0]
     for more in ([], ["--trainer.devices", 2, "--trainer.strategy", "ddp"]):
-        with pytest.raises(ValueError, match="21 pictures to train on, in batches of 5, leave one"):
+        with pytest.raises(ValueError, match="21 images to train on, in batches of 5, leave one"):
             cli("fit", *options, *more)
     assert not (tmp_path / "runs").exists()
 
@@ -177,7 +177,9 @@ def test_a_network_that_fails_in_its_own_way_is_named():
 
     model = Classifier(NAMES, backbone="small_cnn", weights=None)
     model.image_classifier.network = Failing()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="small_cnn can't take pictures of 28x28 pixels: KeyError"):
+    with pytest.raises(
+        ValueError, match="small_cnn does not support images of 28x28 pixels: KeyError"
+    ):
         check_first_pass(model.image_classifier, model.backbone, 28)
 
 
@@ -249,7 +251,7 @@ def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path
     short = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
     fit = ["fit", "--data.root", root, *short, "--data.class_names", "[blue,green,red]", *length]
     with pytest.raises(
-        ValueError, match=r"few holds no 'train'; put the training pictures in .*few/train/CLASS$"
+        ValueError, match=r"few has no 'train'; put the training images in .*few/train/CLASS$"
     ):
         cli(*fit)
     (root / "test").rename(root / "train")
@@ -257,7 +259,7 @@ def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path
         path.unlink()
     with pytest.raises(
         ValueError,
-        match="few has no pictures to train on of green: add some, or leave out that class",
+        match="few has no images to train on of green: add some, or remove that class",
     ):
         cli(*fit)
     assert not (tmp_path / "runs/fit").exists()

@@ -35,7 +35,7 @@ def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
         (
             {},
             15,
-            "15 epochs, 480 steps, as is usual for 1,000 training pictures; --epochs sets another number",
+            "15 epochs, 480 steps, as is usual for 1,000 training images; --epochs sets another number",
         ),
         # 11 of 32 batches, the last of two
         ({"accumulate_grad_batches": 3}, 15, "15 epochs, 165 steps, as"),
