@@ -33,15 +33,15 @@ from finetune.system.utf8_mode import enter_utf8_mode
 
 # command: text of `--help`; for our own commands also "module:function"
 LIGHTNING = {
-    "fit": "Train a classifier on a folder of labelled pictures, then test the best checkpoint",
+    "fit": "Train a classifier on a folder of labelled images, then test the best checkpoint",
     "validate": "Measure a checkpoint on the validation split",
     "test": "Measure a checkpoint on the test split",
-    "predict": "Classify pictures: CKPT and PICTURES, folders, globs or LIST.txt",
+    "predict": "Classify images: CKPT and IMAGES, folders, globs or LIST.txt",
 }
 OWN = {
     "demo": (
         "finetune.demo.demo:demo",
-        "Run the whole main job offline on drawn pictures, in a few minutes",
+        "Train, test and report offline on generated images, in a few minutes",
     ),
     "by-hand": (
         "finetune.commands.by_hand:by_hand",
@@ -49,15 +49,15 @@ OWN = {
     ),
     "parity": (
         "finetune.commands.parity:parity",
-        "Hold every way of using several devices against one device",
+        "Compare every way of using several devices with one device",
     ),
     "benchmark": (
         "finetune.commands.benchmark:benchmark",
-        "Measure a fit: pictures per second, and where its time goes",
+        "Measure a fit: images per second, and where its time goes",
     ),
     "check": (
         "finetune.commands.check:check",
-        "Say what is wrong with a folder of pictures before hours are spent",
+        "Find errors in a folder of images before training",
     ),
     "backbones": (
         "finetune.commands.list_backbones:list_backbones",
@@ -65,19 +65,19 @@ OWN = {
     ),
     "cache": (
         "finetune.commands.cache:cache",
-        "List or remove decoded pictures and features that are kept",
+        "List or remove cached images and features",
     ),
     "export": (
         "finetune.commands.export:export",
-        "Write a checkpoint as an ONNX or other file, held against it",
+        "Write a checkpoint as an ONNX or other file, verified against it",
     ),
     "report": (
         "finetune.commands.report:report",
-        "Write the page of a run: result, classes, mistakes, how to repeat it",
+        "Write the report of a run: result, classes, mistakes, how to repeat it",
     ),
     "compare": (
         "finetune.commands.report:report",
-        "Put runs next to each other on one page: finetune compare A B",
+        "Compare runs on one page: finetune compare A B",
     ),
     "runs": (
         "finetune.commands.runs:runs",
@@ -85,11 +85,11 @@ OWN = {
     ),
     "serve": (
         "finetune.commands.serve:serve",
-        "Answer requests about pictures, with a page for people",
+        "Serve predictions over HTTP, with a page for people",
     ),
     "sheet": (
         "finetune.commands.sheet:sheet",
-        "Draw a sheet of predicted pictures with their probabilities",
+        "Draw a contact sheet of predicted images with their probabilities",
     ),
 }
 
@@ -292,7 +292,7 @@ def _help() -> str:
     rows = "\n".join(f"  {name:<10} {text}" for name, text in table.items())
     return f"""usage: finetune COMMAND [options]
 
-Turns a folder of labelled pictures into an image classifier, the same on any number of devices.
+Turns a folder of labelled images into an image classifier, the same on any number of devices.
 
 commands:
 {rows}
@@ -303,7 +303,7 @@ commands:
 for example:
   finetune fit FOLDER --epochs 10
   finetune fit --config hotdog.yaml
-  finetune predict runs/fit/version_0 PICTURES"""
+  finetune predict runs/fit/version_0 IMAGES"""
 
 
 def _is_rank_zero() -> bool:

@@ -150,7 +150,7 @@ def _rank_candidates(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # subprocesses may train on this GPU
     if not ranking.standings:
-        hint = "give files or folders that are here: --weights A,B"
+        hint = "give existing files or folders: --weights A,B"
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
     record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
@@ -288,7 +288,7 @@ def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
     if address not in reachable:
         reachable[address] = bool(address) and is_reachable(address)
     if not reachable[address]:
-        where = f"{address} can't be reached" if address else "HF_HUB_OFFLINE forbids downloads"
+        where = f"{address} cannot be reached" if address else "HF_HUB_OFFLINE forbids downloads"
         raise Unusable(f"not on this machine, and {where}")
     log.info("downloading the weights of %s", candidate.backbone)
     return candidate.weights
@@ -307,7 +307,7 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
     """
     if weights is None:
         raise WrongUsage(
-            f"{_option()} ranks networks by what they learned before: leave out {flag_names('fit', _WEIGHTS)} null"
+            f"{_option()} ranks networks by their pretrained features: remove {flag_names('fit', _WEIGHTS)} null"
         )
     if backbone == AUTO:
         return (
@@ -339,7 +339,7 @@ def _candidate_of_weights(part: str) -> Candidate:
         except ValueError as error:
             if "is not a checkpoint" not in str(error):  # it is damaged
                 raise
-            message = f"{option} {part} does not say of which network it is"
+            message = f"{option} {part} does not name its network"
             raise WrongUsage(f"{message}: name the network, such as resnet18={part}") from error
     name, equals, weights = part.partition("=")
     if not equals:
@@ -392,7 +392,7 @@ def _check_options(options: Any, explicit: ExplicitSettings) -> None:
     """Refuse options that cannot be combined with a choice among networks, before anything is computed."""
     if options.model.freeze not in (None, "backbone"):
         raise WrongUsage(
-            f"{flag_names('fit', 'model.freeze')} {options.model.freeze}: stages have other names in each network; "
+            f"{flag_names('fit', 'model.freeze')} {options.model.freeze}: stages have different names in each network; "
             f"with {_option()} only backbone can be frozen"
         )
     if options.trainer.num_nodes != 1 or is_launched():

@@ -55,7 +55,7 @@ class BenchmarkCLI(FinetuneCLI):
                 "--devices",
                 type=str | None,
                 default=None,
-                help="Numbers of devices to hold beside each other, as 1,2.",
+                help="Numbers of devices to compare, such as 1,2.",
             )
             parser.add_argument(
                 "--output", type=str | None, default=None, help="JSON file to write."
@@ -64,7 +64,7 @@ class BenchmarkCLI(FinetuneCLI):
 
     def instantiate_classes(self) -> None:
         if self.config["fit"].minutes is not None:
-            self.parser.error("--minutes is for finetune fit: what is measured here has no length")
+            self.parser.error("--minutes is for finetune fit: benchmark has no length")
         backbone = self.config["fit"].model.backbone
         if is_choice(backbone):
             self.parser.error(
@@ -85,7 +85,7 @@ class BenchmarkCLI(FinetuneCLI):
             )
         if self.datamodule.sizes:
             raise WrongUsage(
-                "benchmark measures pictures of one size: leave out --data.image_size_schedule"
+                "benchmark measures images of one size: remove --data.image_size_schedule"
             )
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)

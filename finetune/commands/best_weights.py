@@ -62,7 +62,7 @@ def keep_best_weights(
             _replace(trainer, model, data, run, best)
         # Written last: if the process is killed in between, no record describes weights that best.ckpt does not have.
         replace_text(run.file(FILE), json.dumps(_choice_in(best), indent=2) + "\n")
-    trainer.strategy.barrier("best.ckpt with the kept weights")
+    trainer.strategy.barrier("best.ckpt with the chosen weights")
     return _without_weights(best if trainer.is_global_zero else read_checkpoint(path))
 
 

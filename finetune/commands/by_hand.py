@@ -34,13 +34,13 @@ def by_hand(
     Args:
         devices: One replica on each, separated by commas, such as cuda:0,cuda:1; cpu,cpu are two replicas on the CPU,
             which compute one after another.
-        batch_size: Pictures in a batch, over all devices together; every batch must divide by the number of devices.
+        batch_size: Images in a batch, over all devices together; every batch must divide by the number of devices.
         lr: Learning rate of plain SGD, for the mean loss over the batch.
-        epochs: Passes over the 60,000 training pictures.
-        root: Folder with Fashion-MNIST's files, packed or not; they are downloaded where it holds none.
+        epochs: Passes over the 60,000 training images.
+        root: Folder with Fashion-MNIST's files, packed or not; missing files are downloaded.
         dtype: Of weights and arithmetic, float32 or float64; with float64 any number of devices gives the same
             accuracies.
-        seed: Seed of the first weights and of the order of pictures.
+        seed: Seed of the initial weights and of the order of images.
         output: The PNG file to draw.
     """
     if dtype not in _DTYPES:
@@ -82,7 +82,7 @@ def parse_devices(names: str) -> list[torch.device]:
     for name in devices:
         if name not in available:
             raise WrongUsage(
-                f"--devices {names}: there is no device {name!r} here; valid are: {', '.join(available)}"
+                f"--devices {names}: there is no device {name!r} on this machine; valid are: {', '.join(available)}"
             )
     return [available[name] for name in devices]
 

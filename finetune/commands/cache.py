@@ -15,10 +15,10 @@ _MAX_LISTED = 5  # files, in a message
 
 
 def cache(remove: str | None = None) -> None:
-    """List what earlier runs have kept, or remove some; a run that uses it has it until its end.
+    """List the caches of earlier runs, or remove some. A run that uses a removed cache keeps it until its end.
 
-    That is decoded pictures, and which precision is faster; earlier versions kept features, too. They lie in the
-    folder that the variable FINETUNE_CACHE names, else in the user's own for caches, ~/.cache/finetune on Linux.
+    Caches hold decoded images, and which precision is faster; earlier versions also cached features. Their folder is
+    that of the variable FINETUNE_CACHE, or else the user's cache folder, ~/.cache/finetune on Linux.
 
     Args:
         remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
@@ -46,9 +46,9 @@ def cache(remove: str | None = None) -> None:
             elif path.suffix == PICTURES:
                 packed = open_or_none(path)
                 about = (
-                    f"{len(packed):,} pictures of {packed.about['root']}"
+                    f"{len(packed):,} images of {packed.about['root']}"
                     if packed
-                    else "damaged pictures"
+                    else "damaged images"
                 )
             last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
             table.add_row(Text(name), Text(about), f"{status.st_size / 1e9:.2f} GB", last_used)

@@ -62,23 +62,23 @@ def check(
     labels: Literal["auto", "single", "several"] = "auto",
     label_separator: str | None = None,
 ) -> None:
-    """Say what is wrong with a data set: files, classes, copies across splits, likely label errors, shortcuts.
+    """Find errors in a data set: files, classes, copies across splits, likely label errors, shortcuts.
 
-    Writes check.html, a page to look at, and check.json. Nothing is changed, moved or deleted. The exit code is 0 where
-    nothing was found, 1 where something was, 2 where the check can't run.
+    Writes the page check.html, and check.json. Nothing is changed, moved or deleted. The exit code is 0 if nothing was
+    found, 1 if something was found, and 2 if the check failed.
 
     Args:
-        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test that hold them. Or a
+        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test with class folders. Or a
             table of images.
         output: Folder for check.html and check.json.
         lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
             between sets.
         weights: Weights of a network, as `--model.weights` takes them: labels that it finds improbable are ranked, and
             larger crops found.
-        backbone: The network that they are of.
-        image_size: Side in pixels of what it sees.
-        ckpt_path: A checkpoint of `fit` instead: its network, at its size. What it has learned from wrong labels it
-            may find right; weights of another task judge more freely.
+        backbone: The network of these weights.
+        image_size: Side in pixels of its input.
+        ckpt_path: A checkpoint of `fit` instead: its network, at its size. A network that was trained on wrong labels
+            may predict them; weights of another task find more of them.
         root: Folder that paths in a table are relative to.
         columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
         labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
@@ -95,7 +95,7 @@ def check(
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
             network = _network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
-        facts = collect_facts(track(inspect_images(listing.paths), num, "looking at pictures"), num)
+        facts = collect_facts(track(inspect_images(listing.paths), num, "reading images"), num)
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -115,14 +115,14 @@ def check(
         ):
             print(
                 shorten(
-                    f"not of this check, there from before: {shown(', '.join(others))}",
+                    f"from an earlier check: {shown(', '.join(others))}",
                     200,
                     placeholder=" …",
                 )
             )
     if num_unlisted:
         print(
-            f"{counted(num_unlisted, 'file')} with a line break in the name can't be listed: see check.json"
+            f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
 
@@ -188,7 +188,7 @@ def _network(
         hint = "" if ckpt_path else ": another --image_size may do"
         size = f"{image_size}x{image_size}"
         raise WrongUsage(
-            f"{backbone} can't take pictures of {size} pixels ({reason(error)}){hint}"
+            f"{backbone} does not support images of {size} pixels ({reason(error)}){hint}"
         ) from error
     return _Network(
         f"{backbone} of {weights} at {image_size} pixels",
@@ -204,8 +204,8 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)
     if len(chosen) > MAX_EXACT and network is None:
-        title = f"of more than {MAX_EXACT:,} pictures cropped copies were hardly looked for"
-        advice = "Resized, re-encoded and mirrored ones were; parts of the folder can be checked by themselves."
+        title = f"cropped copies were hardly searched for among more than {MAX_EXACT:,} images"
+        advice = "Resized, re-encoded and mirrored ones were. Check parts of the folder separately."
         yield Finding("not_searched", "note", title, advice, is_judged=False)
     if network is not None and len(chosen):
         from finetune.features.label_errors import label_findings, neighbours
@@ -213,7 +213,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
 
         paths = [listing.paths[int(i)] for i in chosen]
         parts = picture_features(network.features, paths, **network.preparation)
-        features = np.stack(list(track(parts, len(paths), "what the network makes of them")))
+        features = np.stack(list(track(parts, len(paths), "computing features")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)
         yield from label_findings(listing, chosen, features.astype(np.float64), near)
@@ -241,7 +241,7 @@ def _print_findings(listing: Listing, findings: list[Finding]) -> None:
             f"{counted(len(listing.label_names), 'class', 'classes')}, several labels per image"
         )
     splits = f" ({by_split})" if by_split else ""
-    print(f"{shown(listing.place)}: {counted(len(listing.paths), 'picture')} in {classes}{splits}")
+    print(f"{shown(listing.place)}: {counted(len(listing.paths), 'image')} in {classes}{splits}")
     for finding in findings:
         first = finding.rows[0] if finding.rows else None
         example = ""
@@ -253,4 +253,4 @@ def _print_findings(listing: Listing, findings: list[Finding]) -> None:
             f"  {finding.level if finding.is_judged else 'look':<8} {shown(finding.title + example)}"
         )
     if not any(finding.is_judged for finding in findings):
-        print("  nothing was found wrong")
+        print("  no problems found")

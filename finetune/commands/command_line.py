@@ -106,7 +106,7 @@ def _checkpoint(path: str, must_exist: bool = True) -> str:
         raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
     if path.lower().endswith(_IMAGE_SUFFIXES):
         raise WrongUsage(
-            f"{path!r} is a picture: a checkpoint, or a run's folder, comes before the pictures"
+            f"{path!r} is an image: a checkpoint, or a run's folder, comes before the images"
         )
     if message and _is_rank_zero():
         print(message, file=sys.stderr)
@@ -166,7 +166,7 @@ def _check_has_data(command: str, line: ParsedLine) -> None:
     has_place = not flag_settings(line).keys().isdisjoint(("data.root", "data.table"))
     if not has_place and not line.has("print_config", "resume"):
         hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
-        raise WrongUsage(f"no data: give the folder of your pictures: {hint}")
+        raise WrongUsage(f"no data: give the folder of your images: {hint}")
 
 
 def _check_no_config(command: str, folder: str) -> None:
@@ -174,7 +174,7 @@ def _check_no_config(command: str, folder: str) -> None:
     is_config = folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")
     if is_config and not Path(folder).is_dir():
         raise WrongUsage(
-            f"{folder} is no folder of pictures but a config: finetune {command} --config {folder}"
+            f"{folder} is a config, not a folder of images: finetune {command} --config {folder}"
         )
 
 
@@ -203,7 +203,7 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
         and not _is_checkpoint(line.positionals[0])
     ):
         raise WrongUsage(
-            f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT PICTURES"
+            f"the checkpoint, or a run's folder, comes first: finetune {command} CKPT IMAGES"
         )
     if line.has("ckpt_path"):
         return
@@ -218,19 +218,17 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
 
 def _check_pictures(command: str, full: str, line: ParsedLine) -> None:
     if line.positionals and line.has(full):
-        raise WrongUsage(f"pictures are given twice: by --{full}, and {line.positionals[0]!r}")
+        raise WrongUsage(f"images are given twice: by --{full}, and {line.positionals[0]!r}")
     if not line.positionals and not line.has(full, "config", "data"):
-        kinds = "pictures, folders, globs or a LIST.txt"
+        kinds = "images, folders, globs or a LIST.txt"
         raise WrongUsage(
-            f"finetune {command} needs {kinds}: finetune {command} CKPT PICTURES (--{full})"
+            f"finetune {command} needs {kinds}: finetune {command} CKPT IMAGES (--{full})"
         )
     for path in line.positionals:
         if not os.path.exists(path) and not (
             glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
         ):
-            raise NotFound(
-                f"there is no picture, folder, list or glob {path!r} here{_nearest(path)}"
-            )
+            raise NotFound(f"there is no image, folder, list or glob {path!r}{_nearest(path)}")
 
 
 def _is_checkpoint(path: str) -> bool:
@@ -267,7 +265,7 @@ def _check_folder(folder: str) -> None:
     if not os.path.isdir(folder):
         check_supported(folder)
         raise WrongUsage(
-            f"{folder!r} is a file: give a folder of pictures, or a table of them ({' '.join(SUFFIXES)})"
+            f"{folder!r} is a file: give a folder of images, or a table of them ({' '.join(SUFFIXES)})"
         )
 
 

@@ -32,7 +32,7 @@ def find(name: str) -> str:
         available if name.endswith(".yaml") else [path.removesuffix(".yaml") for path in available]
     )
     raise NotFound(
-        f"there is no config {name!r} here, nor is one shipped{did_you_mean(name, names)}"
+        f"there is no config {name!r}, and none of that name is shipped{did_you_mean(name, names)}"
     )
 
 
@@ -41,7 +41,7 @@ def _check_text(path: Path) -> None:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise WrongUsage(
-            f"the config {path} is not UTF-8: byte {error.start} can't be read"
+            f"the config {path} is not UTF-8: byte {error.start} is not readable"
         ) from error
     if not text.strip():
         raise WrongUsage(f"the config {path} is empty")

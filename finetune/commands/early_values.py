@@ -56,7 +56,7 @@ def check_values(config: Any) -> None:
     check_solved(model.freeze, model.head_init, model.members)
     if model.freeze == "backbone" and config.ckpt_path is not None:
         raise WrongUsage(
-            "--ckpt_path goes on with training, and model.freeze backbone has none: give it as --weights"
+            "--ckpt_path continues training, and model.freeze backbone has none: give it as --weights"
         )
     optimizer = _make_optimizer(model.optimizer)
     _check_scheduler(model.scheduler, optimizer)
@@ -66,7 +66,7 @@ def check_values(config: Any) -> None:
     if not has_gpu and not _is_number(trainer.devices):
         option = f"{flag_names('fit', 'trainer.devices')} {trainer.devices}"
         raise WrongUsage(
-            f"{option}: there is no GPU to name here; on a CPU give a number of processes, such as 2"
+            f"{option}: there is no GPU on this machine; on a CPU give a number of processes, such as 2"
         )
 
 

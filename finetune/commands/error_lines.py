@@ -66,7 +66,7 @@ def one_line(error: BaseException) -> str | None:
 def _out_of_memory(error: BaseException, text: str) -> str | None:
     """Return a line if a process or a GPU has run out of memory."""
     if is_killed_worker_error(error):
-        return "a process that reads pictures was killed, perhaps for want of memory: fewer --data.num_workers may help"
+        return "a DataLoader worker was killed, perhaps for lack of memory: fewer --data.num_workers may help"
     is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
     if isinstance(error, MemoryError) or is_allocation_error:
         return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
@@ -79,11 +79,11 @@ def _unusable_gpu(text: str) -> str | None:
     """Return a line if torch cannot use this GPU, or there is no such GPU."""
     if "NVIDIA driver on your system is too old" in text or "no kernel image is available" in text:
         reason = text.strip().partition("\n")[0].partition(". ")[0]
-        return f"torch can't use this GPU: {reason}; --trainer.accelerator cpu does without it"
+        return f"torch cannot use this GPU: {reason}; --trainer.accelerator cpu trains without it"
     if gpus := re.match(
         r"You requested gpu: \[(.*?)\]\s+But your machine only has: \[(.*)\]", text
     ):
-        return f"--devices: GPUs {gpus[1]} are asked for, and here are only {gpus[2]}; auto takes all there are"
+        return f"--devices: GPUs {gpus[1]} are requested, and this machine only has {gpus[2]}; auto takes all of them"
     return None
 
 
@@ -93,14 +93,14 @@ def _unfit_weights(text: str) -> str | None:
         return None
     first = " ".join(text.partition("\n")[2].partition("\n")[0].split())
     reason = first[:_LONGEST_REASON].rstrip(".,: ")
-    return f"the weights in the checkpoint do not fit the network that it names, it is damaged: {reason}"
+    return f"the checkpoint is damaged, its weights do not fit its network: {reason}"
 
 
 def _nondeterministic(text: str) -> str | None:
     if " does not have a deterministic implementation" not in text:
         return None
     operation = text.partition(" ")[0]
-    return f"{operation} has no deterministic form here: leave --trainer.deterministic out, or give warn"
+    return f"{operation} has no deterministic form on this device: remove --trainer.deterministic, or set it to warn"
 
 
 def _lost_process(error: BaseException, text: str) -> str | None:
@@ -110,13 +110,13 @@ def _lost_process(error: BaseException, text: str) -> str | None:
         rank = os.environ.get("RANK", "0")
         address = text.rpartition("remote=")[2]
         reached = "it ended, or GLOO_SOCKET_IFNAME must name the network between them"
-        return f"process {rank} can't reach another one at {address}: {reached}"
+        return f"process {rank} cannot reach another one at {address}: {reached}"
     if kind == "DistBackendError" and not re.search(_PEER_ENDED, text, re.IGNORECASE):
         cause = text.partition("Last error:")[2] or (text.splitlines() or ["?"])[-1]
-        return f"the GPUs can't speak to each other: {' '.join(cause.split())}"
+        return f"the GPUs cannot communicate: {' '.join(cause.split())}"
     if kind == "DistBackendError" or _is_lost_peer(error):
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0")
-        return f"process {rank} ended, since another one did"
+        return f"process {rank} ended because another one did"
     if kind == "DistNetworkError":  # the port is in use, or rank 0 does not answer
         return _joined(text.partition("\n")[0], error)
     return None

@@ -54,23 +54,23 @@ def export(
     quantize: Literal["int8"] | None = None,
     root: str | None = None,
 ) -> Path:
-    """Write a checkpoint as a file for other programs, which says what the checkpoint says.
+    """Write a checkpoint as a file for other programs that predicts as the checkpoint does.
 
-    An .onnx or .pt2 takes pictures of the network's size, (N, h, w, 3) uint8 RGB, and gives probabilities (N, K):
-    normalisation and temperature are inside. A .safetensors has the weights. A .json beside it says the rest. The file
-    is kept if its probabilities are those of the network to 1e-4, and its classes the same.
+    An .onnx or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
+    normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. The file
+    is discarded if a probability differs from the checkpoint's by more than 1e-4, or if a class differs.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
         format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone.
-        output: The file; null for one beside the checkpoint.
-        input: any_size makes an .onnx that takes pictures (N, H, W, 3) of any size and prepares them itself, as
-            evaluation does; network_size one that takes prepared ones.
-        verify_on: Picture, folder, glob or text file with a path on each line, of which at most 64 are compared; drawn
-            pictures where it is not given.
-        quantize: int8 makes an .onnx of a quarter of the size, adjusted on 200 training pictures and measured on at
-            most 2,000 test pictures. It is not kept if it loses more than a point of accuracy, or is no faster here.
-        root: Folder of the data set for int8; null for where the checkpoint's run had it.
+        output: The file; null for one next to the checkpoint.
+        input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
+            evaluation does; network_size for one that takes prepared images.
+        verify_on: Image, folder, glob or text file with a path on each line, of which at most 64 are compared;
+            synthetic images by default.
+        quantize: int8 for an .onnx of a quarter of the size, calibrated on 200 training images and compared on at
+            most 2,000 test images. It is discarded if it loses more than a point of accuracy, or is not faster.
+        root: Folder of the data set for int8; null for that of the checkpoint's run.
 
     Returns:
         The file.
@@ -89,9 +89,9 @@ def export(
         raise WrongUsage(f"{wanted} makes an .onnx, not --format {format}")
     kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
     if input == "any_size" and kernel != "bilinear":
-        hint = "leave it out, and prepare pictures as the .json beside the file says"
+        hint = "remove it, and prepare images as described in the .json next to the file"
         raise WrongUsage(
-            f"--input any_size can't resize as this network wants it, {kernel}: {hint}"
+            f"--input any_size does not support the resize of this network, {kernel}: {hint}"
         )
     kind = ""
     if input == "any_size":
@@ -128,7 +128,7 @@ def export(
         if input == "any_size":
             reference = predictor.classify if data is None else load_exported(file)
             file, agreement = _prepend_preparation(predictor, file, reference, pictures)
-            what = f"{what} and pieces of them, of many sizes"
+            what = f"{what} and crops of them, of many sizes"
             _check(agreement, suffix, what)
             agreements["verified" if data is None else "verified_preparation"] = agreement
         facts = about(predictor, checkpoint, format, input, agreements) | quantized
@@ -150,25 +150,27 @@ def _workplace() -> Iterator[Path]:
             yield Path(folder)
         except OSError as error:
             if error.errno == errno.ENOSPC and not error.filename:
-                place = f"{tempfile.gettempdir()}, the folder for temporary files (TMPDIR names another)"
+                place = (
+                    f"{tempfile.gettempdir()}, the folder for temporary files (TMPDIR sets another)"
+                )
                 raise OSError(error.errno, error.strerror, place) from error
             raise
 
 
 def _check(agreement: Agreement, suffix: str, what: str) -> None:
     if not agreement.is_good:
-        differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have another class"
+        differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have other classes"
         where = f"on {agreement.num_pictures} {what}"
         raise ValueError(
-            f"the {suffix} was not kept, for it does not say what the network says: {where} {differs}"
+            f"the {suffix} file was discarded, since it does not predict as the checkpoint: {where} {differs}"
         )
 
 
 def _describe(agreement: Agreement, what: str, answers: str) -> str:
     return (
         f"held against the network on {agreement.num_pictures} {what}: the same {answers}, largest difference of a "
-        f"probability {agreement.largest:.1e}; one picture at a time the network takes "
-        f"{agreement.milliseconds[0]:.1f} ms, the file {agreement.milliseconds[1]:.1f} ms"
+        f"probability {agreement.largest:.1e}; one image takes "
+        f"{agreement.milliseconds[0]:.1f} ms with the checkpoint, {agreement.milliseconds[1]:.1f} ms with the file"
     )
 
 
@@ -206,14 +208,14 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     place = place_of(arguments) or kind.default_root
     if not place or not Path(place).exists():
         start = (
-            "the pictures of the checkpoint's run are not in"
+            "the images of the checkpoint's run are not in"
             if root is None
             else "there is no folder"
         )
         raise WrongUsage(f"{start} {place}: --quantize int8 needs them, with --root FOLDER")
     if not kind.is_in(Path(place)):
         raise WrongUsage(
-            f"{place} does not hold the data set of the checkpoint, {class_path}: --root FOLDER names it"
+            f"{place} does not have the data set of the checkpoint, {class_path}: give its folder as --root FOLDER"
         )
     overrides = {"class_names": class_names, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
@@ -221,7 +223,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():
-        raise WrongUsage(f"--quantize int8 needs training and test pictures; {place} lacks some")
+        raise WrongUsage(f"--quantize int8 needs training and test images; {place} lacks some")
     if not exclude_seen_of_same_folder(data, "test", checkpoint):
         exclude_copies(data, "test", checkpoint)
     return data
@@ -239,17 +241,17 @@ def _quantize(
     tested = np.sort(draw_indices(len(test), _MAX_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
         calibrated, tested = readable(train, calibrated), readable(test, tested)
-    quantize(source, target, prepared_batches(predictor, train, calibrated, "adjusting int8"))
+    quantize(source, target, prepared_batches(predictor, train, calibrated, "calibrating int8"))
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
         raise ValueError(
-            f"the int8 file was not kept: {loss.reason_against}, on {loss.num_pictures} test pictures"
+            f"the int8 file was discarded: {loss.reason_against}, on {loss.num_pictures} test images"
         )
     other = "another class" if predictor.label_kind == "single" else "other labels"
     message = (
-        f"int8 on {loss.num_pictures} test pictures: {loss.metric} {loss.accuracy[1]:.4f}, where float has "
-        f"{loss.accuracy[0]:.4f}, and {loss.num_other} have {other}; one picture at a time takes "
-        f"{loss.milliseconds[1]:.1f} ms, in float {loss.milliseconds[0]:.1f} ms"
+        f"int8 on {loss.num_pictures} test images: {loss.metric} {loss.accuracy[1]:.4f}, float "
+        f"{loss.accuracy[0]:.4f}, {loss.num_other} with {other}; one image takes "
+        f"{loss.milliseconds[1]:.1f} ms, with float {loss.milliseconds[0]:.1f} ms"
     )
     return target, {"quantized": loss.as_plain()}, message
 
@@ -280,8 +282,8 @@ def _prepend_preparation(
 def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
     """Return a function for each image that reads it (H, W, 3), and a description of the images."""
     if verify_on is None:
-        return [partial(drawn_image, i) for i in range(_MAX_VERIFIED)], "drawn pictures"
+        return [partial(drawn_image, i) for i in range(_MAX_VERIFIED)], "synthetic images"
     paths = files_to_predict(verify_on)
     chosen = np.sort(draw_indices(len(paths), _MAX_VERIFIED, SHEET))
-    what = "picture" if len(paths) == 1 else "pictures"
+    what = "image" if len(paths) == 1 else "images"
     return [partial(decode, paths[int(i)]) for i in chosen], f"{what} of {verify_on}"

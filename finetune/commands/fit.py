@@ -192,7 +192,10 @@ def _read_weights(parts: Parts) -> str | None:
     if model.weights is None:
         return None
     if is_timm(model.backbone) and model.weights == "DEFAULT" and parts.trainer.is_global_zero:
-        log.info("looking for the weights of %s here, else on the Hugging Face hub", model.backbone)
+        log.info(
+            "looking for the weights of %s on this machine, then on the Hugging Face hub",
+            model.backbone,
+        )
     return read_weights(model.weights, model.backbone, model.network_size).licence
 
 

@@ -57,7 +57,7 @@ def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
 
     If images have several labels, one with a label and one without are enough: see `multilabel_calibration`.
     """
-    check_validated(trainer, data, "--threshold is chosen on validation pictures")
+    check_validated(trainer, data, "--threshold is chosen on validation images")
     targets = data.splits["val"].targets
     measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
     num = len(measured)
@@ -66,7 +66,7 @@ def check_has_positives(trainer: Trainer, data: ImageDataModule) -> None:
         name = data.class_names[int(counts.argmin())]
         left = f" in the {num} that trainer.limit_val_batches leaves" if num < len(targets) else ""
         raise ValueError(
-            f"--threshold needs validation pictures of both classes, there is none of {name}{left}"
+            f"--threshold needs validation images of both classes, there is none of {name}{left}"
         )
 
 
@@ -75,13 +75,13 @@ def check_begun_from(start: Start, model: Classifier) -> None:
     path = start.path
     checkpoint = start.content
     is_one = model.hparams["members"] == 1  # an ensemble cannot start from weights alone
-    hint = "say the same" + (
+    hint = "use the same" + (
         f", or begin with its weights alone: --weights {path}" if is_one else ""
     )
     class_weights = checkpoint["hyper_parameters"].get("class_weights")
     if class_weights != model.class_weights:
         difference = f"model.class_weights {json.dumps(class_weights)}, not {json.dumps(model.class_weights)}"
-        raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")
     with as_wrong_usage("model.optimizer"):
         optimizer = model.optimizer([{"params": [torch.zeros(1, 1, requires_grad=True)]}])
     # Optimizers differ in their numeric settings. Boolean settings differ between versions of torch.
@@ -93,4 +93,4 @@ def check_begun_from(start: Start, model: Classifier) -> None:
     ]
     if groups and (lacking := sorted(settings - groups[0].keys())):
         difference = f"another optimizer than {type(optimizer).__name__}, one without {lacking[0]}"
-        raise ValueError(f"{path} was trained, and goes on, with {difference}: {hint}")
+        raise ValueError(f"{path} was trained, and continues, with {difference}: {hint}")

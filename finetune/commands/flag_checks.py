@@ -87,7 +87,7 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
     wrong = [name for name in named if name not in BACKBONES and not name.startswith(_LATER)]
     if not wrong or not _is_torchvision_known():
         return ""
-    return f"can't be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES)}"
+    return f"cannot be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES)}"
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine) -> bool:

@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
-    "Defaults are in brackets. A short word and the full name behind it say the same; configs have full names alone.",
+    "Defaults are in brackets. A short name and the full name after it are the same option; configs use full names.",
 )
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 
@@ -39,12 +39,12 @@ def _evaluation_page(command: str, split: str, name: str) -> Page:
     return Page(
         "CKPT [FOLDER] [options]",
         f"""\
-Measures a checkpoint on the {name} split of the pictures that it was trained on, or of FOLDER:
-its {split}/, or all of its class folders. What it has seen in training is left out or refused.
+Measures a checkpoint on the {name} split of the data set that it was trained on, or of FOLDER:
+its {split}/, or all of its class folders. Images seen in training are skipped or refused.
 {_CKPT}""",
         (
             f"finetune {command} runs/fit/version_0",
-            f"finetune {command} runs/fit/version_0 other_pictures",
+            f"finetune {command} runs/fit/version_0 other_photos",
             f"finetune {command} best.ckpt --batch 256 --devices 2",
             f"finetune {command} best.ckpt --out runs/again",
             f"finetune {command} best.ckpt --precision 32-true",
@@ -57,41 +57,41 @@ PAGES = {
     "fit": Page(
         "FOLDER|TABLE [options]",
         """\
-Trains a classifier on a folder of pictures, then tests the best checkpoint. FOLDER holds a folder for each
-class, or train, val and test that hold them. TABLE is a .csv, .tsv, .jsonl or .parquet with a row for each
+Trains a classifier on a folder of images, then tests the best checkpoint. FOLDER has a folder for each
+class, or train, val and test with these folders. TABLE is a .csv, .tsv, .jsonl or .parquet with a row for each
 image: columns path and label, and optionally split and group. The defaults are shown.""",
         (
-            "finetune fit pictures",
-            "finetune fit pictures --epochs 20 --size 128 --backbone resnet50",
-            "finetune fit pictures --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
+            "finetune fit photos",
+            "finetune fit photos --epochs 20 --size 128 --backbone resnet50",
+            "finetune fit photos --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
             "finetune fit labels.csv --devices 2 --out runs/two --resume",
             "finetune fit --config hotdog.yaml",
         ),
         ("data", "network", "training", "machine", "run"),
     ),
     "predict": Page(
-        "CKPT PICTURES ... [options]",
+        "CKPT IMAGES ... [options]",
         f"""\
-Classifies pictures. {_CKPT}
-PICTURES are pictures, folders, globs, tables, or text files with a path on each line.""",
+Classifies images. {_CKPT}
+IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune predict runs/fit/version_0 a.jpg",
             "finetune predict runs/fit/version_0 a.jpg b.jpg more/ 'others/*.png'",
-            "finetune predict runs/fit/version_0 pictures --output said.csv --top_k 2",
-            "finetune predict best.ckpt pictures --abstain_below 0.8",
+            "finetune predict runs/fit/version_0 photos --out predictions.csv --top_k 2",
+            "finetune predict best.ckpt photos --abstain_below 0.8",
             "finetune predict best.ckpt -- -a-name-with-a-dash.jpg",
         ),
-        ("what is said", "data", "machine", "run"),
+        ("predictions", "data", "machine", "run"),
     ),
     "sheet": Page(
-        "CKPT PICTURES ... [options]",
+        "CKPT IMAGES ... [options]",
         f"""\
-Draws predicted pictures on one sheet. {_CKPT}
-PICTURES are pictures, folders, globs, tables, or text files with a path on each line.""",
+Draws a contact sheet of predicted images. {_CKPT}
+IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
         (
-            "finetune sheet runs/fit/version_0 pictures",
+            "finetune sheet runs/fit/version_0 photos",
             "finetune sheet runs/fit/version_0 a.jpg b.jpg 'more/*.png' --out sheets/few.png",
-            "finetune sheet best.ckpt pictures --num 100 --columns 10 --seed 1",
+            "finetune sheet best.ckpt photos --num 100 --columns 10 --seed 1",
         ),
         ("the sheet",),
         has_all=True,
@@ -99,11 +99,11 @@ PICTURES are pictures, folders, globs, tables, or text files with a path on each
     "export": Page(
         "CKPT [options]",
         f"""\
-Writes a checkpoint as a file for other programs, held against the network before it is kept.
+Writes a checkpoint as a file for other programs, after verifying that it predicts as the checkpoint.
 {_CKPT}""",
         (
             "finetune export runs/fit/version_0",
-            "finetune export best.ckpt --out model.onnx --input any_size --verify_on pictures",
+            "finetune export best.ckpt --out model.onnx --input any_size --verify_on photos",
             "finetune export best.ckpt --quantize int8",
         ),
         ("the file",),
@@ -112,8 +112,8 @@ Writes a checkpoint as a file for other programs, held against the network befor
     "serve": Page(
         "CKPT [options]",
         f"""\
-Answers requests about pictures until Ctrl-C, with the answers of `finetune predict`: a page to drop pictures
-on, and an API for programs, described at /openapi.json.
+Serves predictions over HTTP until Ctrl-C, the same as `finetune predict`: a page for people, and an API for
+programs, described at /openapi.json.
 {_CKPT}""",
         (
             "finetune serve runs/fit/version_0",
@@ -128,28 +128,28 @@ on, and an API for programs, described at /openapi.json.
     "check": Page(
         "FOLDER [options]",
         """\
-Says what is wrong with a folder of pictures before hours are spent: broken and odd files, pictures in more than
-one split or class, what gives a class away, and, with weights, doubtful labels. It writes a page, and changes
-nothing. Exit codes: 0 nothing found, 1 something found, notes too, 2 it can't run.""",
+Finds errors in a folder of images before training: broken and odd files, images in more than one split or
+class, shortcuts that reveal a class, and, with weights, doubtful labels. It writes a page, and changes
+nothing. Exit codes: 0 nothing found, 1 something found (also notes), 2 the check failed.""",
         (
-            "finetune check pictures",
-            "finetune check pictures --weights resnet18.pt",
-            "finetune check pictures --out checked --lists lists",
+            "finetune check photos",
+            "finetune check photos --weights resnet18.pt",
+            "finetune check photos --out checked --lists lists",
         ),
-        ("what is written", "of a table", "doubtful labels"),
+        ("output", "of a table", "doubtful labels"),
         has_all=True,
     ),
     "benchmark": Page(
         "FOLDER [options]",
         """\
-Measures a fit, with all its options: pictures per second, where the time goes, and what would help. Nothing is
-kept but caches.""",
+Measures a fit, with all its options: images per second, where the time goes, and what would help. Only
+caches stay.""",
         (
-            "finetune benchmark pictures",
-            "finetune benchmark pictures --batch 64 --size 128 --backbone resnet50",
-            "finetune benchmark pictures --devices 1,2",
+            "finetune benchmark photos",
+            "finetune benchmark photos --batch 64 --size 128 --backbone resnet50",
+            "finetune benchmark photos --devices 1,2",
             "finetune benchmark --config hotdog.yaml --repeats 10",
-            "finetune benchmark pictures --out measured.json",
+            "finetune benchmark photos --out measured.json",
         ),
         ("the measurement", "data", "network", "machine"),
     ),

@@ -157,7 +157,7 @@ class FinetuneCLI(LightningCLI):
         config = self.config[subcommand]
         if subcommand != "predict" and config.data.init_args.get("predict") is not None:
             raise WrongUsage(
-                f"--data.predict: pictures to classify are for finetune predict, not {subcommand}"
+                f"--data.predict: images to classify are for finetune predict, not {subcommand}"
             )
         checkpoint = self.checkpoint
         # without a config.yaml, the checkpoint of the run names the data set
@@ -186,7 +186,7 @@ class FinetuneCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if self.config.subcommand == "predict" and config.data.init_args.get("predict") is None:
             self.parser.error(
-                f"finetune predict needs pictures: {flag_names('predict', 'data.predict')}"
+                f"finetune predict needs images: {flag_names('predict', 'data.predict')}"
             )
         settings, data = (
             model_settings(self.checkpoint),

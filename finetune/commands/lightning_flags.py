@@ -16,7 +16,7 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             "--tta",
             type=Literal["flip"] | None,
             default=None,
-            help="flip: average what is said of each picture and of its mirror image, in twice the time.",
+            help="flip: average the predictions of each image and its mirror image, in twice the time.",
         )
         parser.set_defaults({"model.class_names": []})
         add_trust_flag(parser)
@@ -31,7 +31,7 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             "--abstain_below",
             type=float | None,
             default=None,
-            help="Say unsure instead of a class that is less probable than that, from 0 to 1.",
+            help="Predict unsure if the class is less probable than that, from 0 to 1.",
         )
 
 
@@ -42,8 +42,8 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        help="Go on in the newest run of the same data and network beneath trainer.default_root_dir, or begin a new "
-        "one if there is none; with a folder, go on in that run. A run keeps the settings that are not given.",
+        help="Continue the newest run of the same data and network under trainer.default_root_dir, or begin a new "
+        "one if there is none; with a folder, continue that run. Options that are not given keep the run's values.",
     )
     parser.add_argument(
         "--name",
@@ -55,13 +55,14 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--keep_last",
         type=bool,
         default=True,
-        help="Keep last.ckpt after the end, so that the run can be prolonged; false deletes what only resuming needs.",
+        help="Keep last.ckpt after the end, so that the run can be continued; false deletes what only resuming "
+        "needs.",
     )
     parser.add_argument(
         "--allow_changes",
         type=bool,
         default=False,
-        help="Let --resume go on with another seed, batch size or training pictures, and so in another order.",
+        help="Let --resume continue with another seed, batch size or training images, and so in another order.",
     )
     parser.add_argument(
         "--test_after_fit",
@@ -73,7 +74,7 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--report",
         type=bool,
         default=True,
-        help="Write report.html, a page of what came out of the run.",
+        help="Write report.html, the report of the run.",
     )
     parser.add_argument(
         "--checkpoint_every_n_steps",
@@ -85,15 +86,15 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--threshold",
         type=str | None,
         default=None,
-        help="Say the first of two classes, or that in f1:CLASS, where it is as probable as is best on the "
-        "validation split for this: accuracy, f1, precision:0.95 or recall:0.99.",
+        help="Choose the threshold of the first of two classes, or of CLASS in f1:CLASS, that is best on the "
+        "validation split for: accuracy, f1, precision:0.95 or recall:0.99.",
     )
     parser.add_argument(
         "--minutes",
         type=float | None,
         default=None,
-        help="End after about so many minutes: steps are tried, then epochs chosen, and perhaps a smaller size or, "
-        "where heads start at random, several networks (--model.members 1 for one).",
+        help="End after about so many minutes: times some steps, then chooses epochs, and perhaps a smaller size or, "
+        "if heads start at random, several networks (--model.members 1 for one).",
     )
     parser.add_argument(
         "--patience",

@@ -47,7 +47,7 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
             for logger in loggers:
                 logger.log_picture(NAME, sheet, trainer.global_step)
     except Exception as error:  # from any library that draws or reads: the run itself is complete
-        log.warning("no picture of test predictions could be logged: %s", error)
+        log.warning("no image of test predictions could be logged: %s", error)
 
 
 def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> Image.Image | None:

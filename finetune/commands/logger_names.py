@@ -33,7 +33,7 @@ def replace_logger_names(line: ParsedLine) -> None:
         line.flags[i] = name, _in_text(value)
         is_csv = _CSV.fullmatch(value) and not name.endswith(".help")
         if is_csv and "trainer.logger.save_dir" not in flag_settings(line):
-            hint = "a run's metrics.csv and steps.csv have all that is logged: leave it out, or say where by"
+            hint = "a run's metrics.csv and steps.csv have all logged values: remove it, or set its address by"
             raise WrongUsage(f"{flag} {value}: {hint} --trainer.logger.save_dir FOLDER")
 
 

@@ -165,8 +165,8 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
             flag_names("fit", f"data.{name}") for name in ("image_size", "batch_size")
         )
         raise ValueError(
-            f"--minutes {minutes:g} is not enough for a single step: all else takes {length.others:.0f} s here, and a "
-            f"step {length.costs.batch:.1f} s; give more of them, or a smaller {smaller_ones}"
+            f"--minutes {minutes:g} is not enough for a single step: the rest takes {length.others:.0f} s on this "
+            f"machine, and a step {length.costs.batch:.1f} s; give more minutes, or a smaller {smaller_ones}"
         )
     epochs = length.plan.epochs
     _check_least(
@@ -194,15 +194,15 @@ def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
     assert length.plan is not None
     part = f" of {choice.limit_train_batches} batches each" if choice.limit_train_batches else ""
     text = (
-        f"{choice.max_epochs} epochs{part}, {_steps(length, config):,} steps, with pictures of "
+        f"{choice.max_epochs} epochs{part}, {_steps(length, config):,} steps, with images of "
         f"{choice.image_size} pixels"
     )
     if not choice.has_cache:
         text += " decoded as they come, since there is no time to see all of them twice"
     if choice.members > 1:
-        text += f", of {choice.members} networks that answer together (--members 1 for one)"
+        text += f", of {choice.members} networks that predict together (--members 1 for one)"
     took = duration(time.monotonic() - began)
-    text += f": about {duration(length.plan.seconds)} here, after {took} until now"
+    text += f": about {duration(length.plan.seconds)} on this machine, after {took} so far"
     if choice.max_epochs == MOST_EPOCHS:
         text += f"; more than {MOST_EPOCHS} epochs are not chosen"
     return text
@@ -260,10 +260,10 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
     limits += [name for name in _CHOSEN if explicit.has_flag(f"trainer.{name}")]
     if limits:
         flag = flag_names("fit", f"trainer.{limits[0]}")
-        raise WrongUsage(f"--minutes and {flag} both say how long to train: leave one out")
+        raise WrongUsage(f"--minutes and {flag} both set the length of training: remove one")
     if getattr(config.data.init_args, "image_size_schedule", None) is not None:
         raise WrongUsage(
-            "--minutes tries pictures of one size: leave out --data.image_size_schedule, or give --epochs"
+            "--minutes times images of one size: remove --data.image_size_schedule, or give --epochs"
         )
     if config.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(
@@ -271,7 +271,7 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
         )
     if config.ckpt_path is not None:
         raise WrongUsage(
-            "--minutes chooses the length of a fit from its first step: to go on from --ckpt_path give --epochs, to "
+            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path give --epochs, to "
             "begin with its weights give it as --weights"
         )
     if config.trainer.plugins:
@@ -291,7 +291,8 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
         if (least := trainer[name]) is not None and least > num:
             what = name.removeprefix("min_")
             raise WrongUsage(
-                f"--minutes {minutes:g} is enough for {num:,} {what} here, and trainer.{name} is {least}: leave one out"
+                f"--minutes {minutes:g} is enough for {num:,} {what} on this machine, and trainer.{name} is "
+                f"{least}: remove one"
             )
 
 
@@ -313,16 +314,16 @@ def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | 
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{file} is damaged: {reason}; give --epochs instead of --minutes to go on"
+            f"{file} is damaged: {reason}; give --epochs instead of --minutes to continue"
         ) from error
     if limits := [
         f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset
     ]:
         raise WrongUsage(
-            f"{config.resume} ends by trainer.{limits[0]}: give that instead of --minutes to go on"
+            f"{config.resume} ends by trainer.{limits[0]}: give that instead of --minutes to continue"
         )
     log.info(
-        "--minutes is for new runs: %s goes on to its %s epochs",
+        "--minutes is for new runs: %s continues to its %s epochs",
         config.resume,
         choice.max_epochs,
     )

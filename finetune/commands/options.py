@@ -70,12 +70,12 @@ not shown: validate test
   CKPT FOLDER, --data.root FOLDER
   --data.table TABLE
 not shown: predict
-  CKPT PICTURES, --ckpt_path CKPT
-  CKPT PICTURES, --pictures, --data.predict PICTURES
+  CKPT IMAGES, --ckpt_path CKPT
+  CKPT IMAGES, --pictures, --data.predict IMAGES
       pictures picture images image files input source
 not shown: sheet
-  CKPT PICTURES, --ckpt_path CKPT
-  CKPT PICTURES, --pictures PICTURES
+  CKPT IMAGES, --ckpt_path CKPT
+  CKPT IMAGES, --pictures IMAGES
       predict pictures picture images image files input source
 not shown: export serve
   CKPT, --ckpt_path CKPT
@@ -83,41 +83,41 @@ not shown: check
   FOLDER, --folder FOLDER
 the measurement: benchmark
   --repeats N                              how often each part is measured, two seconds of steps at a time [5]
-  --devices N,N                            numbers of devices to hold beside each other, as 1,2
+  --devices N,N                            numbers of devices to compare, such as 1,2
   --out, --output FILE                     a .json to write
       out o output_file
-what is said: predict
-  --out, --output FILE                     .csv, .jsonl or .parquet; unsaid, runs/predict/version_N/predictions.csv
-  --top_k K                                the k best classes of each picture, not a column for each class
+predictions: predict
+  --out, --output FILE                     .csv, .jsonl or .parquet; default runs/predict/version_N/predictions.csv
+  --top_k K                                the k best classes of each image, not a column for each class
       k top topk
-  --abstain_below P                        say unsure where the class is less probable
+  --abstain_below P                        predict unsure if the class is less probable
 the sheet: sheet
   --out, --output FILE                     the PNG file to write [sheet.png]
-  --num N                                  pictures on it at most, chosen at random [24]
-  --columns N                              pictures in a row [8]
-  --seed N                                 of the choice [0]
+  --num N                                  images on it at most, chosen at random [24]
+  --columns N                              images in a row [8]
+  --seed N                                 of the choice of images [0]
 the file: export
   --format KIND                            torch: a .pt2 for torch.export; safetensors: the weights [onnx]
-  --out, --output FILE                     unsaid, beside the checkpoint
-  --input SIZE                             any_size: an .onnx that prepares pictures itself [network_size]
-  --verify_on PICTURES                     what it is compared on; unsaid, on 64 drawn pictures
+  --out, --output FILE                     by default next to the checkpoint
+  --input SIZE                             any_size: an .onnx that prepares images itself [network_size]
+  --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
   --quantize int8                          a quarter of the size, if it loses at most a point and is faster
-  --root FOLDER                            pictures for int8; unsaid, those of the run
+  --root FOLDER                            images for int8; by default those of the run
 the address: serve
-  --host ADDRESS                           0.0.0.0 lets other machines ask [127.0.0.1]
-  --port N                                 0 takes one that is free [8000]
-  --token WORD                             what requests must bear; better set as FINETUNE_TOKEN
+  --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
+  --port N                                 0 takes a free one [8000]
+  --token WORD                             what requests must send; better set as FINETUNE_TOKEN
 machine: serve
   --device NAME                            cpu, cuda or cuda:1 [auto]
-  --precision KIND                         32-true, bf16-mixed; unsaid, as predict chooses
-  --max_batch N                            pictures classified at a time, at most [32]
+  --precision KIND                         32-true, bf16-mixed; by default as predict chooses
+  --max_batch N                            images classified at a time, at most [32]
 limits: serve
-  --max_waiting N                          pictures without an answer; more are refused for now [256]
-  --max_pictures N                         pictures in a request [32]
+  --max_waiting N                          images without an answer; more are refused [256]
+  --max_pictures N                         images in a request [32]
   --max_megabytes MB                       size of a request [32.0]
-  --max_megapixels MPX                     width times height of a picture [64.0]
+  --max_megapixels MPX                     width times height of an image [64.0]
   --timeout SECONDS                        for a request [30.0]
-what is written: check
+output: check
   --out, --output FOLDER                   where check.html and check.json go [.]
   --lists FOLDER                           a list of files for each kind of finding, too
 of a table: check
@@ -126,40 +126,40 @@ of a table: check
   --labels HOW                             single or several labels per image [auto]
   --label_separator CHARACTER              between several labels; ; and | are found without it
 doubtful labels: check
-  --weights FILE                           of a network whose features tell classes apart
-  --backbone NAME                          the network that they are of [resnet18]
-  --size, --image_size PIXELS              side of what it sees [96]
-  --ckpt_path CKPT                         a checkpoint of fit instead, or a run: it knows its own labels
+  --weights FILE                           weights of a network whose features separate classes
+  --backbone NAME                          the network of these weights [resnet18]
+  --size, --image_size PIXELS              side of its input [96]
+  --ckpt_path CKPT                         a checkpoint of fit instead, or a run; it has seen its own labels
 data: fit benchmark
-  --batch, --data.batch_size N             pictures in a batch, over all devices together [32]
+  --batch, --data.batch_size N             images in a batch, over all devices together [32]
       batch bs b
-  --size, --data.image_size PIXELS         side of what the network sees [224]
+  --size, --data.image_size PIXELS         side of the network's input [224]
       size img_size imgsz input_size resolution crop_size
-  --data.val_fraction SHARE                of train, or of all class folders, where there is no val [0.1]
-  --data.test_fraction SHARE               of all, where the folder has no splits [0.2]
+  --data.val_fraction SHARE                of train, or of all class folders, if there is no val [0.1]
+  --data.test_fraction SHARE               of all, if the folder has no splits [0.2]
   --data.resize HOW                        then cropped; squash, or whole: squashed and not cropped [shorter_side]
-  --data.on_bad_image HOW                  skip: leave unreadable pictures out, and list them [error]
+  --data.on_bad_image HOW                  skip: skip unreadable images, and list them [error]
 data: validate test predict
-  --batch, --data.batch_size N             pictures in a batch; unsaid, that of its training
-  --tta flip                               the mean of each picture and its mirror image, in twice the time
+  --batch, --data.batch_size N             images in a batch; by default that of its training
+  --tta flip                               average over each image and its mirror image, in twice the time
 data: validate test
-  --data.on_bad_image HOW                  skip: leave unreadable pictures out
+  --data.on_bad_image HOW                  skip: skip unreadable images
 network: fit
-  --backbone, --model.backbone NAME        of torchvision; timm/NAME; auto, or A,B: by the data [resnet18]
+  --backbone, --model.backbone NAME        of torchvision; timm/NAME; auto, or A,B: chosen by the data [resnet18]
       arch architecture network model_name net
 network: benchmark
   --backbone, --model.backbone NAME        of torchvision, as resnet50; of timm, as timm/convnext_nano [resnet18]
 network: fit benchmark
   --weights, --model.weights FILE          DEFAULT: published ones; a file, a run; null: random ones [DEFAULT]
       pretrained
-  --freeze, --model.freeze STAGE           train what follows a stage, as layer2; backbone: solve the head
-  --members, --model.members N             networks that learn each by itself and answer together [1]
+  --freeze, --model.freeze STAGE           freeze up to a stage, as layer2; backbone: only fit the head
+  --members, --model.members N             networks that are trained separately and predict together [1]
 training: fit benchmark
-  --epochs, --trainer.max_epochs N         passes over the training pictures; 5 to 50 by their number
+  --epochs, --trainer.max_epochs N         passes over the training images; 5 to 50 by their number
       epochs epoch num_epochs n_epochs
-  --lr, --model.optimizer.lr RATE          of backbone and head alike; 0.001 from a random head [0.0001]
+  --lr, --model.optimizer.lr RATE          of backbone and head; 0.001 from a random head [0.0001]
       lr learning_rate rate lr0
-  --optimizer, --model.optimizer NAME      another, as SGD, begins at its usual rate [AdamW]
+  --optimizer, --model.optimizer NAME      another, as SGD, has its own default rate [AdamW]
       opt optim
   --model.class_weights HOW                balanced: rare classes count as much as frequent ones
   --seed, --seed_everything N              of order, augmentation and new weights [0]
@@ -168,9 +168,9 @@ machine: fit validate test predict
   --devices, --trainer.devices N           GPUs, or processes on a CPU, that share each batch [auto]
       gpus gpu num_gpus n_gpu device ngpus
 machine: fit benchmark validate test predict
-  --workers, --data.num_workers N          processes that read pictures, for each device [auto]
+  --workers, --data.num_workers N          DataLoader workers for each device [auto]
       workers j
-  --precision, --trainer.precision KIND    32-true, bf16-mixed; unsaid, bf16 where the hardware gains
+  --precision, --trainer.precision KIND    32-true, bf16-mixed; by default bf16 if that is faster
       amp fp16 bf16 half
 run: fit validate test
   --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
@@ -179,7 +179,7 @@ run: predict
   --trainer.default_root_dir FOLDER        where runs go: FOLDER/{command}/version_N [runs]
       out output_dir out_dir logdir log_dir save_dir run_dir project
 run: fit
-  --resume                                 go on in the newest run of these data there, or --resume RUN; else begin
+  --resume                                 continue the newest run of these data there, or --resume RUN; else begin
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
   --minutes M                              end after about M minutes: chooses epochs and size

@@ -38,10 +38,10 @@ class Row:
 def parity(
     devices: int = 2, steps: int = 10, dtype: Literal["float64", "float32"] = "float64"
 ) -> None:
-    """Train the same networks on the same pictures in every way that uses several devices, and compare the weights.
+    """Train the same networks on the same images in every way that uses several devices, and compare the weights.
 
-    Takes a minute or two on two cores. CUDA devices are taken where there are enough, else processes and replicas on
-    the CPU, each with one thread. Exits with 1 if a way differs from one device by more than its tolerance.
+    Takes a minute or two on two cores. Uses CUDA devices if there are enough, or else processes and replicas on the
+    CPU, each with one thread. Exits with 1 if a way differs from one device by more than its tolerance.
 
     Args:
         devices: Devices of each way; branches always take two.

@@ -41,7 +41,7 @@ def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | N
             continue
         data[name] = value
         settings.append(f"{name} {value}")
-    return f"pictures are prepared as {name_of} says: {', '.join(settings)}" if settings else ""
+    return f"images are prepared as defined by {name_of}: {', '.join(settings)}" if settings else ""
 
 
 def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:

@@ -28,8 +28,8 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
     parser = OneLineErrorParser(
         prog=f"finetune {command}",
         usage=f"finetune {command} {usage}",
-        description="Writes report.html into a run's folder: the result, classes, pictures that it gets wrong, how to "
-        "repeat it. Several runs come side by side on one page, two of them also picture by picture.",
+        description="Writes report.html into a run's folder: the result, classes, mistakes, how to "
+        "repeat it. Several runs are compared on one page, two of them also image by image.",
     )
     parser.add_argument(
         "runs",
@@ -40,12 +40,12 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
     parser.add_argument(
         "--output",
         metavar="FILE.html",
-        help="The page to write (default: report.html in the run's folder; of several runs comparison.html).",
+        help="The page to write (default: report.html in the run's folder; comparison.html for several runs).",
     )
     parser.add_argument(
         "--check",
         metavar="check.json",
-        help="What `finetune check` wrote of the run's data (default: check.json where the run was begun, if of them).",
+        help="Result of `finetune check` on the data (default: check.json where the run began, if it matches).",
     )
     parsed = parser.parse_args(list(arguments))
     runs, output = list(map(Path, parsed.runs)), parsed.output

@@ -117,7 +117,7 @@ def _check_has_data(explicit: Namespace, root: Path, search: NewestRun) -> None:
     if is_folder and _explicit_place(explicit) is None:
         why = f", since {describe_skipped(search.skipped)}" if search.skipped else ""
         hint = "and there is no data for a new one: finetune fit FOLDER --resume"
-        raise NotFound(f"--resume found no run beneath {root} to go on with{why}, {hint}")
+        raise NotFound(f"--resume found no run in {root} to continue{why}, {hint}")
 
 
 def _explicit_place(explicit: Namespace) -> str | None:
@@ -209,7 +209,7 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
         run = Path(os.path.abspath(run))
     check_has_last(run)
     if not last_checkpoint(run).is_file():
-        raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to go on with")
+        raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to continue from")
     settings = settings_of(run, read)
     if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")

@@ -31,18 +31,18 @@ def sheet(
     columns: int = 8,
     seed: int = 0,
 ) -> None:
-    """Draw a sheet of pictures with the class predicted for each and its probability.
+    """Draw a contact sheet of images with the predicted class of each and its probability.
 
-    Captions are green where the picture lies in a folder of the predicted class, red in one of another class, grey
-    elsewhere, and for a network that predicts several labels.
+    Captions are green if the image is in a folder of the predicted class, red if it is in one of another class, and
+    grey otherwise, also for a network that predicts several labels.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
-        pictures: Picture, folder, glob or text file with a path on each line, or several.
+        pictures: Image, folder, glob or text file with a path on each line, or several.
         output: The PNG file to write.
-        num: Pictures on the sheet at most, chosen at random.
-        columns: Pictures in a row.
-        seed: Seed of the choice.
+        num: Largest number of images on the sheet, chosen at random.
+        columns: Images in a row.
+        seed: Seed of the choice of images.
     """
     if num < 1 or columns < 1:
         raise WrongUsage(f"num and columns must be at least 1, got {num} and {columns}")

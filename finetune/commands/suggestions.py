@@ -74,7 +74,7 @@ def wrong_value(value: str, kind: Kind) -> str:
     if value.lower() in _YAML_WORDS:
         return ""
     if isinstance(kind, list) and value not in kind:
-        return f"can't be {value!r}{did_you_mean(value, kind)}"
+        return f"cannot be {value!r}{did_you_mean(value, kind)}"
     if kind == "number" and _NO_NUMBER.fullmatch(value):
         return f"takes a number, such as 3 or 0.01, not {value!r}"
     return ""

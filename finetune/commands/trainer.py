@@ -69,7 +69,7 @@ def complete(
     run = folder.run
     if run.command == "fit" and config["enable_checkpointing"] is False:
         raise WrongUsage(
-            "leave trainer.enable_checkpointing out: a fit is tested, and goes on, from its checkpoints"
+            "remove trainer.enable_checkpointing: a fit is tested and resumed from its checkpoints"
         )
     plugins = [AtomicCheckpointIO(), *_as_list(config["plugins"])]
     if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
@@ -163,7 +163,7 @@ def check_allowed(config: Any) -> None:
         "sync_batchnorm"
     ]:  # Lightning's would also replace frozen layers, and so unfreeze them
         raise WrongUsage(
-            "leave trainer.sync_batchnorm out: batch norm takes the whole batch's statistics anyway"
+            "remove trainer.sync_batchnorm: batch norm uses the statistics of the global batch anyway"
         )
     check_strategy(config["strategy"])
     if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
@@ -219,7 +219,7 @@ def make_ready(trainer: Trainer) -> Trainer:
     if lightning_private.has_validation_clock(trainer) and trainer.world_size > 1:
         hint = "give trainer.val_check_interval in batches, or --devices 1"
         raise WrongUsage(
-            f"several devices would each validate by a clock of its own, and wait for one another: {hint}"
+            f"several devices would validate by different clocks, and wait for one another: {hint}"
         )
     take_over(trainer)
     # Lightning reads the rank from the environment, which may still have that of another job.

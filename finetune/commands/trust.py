@@ -86,19 +86,21 @@ def check_root(
     is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
     if not is_named and not Path(root).exists():
         hint = f"give the folder where they are now: {flag_names(command, 'data.root')}"
-        raise ValueError(f"the pictures of the checkpoint's run are not in {root} any more: {hint}")
+        raise ValueError(f"the images of the checkpoint's run are no longer in {root}: {hint}")
     set_of = config.data.class_path
     raise ValueError(
-        f"{root} does not hold the data set of the checkpoint, {set_of}, and a checkpoint fetches none: add "
-        f"--data {_FOLDERS} for a folder of class folders, or --data {set_of} to fetch it"
+        f"{root} does not have the data set of the checkpoint, {set_of}, and a checkpoint downloads none: add "
+        f"--data {_FOLDERS} for a folder of class folders, or --data {set_of} to download it"
     )
 
 
 def _check(class_path: Any, modules: Sequence[str]) -> None:
     module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
     if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
-        hint = f"--{_FLAG} {module.partition('.')[0]} lets it, if you know that module"
-        raise ValueError(f"the checkpoint would import {class_path}, which is not ours: {hint}")
+        hint = f"--{_FLAG} {module.partition('.')[0]} allows it, if you trust that module"
+        raise ValueError(
+            f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
+        )
 
 
 def _module(class_path: Any) -> str:

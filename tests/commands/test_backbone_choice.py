@@ -152,7 +152,7 @@ def test_resume_passes_over_a_run_whose_network_was_named(
     given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing}"]
     cli("fit", colours, *given, *LINE, "--resume")
     assert (tmp_path / "runs/fit/version_1").is_dir() and len(budgets) == 1
-    assert any("of a network that was named, small_cnn" in text for text in caplog.messages)
+    assert any("of a chosen network, small_cnn" in text for text in caplog.messages)
 
 
 def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
@@ -332,7 +332,7 @@ def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monk
     given = f"small_cnn={files.seeing},resnet18=DEFAULT,resnet50=IMAGENET1K_V1"
     cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
-    why = "not on this machine, and https://download.pytorch.org can't be reached"
+    why = "not on this machine, and https://download.pytorch.org cannot be reached"
     assert skipped == f"not ranked: resnet18, resnet50 ({why})"
     assert asked == ["https://download.pytorch.org"]  # once
 
@@ -346,17 +346,17 @@ def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_p
     assert text.startswith(
         "--backbone auto: no network can be used: efficientnet_b0, resnet18, resnet50, convnext_tiny ("
     )
-    assert "https://huggingface.co can't be reached" in text and text.endswith("--weights A,B")
+    assert "https://huggingface.co cannot be reached" in text and text.endswith("--weights A,B")
     assert not (tmp_path / "runs").exists()
 
 
 WRONG = [
     (
         ["--model.freeze", "layer2"],
-        r"--freeze \(--model.freeze\) layer2: stages have other names in each network",
+        r"--freeze \(--model.freeze\) layer2: stages have different names in each network",
     ),
     (["--trainer.num_nodes", "2"], "--backbone auto ranks networks on one machine"),
-    (["--weights", "null"], r"leave out --weights \(--model.weights\) null"),
+    (["--weights", "null"], r"remove --weights \(--model.weights\) null"),
     (
         ["--weights", "nowhere"],
         "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
@@ -368,19 +368,19 @@ WRONG = [
     ),
     (
         ["--weights", "{seeing},{seeing}"],
-        "seeing.pt does not say of which network it is: name the network, such as resnet18=",
+        "seeing.pt does not name its network: name the network, such as resnet18=",
     ),
     (
         ["--config", "fixed.yaml"],
         "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network",
     ),
-    (["--minutes", "1", "--epochs", "3"], "both say how long to train"),
+    (["--minutes", "1", "--epochs", "3"], "both set the length of training"),
     (
         ["--backbone", "resnet18,resnet50", "--weights", "{seeing}"],
         "is not for several networks: give each its own",
     ),
-    (["--backbone", "resnet18,resnet81"], "can't be 'resnet81'; did you mean 'resnet18'"),
-    (["--backbone", "auto,resnet18"], "can't be 'auto'"),
+    (["--backbone", "resnet18,resnet81"], "cannot be 'resnet81'; did you mean 'resnet18'"),
+    (["--backbone", "auto,resnet18"], "cannot be 'auto'"),
 ]
 
 

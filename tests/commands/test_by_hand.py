@@ -77,11 +77,11 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
     [
         (
             ("--devices", "cpu,gpuu"),
-            "--devices cpu,gpuu: there is no device 'gpuu' here; valid are: cpu",
+            "--devices cpu,gpuu: there is no device 'gpuu' on this machine; valid are: cpu",
         ),
-        (("--devices", "cpu,"), "there is no device '' here"),
-        (("--devices", "cpu:1"), "there is no device 'cpu:1' here"),
-        (("--devices", "meta"), "there is no device 'meta' here"),
+        (("--devices", "cpu,"), "there is no device '' on this machine"),
+        (("--devices", "cpu:1"), "there is no device 'cpu:1' on this machine"),
+        (("--devices", "meta"), "there is no device 'meta' on this machine"),
         (("--devices", "cpu,cpu,cpu"), "8 does not divide by 3 devices"),
         (("--epochs", "many"), "many"),
         (("--device", "cpu"), "did you mean --devices?"),
@@ -92,7 +92,7 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
         (("--seed", "-1"), "seed -1"),
         (
             ("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"),
-            "Fashion-MNIST can't be had",
+            "Fashion-MNIST is not available",
         ),
         (("--lr", "1e30"), "lr 1e+30 is too high"),
         (("--output", "clothes"), "--output clothes is a folder"),
@@ -105,7 +105,9 @@ def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit) as caught:
         main(["by-hand", *map(str, QUICK), "--output", "new/curve.png", *options])
     err = capsys.readouterr().err
-    is_usage = not any(words in told for words in ("can't be had", "too high", "does not divide"))
+    is_usage = not any(
+        words in told for words in ("is not available", "too high", "does not divide")
+    )
     assert caught.value.code == (2 if is_usage else 1)
     assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
     assert [
@@ -148,6 +150,6 @@ def test_devices_of_an_accelerator(monkeypatch):
     names = ["cuda", "cuda:1", "cuda:0", "cpu"]
     assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
     with pytest.raises(
-        ValueError, match="no device 'cuda:2' here; valid are: cpu, cuda, cuda:0, cuda:1"
+        ValueError, match="no device 'cuda:2' on this machine; valid are: cpu, cuda, cuda:0, cuda:1"
     ):
         parse_devices("cuda:0,cuda:2")

@@ -47,8 +47,8 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     cli("cache")
     shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
-    assert rows[first] == [f"30 pictures of {colours}", "0.00 GB", "2020-02-03 04:05"]
-    assert rows[second][0] == "damaged pictures"
+    assert rows[first] == [f"30 images of {colours}", "0.00 GB", "2020-02-03 04:05"]
+    assert rows[second][0] == "damaged images"
     assert rows["kept.features"][0].startswith("features, of an earlier version")
     assert rows["precisions.json"][0] == "which precision is faster on this CPU"
     for name in ("my", "my.features", "my.activations", "empty"):

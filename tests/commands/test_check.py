@@ -51,7 +51,7 @@ def pictures(tmp_path):
 
 def test_a_sound_set_is_clean(cli, pictures, tmp_path, capsys):
     assert run(cli, pictures) == 0
-    assert found(tmp_path) == {} and "nothing was found wrong" in capsys.readouterr().out
+    assert found(tmp_path) == {} and "no problems found" in capsys.readouterr().out
     assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
 
 
@@ -107,7 +107,7 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_p
         str(a / "5.jpg"),
     ]
     out = capsys.readouterr().out
-    assert "not of this check, there from before: shortcut_size.txt\n" in out
+    assert "from an earlier check: shortcut_size.txt\n" in out
     assert (
         out.index("bad") < out.index("warning") < out.index("note")
         and "train/a/8.jpg = test/a/copied.jpg" in out
@@ -123,7 +123,7 @@ def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
             with open(folder + b"/" + name + b"%d.jpg" % i, "wb") as file:
                 file.write(b"")
     assert run(cli, tmp_path / "set", "--lists", "lists") == 1
-    assert "can't be listed" in capsys.readouterr().out
+    assert "cannot be listed" in capsys.readouterr().out
     page = (tmp_path / "check.html").read_text("utf-8")
     assert (
         "&lt;b&gt;&amp;amp;" in page
@@ -164,7 +164,7 @@ def test_of_very_many_pictures_it_says_what_it_does_not_look_for(
     for module in (check, perceptual_hash):
         monkeypatch.setattr(module, "MAX_EXACT", 5)
     assert run(cli, pictures) == 0
-    title = "of more than 5 pictures cropped copies were hardly looked for"
+    title = "cropped copies were hardly searched for among more than 5 images"
     assert f"look     {title}" in capsys.readouterr().out
     assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text(
         "utf-8"
@@ -316,7 +316,7 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
 
     torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
     monkeypatch.setattr("finetune.commands.check.inspect_images", None)
-    told = r"^lenet can't take pictures of 40x40 pixels \(.*image_size must be 28\): another --image_size may do$"
+    told = r"^lenet does not support images of 40x40 pixels \(.*image_size must be 28\): another --image_size may do$"
     with pytest.raises(WrongUsage, match=told):
         cli(
             "check",

@@ -65,7 +65,10 @@ def test_a_file_here_comes_first(package):
 def test_not_found_names_the_nearest(package, name, hint):
     with pytest.raises(FileNotFoundError) as caught:
         find(name)
-    assert str(caught.value) == f"there is no config {name!r} here, nor is one shipped; {hint}"
+    assert (
+        str(caught.value)
+        == f"there is no config {name!r}, and none of that name is shipped; {hint}"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--config", "-c"])

@@ -44,7 +44,7 @@ WRONG = [
     (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
     (
         ["--devices", "0,1"],
-        r"--devices \(--trainer.devices\) 0,1: there is no GPU to name here; on a CPU",
+        r"--devices \(--trainer.devices\) 0,1: there is no GPU on this machine; on a CPU",
     ),
     (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
     (

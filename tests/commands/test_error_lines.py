@@ -28,13 +28,13 @@ from finetune.system.messages import WrongUsage
         ),
         (
             MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
-            "--devices: GPUs 0, 1 are asked for, and here are only 0; auto takes all there are",
+            "--devices: GPUs 0, 1 are requested, and this machine only has 0; auto takes all of them",
         ),
         (
             RuntimeError(
                 'Error(s) in loading state_dict for Classifier:\n\tUnexpected key(s) in state_dict: "x". \n\tsize mis'
             ),
-            "the weights in the checkpoint do not fit the network that it names, it is damaged: Unexpected key(s) in "
+            "the checkpoint is damaged, its weights do not fit its network: Unexpected key(s) in "
             'state_dict: "x"',
         ),
         (
@@ -69,25 +69,25 @@ from finetune.system.messages import WrongUsage
             RuntimeError(
                 "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"
             ),
-            "adaptive_avg_pool2d_backward_cuda has no deterministic form here: leave --trainer.deterministic out",
+            "adaptive_avg_pool2d_backward_cuda has no deterministic form on this device: remove",
         ),
         (
             dist.DistBackendError(
                 "NCCL error in: x.cpp:1\nncclUnhandledSystemError: System call failed.\nLast error:\nno \n/dev/shm"
             ),
-            "the GPUs can't speak to each other: no /dev/shm",
+            "the GPUs cannot communicate: no /dev/shm",
         ),
         (
             dist.DistBackendError("x\nDuplicate GPU detected"),
-            "the GPUs can't speak to each other: Duplicate GPU detected",
+            "the GPUs cannot communicate: Duplicate GPU detected",
         ),
         (
             dist.DistBackendError("ncclRemoteError: a remote process exiting prematurely"),
-            "process 0 ended, since another",
+            "process 0 ended because another",
         ),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
-            "a process that reads pictures was",
+            "a DataLoader worker was",
         ),
         (
             FileNotFoundError(errno.ENOENT, "No such file", "a.png"),
@@ -96,12 +96,12 @@ from finetune.system.messages import WrongUsage
         (ValueError("two\nlines"), "two lines"),
         (
             dist.DistNetworkError("Failed to recv, got 0 bytes."),
-            "process 0 ended, since another one did",
+            "process 0 ended because another one did",
         ),
         (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
-            "process 0 ended, since another",
+            "process 0 ended because another",
         ),
         (
             ValueError("no pictures of the class 'igloo' in gloo"),
@@ -112,7 +112,7 @@ from finetune.system.messages import WrongUsage
             RuntimeError(
                 "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU"
             ),
-            "torch can't use this GPU: The NVIDIA driver on your system is too old (found version",
+            "torch cannot use this GPU: The NVIDIA driver on your system is too old (found version",
         ),
         (RuntimeError("a fault of ours"), None),
     ],

@@ -56,7 +56,7 @@ def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, cap
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("new/some.onnx (") and first.endswith("some.onnx.json about it")
     assert second.startswith(
-        "held against the network on 64 drawn pictures: the same classes, largest difference"
+        "verified against the checkpoint on 64 synthetic images: same classes, largest difference"
     )
     about = json.loads((tmp_path / "new/some.onnx.json").read_text())
     assert about["class_names"] == ["blue", "green", "red"]
@@ -108,7 +108,7 @@ def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, cli, tm
 
 def test_an_onnx_is_tested_on_a_folder_that_is_named(run, cli):
     onnx = run / "checkpoints/best.onnx"
-    with pytest.raises(ValueError, match="no data: give the folder of the pictures"):
+    with pytest.raises(ValueError, match="no data: give the folder of images"):
         cli("test", "--ckpt_path", onnx)
 
 
@@ -136,7 +136,8 @@ def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
 
     monkeypatch.setattr("finetune.commands.export.load_exported", spoilt)
     with pytest.raises(
-        ValueError, match="was not kept, for it does not say what the network says: on 64 drawn"
+        ValueError,
+        match="file was discarded, since it does not predict as the checkpoint: on 64 synthetic",
     ):
         cli(
             "export",
@@ -283,7 +284,7 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
         "--root",
         colours,
     )
-    assert "int8 on 30 test pictures: accuracy " in capsys.readouterr().out
+    assert "int8 on 30 test images: accuracy " in capsys.readouterr().out
     about = json.loads((tmp_path / "some.onnx.json").read_text())["quantized"]
     assert about["num_pictures"] == 30 and about["milliseconds"] == [2.0, 1.0]
     assert agreements(tmp_path / "some.onnx.json") == {"verified_before_int8"}
@@ -314,7 +315,7 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
     monkeypatch.setattr("finetune.inference.quantize.time_in_turns", lambda *_: (1.0, 2.0))
     with pytest.raises(
         ValueError,
-        match=r"the int8 file was not kept: it is no faster here: .* on 30 test pictures",
+        match=r"the int8 file was discarded: it is not faster on this machine: .* on 30 test images",
     ):
         cli(
             "export",
@@ -342,7 +343,7 @@ def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path
     sizes = np.concatenate([seen.sizes, np.zeros(len(names) - len(seen.names), np.int32)])
     known["finetune"]["seen"] = SeenRecord(names, sizes, seen.num_train).pack()
     torch.save(known, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="has seen 10 of the 30 test pictures"):
+    with pytest.raises(ValueError, match="has seen 10 of the 30 test images"):
         cli("export", tmp_path / "other.ckpt", *int8, colours)
     assert not (tmp_path / "some.onnx").exists()
 
@@ -403,7 +404,8 @@ def test_a_preparation_that_disagrees_is_not_kept(of_any_size, cli, tmp_path, mo
         any_size, "prepend", lambda source, target, size, *_: prepend(source, target, size, "whole")
     )
     with pytest.raises(
-        ValueError, match="was not kept, .* on 96 drawn pictures and pieces of them, of many sizes"
+        ValueError,
+        match="was discarded, .* on 96 synthetic images and crops of them, of many sizes",
     ):
         cli("export", of_any_size / "some.ckpt", "--input", "any_size", "--output", "any.onnx")
     assert not list(tmp_path.iterdir())
@@ -453,7 +455,7 @@ def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours,
     state = read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["state_dict"]
     assert state["mean"].unique().tolist() == [100] and state["std"].unique().tolist() == [50]
     with pytest.raises(
-        ValueError, match=r"training can't begin with .*best\.onnx: an \.onnx gives answers alone"
+        ValueError, match=r"training cannot start from .*best\.onnx: an \.onnx file only predicts"
     ):
         cli(*fit, "--model.weights", run / "checkpoints/best.onnx")
 

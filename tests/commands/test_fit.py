@@ -48,7 +48,7 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     last = run_to_go_on / "checkpoints/last.ckpt"
     with pytest.raises(
-        ValueError, match=r"last\.ckpt leaves nothing to train, with trainer\.max_epochs 1: raise"
+        ValueError, match=r"last\.ckpt has nothing left to train, with trainer\.max_epochs 1: raise"
     ):
         cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
     assert not (tmp_path / "runs/fit/version_1").exists()
@@ -135,7 +135,7 @@ def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, r
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "true"]
     first = another(run_to_go_on)
     assert first.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"another process, {first.pid}, goes on in"):
+    with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):
         cli(*fit, "--resume")
     assert not (run_to_go_on / "test.json").exists()
     first.kill()
@@ -267,7 +267,7 @@ def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_t
     (config := run_to_go_on / "config.yaml").write_text("a: [")
     with pytest.raises(
         ValueError,
-        match=r"config.yaml is damaged: .*; move it away, and --resume goes on without it",
+        match=r"config.yaml is damaged: .*; move it away, and --resume ignores it",
     ):
         cli(*fit, "--trainer.max_epochs", 2, "--resume")
     config.unlink()

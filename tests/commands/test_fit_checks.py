@@ -25,13 +25,14 @@ def test_a_run_is_not_begun_from_what_it_would_not_follow(colours, cli, tmp_path
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     path = "runs/fit/version_0/checkpoints/last.ckpt"
     more = [*fit, "--ckpt_path", path, "--trainer.max_epochs", 2]
-    hint = f"say the same, or begin with its weights alone: --weights {path}"
+    hint = f"use the same, or begin with its weights alone: --weights {path}"
     with pytest.raises(
-        ValueError, match=f'goes on, with model.class_weights null, not "balanced": {hint}'
+        ValueError, match=f'continues, with model.class_weights null, not "balanced": {hint}'
     ):
         cli(*more, "--model.class_weights", "balanced")
     with pytest.raises(
-        ValueError, match=f"goes on, with another optimizer than SGD, one without dampening: {hint}"
+        ValueError,
+        match=f"continues, with another optimizer than SGD, one without dampening: {hint}",
     ):
         cli(*more, "--model.optimizer", "torch.optim.SGD")
     assert not (tmp_path / "runs/fit/version_1").exists()

@@ -139,8 +139,8 @@ VALUES = {
         "--model.optimizer.lr",
         "0,01",
     ): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
-    ("--data.resize", "squosh"): "--data.resize can't be 'squosh'; did you mean 'squash'?",
-    ("--data.on_bad_image", "zzz"): "--data.on_bad_image can't be 'zzz'; valid are error, skip",
+    ("--data.resize", "squosh"): "--data.resize cannot be 'squosh'; did you mean 'squash'?",
+    ("--data.on_bad_image", "zzz"): "--data.on_bad_image cannot be 'zzz'; valid are error, skip",
 }
 
 
@@ -199,7 +199,7 @@ def test_beside_another_lightning_all_others_are_checked(rest, monkeypatch):
 
 
 def test_beside_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
-    with pytest.raises(WrongUsage, match="can't be 'resnet19'"):
+    with pytest.raises(WrongUsage, match="cannot be 'resnet19'"):
         check_flags("fit", parse_line(["--backbone", "resnet19"]))
     monkeypatch.setattr(flag_checks, "version", lambda name: "0.99.0")
     check_flags("fit", parse_line(["--backbone", "resnet19"]))
@@ -247,7 +247,7 @@ def test_what_is_plainly_meant_is_done(tmp_path, monkeypatch, typed, full):
 
 
 def test_a_network_of_no_one_s_has_the_nearest_as_before():
-    with pytest.raises(WrongUsage, match="can't be 'resnet19'; did you mean 'resnet18'"):
+    with pytest.raises(WrongUsage, match="cannot be 'resnet19'; did you mean 'resnet18'"):
         in_full_spelling(["fit", "--backbone", "resnet19", "."])
     with pytest.raises(WrongUsage, match="finetune test has no option --wandb"):
         in_full_spelling(["test", "--wandb", "run"])
@@ -262,7 +262,7 @@ MISPLACED = [
     (["fit", "--data", "../Photos"], r"did you mean finetune fit FOLDER"),
     (
         ["predict", "--data", "photos"],
-        r"did you mean finetune predict CKPT PICTURES \(--data.predict\)\?",
+        r"did you mean finetune predict CKPT IMAGES \(--data.predict\)\?",
     ),
     (
         ["fit", "--trainer", "gpu"],

@@ -91,7 +91,7 @@ def test_neither_the_package_nor_help_nor_an_error_line_waits_for_torch(tmp_path
     assert len(errors) == 5 and all(line.startswith("finetune: error: ") for line in errors)
     assert (
         errors[2] == "finetune: error: 'nowhere' does not exist"
-        and "--precision can't be '32'" in errors[3]
+        and "--precision cannot be '32'" in errors[3]
     )
 
 

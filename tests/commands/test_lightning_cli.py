@@ -77,7 +77,7 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     folder = tmp_path / "runs/fit/version_0"
     before = (folder / "config.yaml").read_text()
     adam = ["--model.optimizer", "torch.optim.Adam"]
-    with pytest.raises(ValueError, match=r"go on with .*class_path .*Adam"):
+    with pytest.raises(ValueError, match=r"continue with .*class_path .*Adam"):
         cli(*fit, *adam, "--trainer.max_epochs", 2)
     assert "is usual for" not in caplog.text  # nothing holds of it
     with pytest.raises(ValueError, match=r"in another order with data\.batch_size 8 \(was 16\)"):
@@ -117,10 +117,10 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_g
     torch.save(checkpoint, last)
     with caplog.at_level("INFO", "finetune"):
         cli(*fit, "--trainer.max_epochs", 2)
-    assert "an older version, does not say what it was trained on: not checked" in caplog.text
+    assert "an older version, has no record of its training images: not checked" in caplog.text
     checkpoint["finetune"] |= {"seen": torch.load(last, weights_only=True)["finetune"]["seen"]}
     torch.save(checkpoint, last)
-    with pytest.raises(ValueError, match="in another order with other training pictures"):
+    with pytest.raises(ValueError, match="in another order with other training images"):
         cli(*fit, "--trainer.max_epochs", 3)
 
 

@@ -87,7 +87,7 @@ def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, ca
     trainer = SimpleNamespace(loggers=[Taker()], is_global_zero=True, global_step=7)
     table = write_run(tmp_path / "run", [0], np.eye(3)[:1], names=NAMES) / "test_predictions.csv"
     log_sheet(trainer, data(colours), NAMES, table)  # of pictures that are none of these
-    assert not Taker.taken and "no picture of test predictions could be logged" in caplog.text
+    assert not Taker.taken and "no image of test predictions could be logged" in caplog.text
     caplog.clear()
     path = data(colours).splits["test"].paths[0]
     table.write_text(f"path,label,class,probability,error\n{path},blue,blue,0.9,\n")

@@ -25,7 +25,7 @@ from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICKEST if option not in LENGTH]
-DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to go on"
+DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to continue"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
 MANY = 5000  # pictures of 224 pixels, of which more are not kept
 COSTS = Costs(
@@ -69,7 +69,7 @@ def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_pa
     first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))
     chosen = config_of(first)
     assert chosen["minutes"] is None and chosen["trainer"]["max_epochs"] >= 1
-    (told,) = [text for text in caplog.messages if "here, after" in text]
+    (told,) = [text for text in caplog.messages if "on this machine, after" in text]
     assert told.startswith(f"{chosen['trainer']['max_epochs']} epochs")
     cli("fit", "--config", first / "config.yaml")
     assert config_of(second)["trainer"] == chosen["trainer"]
@@ -107,22 +107,22 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
     [
         (
             ("--trainer.max_epochs", 3),
-            r"--minutes and --epochs \(--trainer.max_epochs\) both say how long to train",
+            r"--minutes and --epochs \(--trainer.max_epochs\) both set the length of training",
         ),
         (
             ("--trainer.max_steps", 3),
-            "--minutes and --trainer.max_steps both say how long to train: leave one out",
+            "--minutes and --trainer.max_steps both set the length of training: remove one",
         ),
         (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (
             ("--trainer", "{max_epochs: 3}"),
-            r"--minutes and --epochs \(--trainer.max_epochs\) both say how long",
+            r"--minutes and --epochs \(--trainer.max_epochs\) both set the length",
         ),
         (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
         (
             ("--data.image_size_schedule", "24,32"),
-            "--minutes tries pictures of one size: leave out",
+            "--minutes times images of one size: remove",
         ),
         (
             ("--trainer.val_check_interval", 5),
@@ -160,7 +160,7 @@ def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, t
 def test_too_little_time_for_a_step_is_told(colours, cli, tmp_path, tried):
     with pytest.raises(
         ValueError,
-        match=r"--minutes 0.01 is not enough for a single step: all else takes \d+ s here",
+        match=r"--minutes 0.01 is not enough for a single step: the rest takes \d+ s on this machine",
     ) as told:
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
     assert str(told.value).endswith(
@@ -275,9 +275,7 @@ def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
     for budget, size in ((18, 128), (33, 160), (60, 224), (2, 128)):
         tried.clear()
         config, told = settle(budget)
-        assert (
-            config.data.init_args.image_size == size and f"with pictures of {size} pixels" in told
-        )
+        assert config.data.init_args.image_size == size and f"with images of {size} pixels" in told
         assert tried == ([224] if size == 224 else [224, size])
 
 
@@ -435,7 +433,7 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
             WHOLE.replace(
                 "7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"
             ),
-            "ends by trainer.max_steps 50: give that instead of --minutes to go on",
+            "ends by trainer.max_steps 50: give that instead of --minutes to continue",
         ),
     ],
 )
@@ -471,7 +469,7 @@ def test_evaluation_takes_time_by_its_own_size(settle):
     [
         (
             {"ckpt_path": "last.ckpt"},
-            "--minutes chooses .* its first step: to go on from --ckpt_path give --epochs",
+            "--minutes chooses .* its first step: to continue from --ckpt_path give --epochs",
         ),
         ({"strategy": "ddp_fork"}, "^trainer.strategy ddp_fork is not supported"),
         (
@@ -494,7 +492,7 @@ def test_more_steps_at_least_than_there_is_time_for_are_told(settle):
         assert config.trainer.max_epochs == epochs  # as many are enough
         with pytest.raises(
             WrongUsage,
-            match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} here, and trainer.{name} is",
+            match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} on this machine, and trainer.{name} is",
         ):
             settle(60.0, image_size=128, limits={name: 10 * least})
 
@@ -536,7 +534,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(
         assert config.model.members == num and seen >= least
         # with as many as were chosen, to know how long that takes
         assert tried == [224] * (1 if num == 1 else 2)
-        assert (f"of {num} networks that answer together (--members 1 for one)" in told) == (
+        assert (f"of {num} networks that predict together (--members 1 for one)" in told) == (
             num > 1
         )
 

@@ -50,7 +50,7 @@ def by_hand_alone(monkeypatch):
     monkeypatch.setattr(
         many_processes,
         "splits",
-        lambda *_: {"pipeline gpipe": "a network of 4 parts can't be cut into 5"},
+        lambda *_: {"pipeline gpipe": "a network of 4 parts cannot be split into 5"},
     )
 
     def start(network: str, job: Job) -> Trained:
@@ -69,7 +69,7 @@ def test_the_command_prints_a_row_for_each_way(cli, by_hand_alone, capsys):
     out = capsys.readouterr().out
     names = "one by ddp ddp pipeline branches"
     assert [line.split()[0] for line in out.splitlines()[2:8]] == names.split()
-    assert "pipeline gpipe was skipped: a network of 4 parts can't be cut into 5" in out
+    assert "pipeline gpipe was skipped: a network of 4 parts cannot be split into 5" in out
     assert "2 steps in float32" in out and max(map(len, out.splitlines())) <= 100
     assert torch.get_num_threads() == threads
 

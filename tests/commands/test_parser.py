@@ -86,7 +86,7 @@ def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
         (("--max_epochs", "1e3"), ["max_epochs: 1", "is not valid; expected int"]),
         (
             ("--model.head_init", "prob"),
-            ["model.head_init can't be 'prob'; did you mean 'probe'?"],
+            ["model.head_init cannot be 'prob'; did you mean 'probe'?"],
         ),
         (("--max_epochs",), ["--max_epochs needs a value"]),
         (("stray",), ["unrecognized arguments", "stray"]),
@@ -173,7 +173,7 @@ LIGHTNING = {
         "3",
     ): "no option --trainer.max_epoch; did you mean --epochs (--trainer.max_epochs)?",
     ("--data.rot", "x"): "there is no option 'rot'; did you mean 'root'?",
-    ("--data.resize", "squosh"): "resize can't be 'squosh'; did you mean 'squash'?",
+    ("--data.resize", "squosh"): "resize cannot be 'squosh'; did you mean 'squash'?",
     (
         "--model",
         "{freze: x}",
@@ -232,7 +232,7 @@ def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, ar
     ("value", "message"),
     [
         (["--num", "many"], "--num takes a number, such as 3 or 0.01, not 'many'"),
-        (["--kind", "c"], "--kind can't be 'c'; valid are a, b"),
+        (["--kind", "c"], "--kind cannot be 'c'; valid are a, b"),
         (["--num", "2.5"], "num: 2.5 is not valid; expected int"),
     ],
 )

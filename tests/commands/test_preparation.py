@@ -30,7 +30,7 @@ def prepared(tmp_path, monkeypatch):
     def parse(*arguments: str):
         cli = ParseOnly(["fit", *arguments])
         data = cli.config["fit"].data.init_args
-        messages = [text for text in cli.plan.messages if text.startswith("pictures are prepared")]
+        messages = [text for text in cli.plan.messages if text.startswith("images are prepared")]
         return {name: data[name] for name in TOLD}, "".join(messages)
 
     return parse
@@ -60,7 +60,7 @@ def test_what_the_weights_say_holds_unless_somebody_said_otherwise_of_this_netwo
 ):
     values, told = prepared(*arguments)
     assert values == {**TOLD, **changes}
-    assert told.startswith("pictures are prepared as ") and len(told.splitlines()) == 1
+    assert told.startswith("images are prepared as ") and len(told.splitlines()) == 1
     assert all(
         f"{name} {value}" in told
         for name, value in values.items()
@@ -88,7 +88,7 @@ def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
         "interpolation": "bilinear",
         "crop_share": 1.0,
     }
-    assert said.startswith("pictures are prepared as ./weights says: image_size 96")
+    assert said.startswith("images are prepared as defined by ./weights: image_size 96")
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,8 @@ def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, lim
     [
         (("--seed", 1), r"in another order with seed_everything 1 \(was 0\)"),
         (("--batch", 9), r"in another order with data\.batch_size 9 \(was 16\)"),
-        (("--members", 2), r"can't go on with model\.members 2 \(was 1\)"),
-        (("--optimizer", "Adam"), r"can't go on with model\.optimizer\.class_path"),
+        (("--members", 2), r"cannot continue with model\.members 2 \(was 1\)"),
+        (("--optimizer", "Adam"), r"cannot continue with model\.optimizer\.class_path"),
     ],
 )
 def test_other_settings_are_refused_whether_or_not_the_run_is_finished(
@@ -147,7 +147,7 @@ def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
     for folder in (moved, less):
         next((folder / "train/blue").iterdir()).unlink()
     # in the run's own folder
-    with pytest.raises(ValueError, match="in another order with other training pictures"):
+    with pytest.raises(ValueError, match="in another order with other training images"):
         cli("fit", moved, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     cli("fit", less, *QUICKEST, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 3
@@ -204,7 +204,7 @@ def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on)
         cli("fit", other, "--resume", "runs/fit/version_0")
     shutil.rmtree(run_to_go_on / "checkpoints")
     with pytest.raises(
-        NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to go on with"
+        NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to continue from"
     ):
         cli("fit", "--resume", "runs/fit/version_0")
     with pytest.raises(
@@ -373,7 +373,7 @@ def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside)
 def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
     with pytest.raises(
         NotFound,
-        match="no run beneath runs to go on with, and there is no data for a new one: finetune",
+        match="no run in runs to continue, and there is no data for a new one: finetune",
     ):
         cli("fit", "--resume")
 
@@ -381,7 +381,7 @@ def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
 def test_why_no_run_goes_on_is_said_where_there_is_no_data_either(cli, run_to_go_on):
     with pytest.raises(
         NotFound,
-        match="to go on with, since runs/fit/version_0 is of another network .*model.backbone",
+        match="to continue, since runs/fit/version_0 is of another network .*model.backbone",
     ):
         cli("fit", "--resume", "--backbone", "resnet18")
 

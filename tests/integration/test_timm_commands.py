@@ -154,7 +154,7 @@ def test_preparing_inside_the_file_is_refused_before_anything_is_written(
     cli("fit", colours, *options(weights))
     with pytest.raises(
         ValueError,
-        match="--input any_size can't resize as this network wants it, bicubic: leave it",
+        match="--input any_size does not support the resize of this network, bicubic: leave it",
     ):
         cli("export", "runs/fit/version_0", "--input", "any_size", "--output", "any.onnx")
     assert not (tmp_path / "any.onnx").exists()
