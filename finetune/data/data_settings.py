@@ -149,7 +149,7 @@ def required_folder(root: str | None) -> Path:
     """
     if root is None:
         raise WrongUsage(
-            "no data: give the folder of the pictures, by its name or as --data.root FOLDER, or a table of them"
+            "no data: give the folder of images, or --data.root FOLDER, or a table of images"
         )
     return Path(root)
 
@@ -159,9 +159,9 @@ def missing_split_message(root: str | None, split: str) -> str:
     if root is not None and is_table(root) and split != "predict":
         return f"{root} has no rows of the split '{split}'"
     if split == "train":
-        return f"{root} holds no 'train'; put the training pictures in {root}/train/CLASS"
+        return f"{root} has no 'train'; put the training images in {root}/train/CLASS"
     if split == "predict":
-        return "no pictures to predict: finetune predict CKPT PICTURES (--data.predict)"
+        return "no images to predict: finetune predict CKPT IMAGES (--data.predict)"
     command = "validate" if split == "val" else "test"
     hint = f"measure all of a folder of class folders: finetune {command} CKPT FOLDER (--data.root)"
-    return f"{root} has no {split} split: put pictures in {root}/{split}/CLASS, or {hint}"
+    return f"{root} has no {split} split: put images in {root}/{split}/CLASS, or {hint}"

@@ -78,7 +78,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         except DecodeError as error:
             if self.on_bad_image == "error":
                 raise DecodeError(
-                    f"{error}; --data.on_bad_image skip leaves out what can't be decoded"
+                    f"{error}; --data.on_bad_image skip skips images that cannot be decoded"
                 ) from error
             return {**item, "error": str(error)}
         try:

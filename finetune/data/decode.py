@@ -97,7 +97,7 @@ def decode(
     Raises:
         DecodeError: The file cannot be read, or is not a complete image within the limits.
     """
-    name = name or ("picture" if isinstance(source, bytes) else os.fspath(source))
+    name = name or ("image" if isinstance(source, bytes) else os.fspath(source))
     silence_pillow()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
@@ -109,7 +109,7 @@ def decode(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
         name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
-        raise DecodeError(f"{name}: can't be decoded: {reason}") from error
+        raise DecodeError(f"{name}: cannot be decoded: {reason}") from error
 
 
 def stored_size(path: str) -> tuple[int, int]:
@@ -164,7 +164,7 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
         raise ValueError("the file is empty")
     reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
-        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF picture ({_kind_of(head)})")
+        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF image ({_kind_of(head)})")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)

@@ -28,8 +28,8 @@ def warn_of_dark_samples(paths: Sequence[str]) -> None:
             largest.append(int(decode(path).max()))
     if largest and max(largest) < _DARK:
         log.warning(
-            "all %d 16-bit pictures looked at, such as %s, are nearly black: if they hold samples of 12 bits or fewer, "
-            "scale them to 16, or say so in the file (TIFF: MaxSampleValue 4095)",
+            "all %d checked 16-bit images, such as %s, are nearly black: if they hold samples of 12 bits or fewer, "
+            "scale them to 16, or declare it in the file (TIFF: MaxSampleValue 4095)",
             len(largest),
             deep[0],
         )

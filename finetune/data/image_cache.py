@@ -140,7 +140,7 @@ def _build(
     If another process has built it meanwhile, that cache is returned. If that process was stopped, this one builds the
     cache. If that process failed, this one does not try: of many processes each would fail in turn.
     """
-    failure = f"the pictures of {about['root']} are decoded anew in every epoch: "
+    failure = f"the images of {about['root']} are decoded again in every epoch: "
     try:
         num_bytes = _estimate(paths, about["shorter_side"])
         max_bytes = min(limit_gb * 1e9, available_bytes(path.parent))
@@ -180,7 +180,7 @@ def _build(
                 raise
             seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
             log.info(
-                "decoded %d pictures once, in %.1f s: %.2f GB in %s",
+                "decoded %d images once, in %.1f s: %.2f GB in %s",
                 len(paths),
                 seconds,
                 size,

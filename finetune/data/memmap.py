@@ -75,9 +75,7 @@ class MemmapImages:
         if not np.array_equal(self._offsets, np.cumsum(sizes) - sizes) or start != _aligned(
             end_of_pixels
         ):
-            raise ValueError(
-                f"{path} is damaged: it holds more or fewer pixels than its index says"
-            )
+            raise ValueError(f"{path} is damaged: it holds more or fewer pixels than its index")
 
     def __len__(self) -> int:
         return len(self._offsets)

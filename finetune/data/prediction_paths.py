@@ -61,14 +61,14 @@ def _expand(
         paths = PathList(find_images(pattern, skipped))
         if is_logged:
             skipped.log_summary(pattern)
-        missing = f"the folder {pattern!r} holds no pictures ({' '.join(sorted(IMAGE_SUFFIXES))})"
+        missing = f"the folder {pattern!r} has no images ({' '.join(sorted(IMAGE_SUFFIXES))})"
     elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
         with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
-        missing = f"the list {pattern!r} names no pictures"
+        missing = f"the list {pattern!r} has no images"
     elif os.path.isfile(pattern) and is_table(pattern):
         paths = PathList(listed_paths(Path(pattern), columns))
-        missing = f"the table {pattern!r} names no pictures"
+        missing = f"the table {pattern!r} has no images"
     elif os.path.isfile(pattern):
         _check_not_many(pattern)
         paths, missing = PathList([pattern]), ""
@@ -76,7 +76,7 @@ def _expand(
         paths = PathList(
             path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)
         )
-        missing = f"no picture, folder, list or glob {pattern!r} here"
+        missing = f"there is no image, folder, list or glob {pattern!r}"
     if not len(paths):
         raise FileNotFoundError(missing)
     return paths

@@ -28,7 +28,7 @@ _MOST_COMPARED = 1000  # images of a folder, to decide whether it is the trainin
 def describe(name: str, split: Samples, root: str | None) -> str:
     """Return a text with the number of images of a split and their source."""
     num = len(split)
-    return f"{num} {name} picture{'s' * (num != 1)} of {root} ({split.origin})"
+    return f"{num} {name} image{'s' * (num != 1)} of {root} ({split.origin})"
 
 
 def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = True) -> None:
@@ -42,12 +42,10 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = 
     record = read_record(checkpoint)
     if not record and is_logged:
         log.warning(
-            "the checkpoint, of an older version, does not say what it was trained on: not checked"
+            "the checkpoint, of an older version, has no record of its training images: not checked"
         )
     elif record and is_logged and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
-        log.warning(
-            "the training pictures are not those that this run began with: it will end differently"
-        )
+        log.warning("the training images have changed since this run began: its result will differ")
     if record:
         data.seen_before = record
 
@@ -75,7 +73,7 @@ def exclude_seen(
         log.info(describe(split, data.splits[split], data.root))
         if read_record(checkpoint) is None:
             log.warning(
-                "the checkpoint, of an older version, does not say what it has seen of them: not checked"
+                "the checkpoint, of an older version, has no record of its training images: they are not excluded"
             )
 
 
@@ -156,7 +154,7 @@ def _is_trained_on(
         is_same &= 2 * num >= min(len(record.names), sum(map(len, data.splits.values())))
     if is_there and not is_same and is_logged:
         log.warning(
-            "%s holds few of the pictures that this checkpoint was trained on: taken for new ones",
+            "%s has few of the images that this checkpoint was trained on: taken for a new data set",
             data.root,
         )
     return is_same
@@ -186,7 +184,7 @@ def exclude_copies(
     _check_not_all_copies(data, split, is_copy)
     if is_logged:
         log.warning(
-            "left out %s: copies of pictures that the checkpoint was trained on, such as %s",
+            "skipped %s: copies of images that the checkpoint was trained on, such as %s",
             count,
             first,
         )
@@ -202,7 +200,7 @@ def _check_not_all_copies(data: Any, split: str, is_copy: np.ndarray) -> None:
     if is_copy.all():
         count, first = _count_and_example(data, split, is_copy)
         raise ValueError(
-            f"this checkpoint has seen {count} in training: they are copies, such as {first}. Give pictures that it "
+            f"this checkpoint has seen {count} in training: they are copies, such as {first}. Give images that it "
             "was not trained on"
         )
 
@@ -230,7 +228,7 @@ def _are_among(
 def _count_and_example(data: Any, split: str, is_seen: np.ndarray) -> tuple[str, str]:
     """Return a text with the number of images in `is_seen`, and the path of the first of them."""
     samples = data.splits[split]
-    count = f"{np.count_nonzero(is_seen)} of the {len(samples)} {split} pictures of {data.root}"
+    count = f"{np.count_nonzero(is_seen)} of the {len(samples)} {split} images of {data.root}"
     return count, shown(samples.paths[int(np.argmax(is_seen))])
 
 
@@ -252,7 +250,7 @@ def _exclude_seen_rows(
         if is_logged and is_copy.any():
             count, first = _count_and_example(data, split, is_copy)
             log.warning(
-                "%s are copies of pictures seen in training, such as %s: they are measured, too",
+                "%s are copies of images seen in training, such as %s: they are evaluated, too",
                 count,
                 first,
             )
@@ -265,7 +263,7 @@ def _exclude_seen_rows(
         )
         if is_logged and (num := np.count_nonzero(is_alike & ~is_seen)):
             log.warning(
-                "%d of the %s pictures may be training pictures under other names: equal in size",
+                "%d of the %s images may be training images under other names: they are equal in size",
                 num,
                 split,
             )
@@ -276,9 +274,9 @@ def _exclude_seen_rows(
     ):
         train = data.splits["train"].hashes() if "train" in data.splits else names[:0]
         num_new = np.count_nonzero(~np.isin(train, record.names))
-        num_gone = counted(int(np.count_nonzero(gone)), "picture is", "pictures are")
+        num_gone = counted(int(np.count_nonzero(gone)), "image is", "images are")
         log.warning(
-            "%s is not as in training: %s gone, %d would be new to training",
+            "%s has changed since training: %s gone, %d would be new to training",
             data.root,
             num_gone,
             num_new,
@@ -293,11 +291,11 @@ def _exclude_seen_rows(
         or is_seen.all()
     ):
         raise ValueError(
-            f"this checkpoint has seen {count} in training, such as {first}. Give pictures that it was not trained on, "
-            "or leave data.split_seed, val_fraction and test_fraction as they were in training"
+            f"this checkpoint has seen {count} in training, such as {first}. Give images that it was not trained on, "
+            "or use data.split_seed, val_fraction and test_fraction as in training"
         )
     if is_logged:
-        log.warning("left out %s, which the checkpoint was trained on, such as %s", count, first)
+        log.warning("skipped %s, which the checkpoint was trained on, such as %s", count, first)
     _keep_rows(data, split, ~is_seen)
 
 

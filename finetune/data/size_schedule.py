@@ -91,7 +91,7 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int
         raise WrongUsage(f"sizes of image_size_schedule must be at least 8, got {text}")
     if sizes[-1] != image_size:
         raise WrongUsage(
-            f"image_size_schedule {text} ends at {sizes[-1]}, and image_size is {image_size}: say --data.image_size "
+            f"image_size_schedule {text} ends at {sizes[-1]}, and image_size is {image_size}: set --data.image_size "
             f"{sizes[-1]}; the size of evaluation alone is --data.eval_image_size"
         )
     return sizes

@@ -234,10 +234,10 @@ def _check_output(transform: A.Compose, image_size: int) -> A.Compose:
     try:
         result = certain(image=np.zeros((image_size, image_size, 3), np.uint8))["image"]
     except Exception as error:  # a transform of another package may raise any exception
-        raise ValueError(f"the training transforms fail on a picture: {_reason(error)}") from error
+        raise ValueError(f"the training transforms fail on an image: {_reason(error)}") from error
     if result.dtype != np.uint8 or result.shape != (image_size, image_size, 3):
         raise ValueError(
-            f"the training transforms must give ({image_size}, {image_size}, 3) uint8 pictures, "
+            f"the training transforms must give ({image_size}, {image_size}, 3) uint8 images, "
             f"but give {result.shape} {result.dtype}; normalisation is inside the network"
         )
     return transform

@@ -53,7 +53,7 @@ class SkippedFiles:
     def log_summary(self, root: str | Path) -> None:
         """Log what was skipped, a line per kind, most frequent suffixes first."""
         for text in self.unread:
-            log.warning("left out %s", text)
+            log.warning("skipped %s", text)
         if self.suffixes:
             kinds = ", ".join(
                 f"{num} {suffix or 'without a suffix'}"
@@ -62,7 +62,7 @@ class SkippedFiles:
             more = ", ..." if len(self.suffixes) > 8 else ""
             supported = " ".join(sorted(IMAGE_SUFFIXES))
             log.warning(
-                "left out of %s, as no pictures: %s%s; supported are %s",
+                "skipped in %s, not images: %s%s; supported are %s",
                 root,
                 kinds,
                 more,
@@ -70,7 +70,7 @@ class SkippedFiles:
             )
         for folder, num in self.loose.items():
             log.warning(
-                "left out %d picture%s in no class folder: loose in %s",
+                "skipped %d image%s outside of class folders, in %s",
                 num,
                 "s" * (num != 1),
                 folder,

@@ -44,7 +44,7 @@ def test_each_doubtful_class_is_named(folder):
     assert found["alike_names"] == ["'Hot Dog' and 'hot_dog'"]
     assert found["empty_class"] == ["empty in train"]
     assert found["one_split"] == ["lone2 is in test alone"]
-    assert found["tiny_class"] == ["few: 3 pictures"]
+    assert found["tiny_class"] == ["few: 3 images"]
     assert found["unequal_classes"][0] == "Hot Dog: 60" and len(found) == 5
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_read_is_named(folder, tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "train/gone").symlink_to("nowhere")
     found = rows(folder_findings(list_pictures(tmp_path)))
-    assert found["loose"] == [f"1 picture in {tmp_path / 'train'}"]
+    assert found["loose"] == [f"1 image in {tmp_path / 'train'}"]
     assert found["other_files"] == ["2 files .heic", "1 file .avif"]
     assert found["unread"] == [f"{tmp_path / 'train/gone'}: a link to nothing"]
     assert rows(folder_findings(listing)) == {}
@@ -133,8 +133,8 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
         one.kind: one.title
         for one in file_findings(listing, collect_facts(inspect_images(listing.paths), 9))
     }
-    assert titles["other_type"] == "1 picture is of another type than its name says"
-    assert titles["wide_or_tall"] == "2 pictures are so wide or tall that half of them is cropped"
+    assert titles["other_type"] == "1 image is of another type than its suffix"
+    assert titles["wide_or_tall"] == "2 images are so wide or tall that half of them is cropped"
 
 
 def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_path):
@@ -164,7 +164,7 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
         "decoder_warning": ("note", [[1]]),
     }
     assert 0.4 < findings["cut"].rows[0].value < 0.6
-    assert findings["cut"].title == "1 picture has a lower part of one flat grey"
+    assert findings["cut"].title == "1 image has a lower part of one flat grey"
     assert (
         findings["decoder_warning"].rows[0].note
         == "Corrupt JPEG data: 3 extraneous bytes before marker 0xdb"

@@ -72,17 +72,17 @@ def test_settings_that_cannot_be_are_told(check, wrong, told):
 
 def test_a_folder_that_nobody_has_named():
     with pytest.raises(
-        WrongUsage, match="no data: give the folder of the pictures, .* or as --data.root FOLDER"
+        WrongUsage, match="no data: give the folder of images, or --data.root FOLDER"
     ):
         ImageFolderData()
 
 
 def test_what_lacks_is_told_by_its_split():
     assert missing_split_message("some", "val").startswith(
-        "some has no val split: put pictures in some/val/CLASS"
+        "some has no val split: put images in some/val/CLASS"
     )
-    assert "finetune predict CKPT PICTURES" in missing_split_message("some", "predict")
+    assert "finetune predict CKPT IMAGES" in missing_split_message("some", "predict")
     assert (
         missing_split_message("some", "train")
-        == "some holds no 'train'; put the training pictures in some/train/CLASS"
+        == "some has no 'train'; put the training images in some/train/CLASS"
     )

@@ -170,7 +170,7 @@ def test_training_goes_on_where_the_trainer_stands(colours):
 
 def test_a_damaged_picture_is_named_or_skipped(few):
     with pytest.raises(
-        DecodeError, match="03.png: can't be decoded: .*; --data.on_bad_image skip leaves out"
+        DecodeError, match="03.png: cannot be decoded: .*; --data.on_bad_image skip skips"
     ):
         list(small(few, val_fraction=0).train_dataloader())
     (batch,) = small(few, val_fraction=0, on_bad_image="skip").train_dataloader()

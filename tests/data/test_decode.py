@@ -400,7 +400,7 @@ def test_no_truncated_file_gives_other_pixels(format):
         try:
             pixels = decode(content[:length], name="half")
         except DecodeError as error:
-            assert str(error).startswith("half: can't be decoded: ") and "\n" not in str(error)
+            assert str(error).startswith("half: cannot be decoded: ") and "\n" not in str(error)
         else:  # only what follows the pixels was missing
             np.testing.assert_array_equal(pixels, whole)
 
@@ -544,13 +544,13 @@ def test_files_that_are_no_pictures(tmp_path, monkeypatch):
     for name, reason in reasons.items():
         with pytest.raises(DecodeError, match=reason) as caught:
             decode(tmp_path / name)
-        assert str(caught.value).startswith(f"{tmp_path / name}: can't be decoded: ")
+        assert str(caught.value).startswith(f"{tmp_path / name}: cannot be decoded: ")
 
     def refuse(*_):  # root, as in a container, may read everything, so mode bits cannot stage this
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DecodeError, match="text.jpg: can't be decoded: Permission denied$"):
+    with pytest.raises(DecodeError, match="text.jpg: cannot be decoded: Permission denied$"):
         decode(tmp_path / "text.jpg")
 
 
@@ -559,7 +559,7 @@ def test_what_phones_write_is_told_by_its_name():
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
     for content in (avif, heic, heic.replace(b"ftypheic", b"ftypmif1")):
         with pytest.raises(
-            DecodeError, match=r"TIFF or GIF picture \(it is HEIC or AVIF: save it as JPEG\)$"
+            DecodeError, match=r"TIFF or GIF image \(it is HEIC or AVIF: save it as JPEG\)$"
         ):
             decode(content)
     with pytest.raises(

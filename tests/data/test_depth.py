@@ -46,7 +46,7 @@ def warned(tmp_path, caplog) -> Callable[..., list[str]]:
 def test_12_bits_in_16_are_noticed(warned, channels, suffix, tmp_path):
     (line,) = warned(4095, 3000, 900, channels=channels, suffix=suffix)
     assert line.startswith(
-        f"all 3 16-bit pictures looked at, such as {tmp_path / '0'}{suffix}, are nearly black"
+        f"all 3 checked 16-bit images, such as {tmp_path / '0'}{suffix}, are nearly black"
     )
     assert "\n" not in line
 

@@ -105,7 +105,7 @@ def test_of_several_processes_one_writes_the_images(packed, tmp_path, monkeypatc
 
 def test_class_folders_to_leave_out_are_refused(tmp_path):
     with pytest.raises(
-        WrongUsage, match="--data.exclude leaves out class folders, and Fashion-MNIST has none"
+        WrongUsage, match="--data.exclude skips class folders, and Fashion-MNIST has none"
     ):
         FashionMNIST(str(tmp_path), exclude="Bag")
     assert not list(tmp_path.iterdir())  # nothing was fetched

@@ -55,7 +55,7 @@ def test_half_a_file_without_its_packed_one_is_told(tmp_path, packed):
     write_unpacked(tmp_path, 60, 20)
     (tmp_path / "FashionMNIST/raw/t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01")
     with pytest.raises(
-        OSError, match=r"Fashion-MNIST can't be had.*put its four .gz files in .*raw"
+        OSError, match=r"Fashion-MNIST is not available.*put its four .gz files in .*raw"
     ):
         obtain(tmp_path)
 
@@ -70,7 +70,7 @@ def test_files_that_are_nowhere(tmp_path, packed, lacks):
     assert not is_available(tmp_path)
     with pytest.raises(
         OSError,
-        match=r"Fashion-MNIST can't be had(.|\n)*put its four .gz files in .*FashionMNIST/raw",
+        match=r"Fashion-MNIST is not available(.|\n)*put its four .gz files in .*FashionMNIST/raw",
     ):
         obtain(tmp_path)
     assert not list(tmp_path.rglob("*.lock"))

@@ -222,10 +222,10 @@ def test_known_classes_need_not_all_have_pictures(tmp_path, caplog, train):
     assert listed(tmp_path, files[split]) == {f"{train}cat/1.png": 0}
     folder = tmp_path / train
     assert caplog.messages == [
-        f"{folder} has no pictures of the class 'dog': its results say nothing about it"
+        f"{folder} has no images of the class 'dog': its results do not include it"
     ]
     assert not train or (len(files["test"]) == 2 and files["test"].targets.counts().all())
-    with pytest.raises(ValueError, match="has no pictures of the class 'dog'; supported are"):
+    with pytest.raises(ValueError, match="has no images of the class 'dog'; supported are"):
         scan(tmp_path)
 
 
@@ -259,7 +259,7 @@ def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
     )
     scan(tmp_path)
     kinds, loose = caplog.messages
-    assert kinds.startswith(f"left out of {tmp_path}, as no pictures: 2 .heic, ")
+    assert kinds.startswith(f"skipped in {tmp_path}, not images: 2 .heic, ")
     assert (
         "1 .svg" in kinds
         and "1 without a suffix" in kinds
@@ -267,7 +267,7 @@ def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
         and ".db" not in kinds
     )
     assert kinds.endswith("supported are .bmp .gif .jpeg .jpg .png .tif .tiff .webp")
-    assert loose == f"left out 2 pictures in no class folder: loose in {tmp_path / 'train'}"
+    assert loose == f"skipped 2 images outside of class folders, in {tmp_path / 'train'}"
     caplog.clear()
     scan(tmp_path, is_logged=False)
     assert not caplog.messages
@@ -279,7 +279,7 @@ def test_files_of_other_kinds_are_left_out_by_name_in_any_case(tmp_path, caplog,
     _, files = scan(tmp_path)
     assert set(listed(tmp_path, files["train"])) == set(TRAIN)
     (line,) = caplog.messages
-    assert line.startswith(f"left out of {tmp_path}, as no pictures: 2 {suffix}; supported are ")
+    assert line.startswith(f"skipped in {tmp_path}, not images: 2 {suffix}; supported are ")
 
 
 def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch, caplog):
@@ -297,8 +297,8 @@ def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch
     _, files = scan(tmp_path, skip=True)
     assert set(listed(tmp_path, files["train"])) == set(TRAIN)
     assert caplog.messages == [
-        f"left out the folder {tmp_path}/train/cat/secret: Permission denied",
-        f"left out {tmp_path}/train/dog/back is a link to a folder that it lies in",
+        f"skipped the folder {tmp_path}/train/cat/secret: Permission denied",
+        f"skipped {tmp_path}/train/dog/back is a link to a folder that it lies in",
     ]
 
 
@@ -307,7 +307,7 @@ def test_links_to_nothing_are_told(tmp_path, caplog):
     (tmp_path / "train/hen").symlink_to(tmp_path / "gone")
     class_names, _ = scan(tmp_path)
     assert class_names == ["cat", "dog"]
-    assert f"left out {tmp_path}/train/hen: a link to nothing" in caplog.messages
+    assert f"skipped {tmp_path}/train/hen: a link to nothing" in caplog.messages
 
 
 def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
@@ -328,8 +328,8 @@ ERRORS = {
     "class of other files": ((*TRAIN, "train/hen/1.txt"), None, ["'hen'", "train", ".jpg"]),
     "one class": (("train/cat/1.png",), None, ["'cat'", "train", "at least two"]),
     "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),
-    "no class folders": (("train/1.png",), None, ["train", "class folders", "put the pictures"]),
-    "nothing at all": ((), None, ["class folders", "put the pictures"]),
+    "no class folders": (("train/1.png",), None, ["train", "class folders", "put the images"]),
+    "nothing at all": ((), None, ["class folders", "put the images"]),
     "two validation splits": (
         (*TRAIN, "val/cat/1.png", "valid/cat/1.png"),
         None,
@@ -544,8 +544,8 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
         ValueError, match="holds 'train' and 'val', to be split folders, and the class 'old' beside"
     ):
         scan(tmp_path)
-    hint = "where it is no class, delete the folder, or leave out with --data.exclude results$"
-    with pytest.raises(ValueError, match=f"no pictures of the class 'results'.*; {hint}"):
+    hint = "where it is no class, delete the folder, or skip it with --data.exclude results$"
+    with pytest.raises(ValueError, match=f"no images of the class 'results'.*; {hint}"):
         scan(tmp_path, changes=ClassChanges(["old"]))
     names, files = scan(tmp_path, changes=ClassChanges(["results", "old"]))
     assert names == ["cat", "dog"] and len(files["train"]) == len(files["val"]) == 2
@@ -564,7 +564,7 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
         scan(tmp_path, changes=ClassChanges(["result", "old"]))
     make(tmp_path / "flat", "a/1.png", "b/1.png", "c/", "d/")
     with pytest.raises(
-        ValueError, match=r"delete the folders, or leave out with --data.exclude '\[c, d\]'$"
+        ValueError, match=r"delete the folders, or skip them with --data.exclude '\[c, d\]'$"
     ):
         scan(tmp_path / "flat")
 
@@ -587,7 +587,7 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
     for find in (scan, list_pictures):
         with pytest.raises(
             ValueError,
-            match=f"1 picture lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give",
+            match=f"1 image lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give",
         ):
             find(tmp_path / "photos/photos/cat")
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")

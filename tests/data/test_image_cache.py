@@ -188,7 +188,7 @@ def test_one_cache_serves_all_splits_of_a_set(root, caplog):
                 np.testing.assert_array_equal(data.splits[split].read(i), part.read(i))
     assert len(caches()) == 1
     (line,) = lines(caplog)
-    assert line.startswith("decoded 24 pictures once") and str(caches()[0]) in line
+    assert line.startswith("decoded 24 images once") and str(caches()[0]) in line
 
 
 def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
@@ -458,7 +458,7 @@ def test_of_several_ranks_one_builds_and_all_read(root, tmp_path):
     assert sum(log.count("No space left on device") for log in logs) == 1, logs
     results = [[line for line in log.splitlines() if line.endswith("cached")] for log in logs]
     assert results == [["uncached", "cached"]] * 2, logs
-    assert sum(log.count("decoded 24 pictures once") for log in logs) == 1
+    assert sum(log.count("decoded 24 images once") for log in logs) == 1
     assert len(caches()) == 1
     weights = [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -498,7 +498,7 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
             "decoded anew in every epoch: no cache, another process could not make it"
         )
     else:
-        assert line.startswith("decoded 24 pictures once") and len(caches()) == 1
+        assert line.startswith("decoded 24 images once") and len(caches()) == 1
         assert "train" in readers and not list(cache_dir().glob(".*.tmp"))
 
 

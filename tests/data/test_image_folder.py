@@ -55,7 +55,7 @@ def test_a_validation_folder_is_taken_as_it_is(colours, tmp_path):
     data = small(tmp_path)
     assert len(data.splits["train"]) == 60 and len(data.splits["val"]) == 30
     assert "test" not in data.splits
-    with pytest.raises(ValueError, match="no test split: put pictures in .*/test/CLASS"):
+    with pytest.raises(ValueError, match="no test split: put images in .*/test/CLASS"):
         data.test_dataloader()
 
 
@@ -162,7 +162,7 @@ def test_given_classes_without_an_image_are_refused_in_training(tmp_path, filled
     names = ["blue", "green", "red"]
     data = small(tmp_path, class_names=names)
     lacking = ", ".join(name for name in names if name not in filled)
-    with pytest.raises(ValueError, match=f"no pictures to train on of {lacking}: add some"):
+    with pytest.raises(ValueError, match=f"no images to train on of {lacking}: add some"):
         data.check_train_classes()
 
 

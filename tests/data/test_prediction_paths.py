@@ -123,7 +123,7 @@ def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog):
         Path(name).touch()
     ImageFolderData(predict=["a", "top.png"])
     (line,) = caplog.messages
-    assert line.startswith("left out of a, as no pictures: 2 .heic; supported are ")
+    assert line.startswith("skipped in a, not images: 2 .heic; supported are ")
     caplog.clear()
     monkeypatch.setenv("LOCAL_RANK", "1")
     ImageFolderData(predict="a")
@@ -138,4 +138,4 @@ def test_a_link_that_leads_back_can_be_left_out_as_its_line_says(some, caplog):
         ImageFolderData(predict="a")
     data = ImageFolderData(predict="a", on_bad_image="skip")
     assert list(data.splits["predict"].paths) == ["a/1.png", "a/ö.PNG"]
-    assert caplog.messages == ["left out a/back is a link to a folder that it lies in"]
+    assert caplog.messages == ["skipped a/back is a link to a folder that it lies in"]

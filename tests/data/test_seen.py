@@ -90,7 +90,7 @@ def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
             (line,) = lines.messages
             assert (
                 line
-                == f"{len(expected[split])} {split} pictures of {tmp_path / name} (set apart from training)"
+                == f"{len(expected[split])} {split} images of {tmp_path / name} (set apart from training)"
             )
 
 
@@ -109,7 +109,7 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     lines.clear()
     after = held(checkpoint, data(root))
     assert set(before[1:]) < set(after) and not was_seen & {str(root / name) for name in after}
-    assert any("is not as in training: 1 picture is gone, " in line for line in lines.messages)
+    assert any("has changed since training: 1 image is gone, " in line for line in lines.messages)
     new = next(name for name in after if name not in before)
     source = sorted(fitted.splits["train"].paths)[1]
     # under the name of a test picture: what was trained on, and is gone there
@@ -117,12 +117,12 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     lines.clear()
     assert new not in held(checkpoint, data(root))
     assert any(
-        line.startswith("left out 1 of the") and str(root / new) in line for line in lines.messages
+        line.startswith("skipped 1 of the") and str(root / new) in line for line in lines.messages
     )
     lines.clear()
     assert new in held(earlier(checkpoint), data(root))
     assert any(
-        "1 of the test pictures may be training pictures under other names" in line
+        "1 of the test images may be training images under other names" in line
         for line in lines.messages
     )
 
@@ -134,7 +134,7 @@ def test_other_parts_of_the_folder_trained_on_are_refused(tmp_path, options):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
     with pytest.raises(
         ValueError,
-        match=r"has seen \d+ of the \d+ test pictures of .*/a in training, .*png.*split_seed",
+        match=r"has seen \d+ of the \d+ test images of .*/a in training, .*png.*split_seed",
     ):
         held(checkpoint, data(tmp_path / "a", **options))
     del checkpoint["finetune"]["seen"]  # control: only the record tells
@@ -145,7 +145,7 @@ def test_validation_may_be_measured_again_but_not_training(tmp_path):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
     # the same part, by the rule
     assert held(checkpoint, data(tmp_path / "a", test_fraction=0.1), "validate")
-    with pytest.raises(ValueError, match="val pictures"):
+    with pytest.raises(ValueError, match="val images"):
         held(checkpoint, data(tmp_path / "a", val_fraction=0.4), "validate")
 
 
@@ -164,7 +164,7 @@ def test_pictures_moved_from_training_into_the_test_folder(tmp_path):
     fitted = data(root)
     name = os.path.relpath(fitted.splits["train"].paths[3], root / "train")
     shutil.move(root / "train" / name, root / "test" / name)
-    with pytest.raises(ValueError, match=f"has seen 1 of the 11 test pictures.*/test/{name}"):
+    with pytest.raises(ValueError, match=f"has seen 1 of the 11 test images.*/test/{name}"):
         held(checkpoint_of(fitted), data(root))
 
 
@@ -176,7 +176,7 @@ def test_another_folder_is_measured_whole(tmp_path, lines, command):
     split = {"validate": "val"}.get(command, command)
     assert 0 < len(other.splits[split]) < 12
     assert len(held(checkpoint, other, command)) == 40 == len(other.splits[split])
-    assert lines.messages == [f"40 {split} pictures of {tmp_path / 'others'} (all)"]
+    assert lines.messages == [f"40 {split} images of {tmp_path / 'others'} (all)"]
     assert np.bincount(other.splits[split].targets.labels).tolist() == [20, 20]
     # Also where nothing was set apart from training.
     apart = {"val_fraction": 0.0, "test_fraction": 0.0}
@@ -195,7 +195,7 @@ def test_another_folder_in_the_place_of_the_one_trained_on_is_measured_whole(tmp
     write(root, *(f"{c}/new_{i:03d}.png" for c in ("cat", "dog") for i in range(20)))
     assert len(held(checkpoint, data(root))) == 40
     assert (
-        f"{root} holds few of the pictures that this checkpoint was trained on: taken for new ones"
+        f"{root} has few of the images that this checkpoint was trained on: taken for a new data set"
         in lines.messages
     )
     lines.clear()
@@ -215,7 +215,7 @@ def test_files_that_are_by_chance_as_large_are_not_the_ones_trained_on(tmp_path,
         set(sizes)
     )
     assert len(held(checkpoint, data(root))) == 3 * len(sizes)
-    assert "taken for new ones" in lines.text
+    assert "taken for a new data set" in lines.text
 
 
 def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
@@ -224,20 +224,20 @@ def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines)
     for path in sorted(root.glob("*/*")):
         path.rename(path.with_name(f"renamed_{path.name}"))
     # other ones are set apart now
-    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test pictures"):
+    with pytest.raises(ValueError, match=r"has seen (\d+) of the \1 test images"):
         held(checkpoint, data(root))
-    assert "taken for new ones" not in lines.text
+    assert "taken for a new data set" not in lines.text
     lines.clear()
     held(earlier(checkpoint), data(root))
-    assert "may be training pictures under other names: equal in size" in lines.text
-    assert "taken for new ones" not in lines.text
+    assert "may be training images under other names: they are equal in size" in lines.text
+    assert "taken for a new data set" not in lines.text
 
 
 def test_the_training_folder_called_test_is_refused(tmp_path):
     root = plain(tmp_path / "a/train").parent
     checkpoint = checkpoint_of(data(root))
     (root / "train").rename(root / "test")
-    with pytest.raises(ValueError, match="has seen 60 of the 60 test pictures"):
+    with pytest.raises(ValueError, match="has seen 60 of the 60 test images"):
         held(checkpoint, data(root, class_names=["cat", "dog"]))
 
 
@@ -251,9 +251,9 @@ def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
         other.val_dataloader()
     write(root, "test/cat/1.png", "test/dog/1.png", "valid/dog/1.png")
     assert held(checkpoint, data(root)) == ["test/cat/1.png", "test/dog/1.png"]
-    assert lines.messages[-1] == f"2 test pictures of {root} (its test folder)"
+    assert lines.messages[-1] == f"2 test images of {root} (its test folder)"
     assert held(checkpoint, data(root), "validate") == ["valid/dog/1.png"]
-    assert lines.messages[-1] == f"1 val picture of {root} (its valid folder)"
+    assert lines.messages[-1] == f"1 val image of {root} (its valid folder)"
 
 
 def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, lines):
@@ -269,7 +269,7 @@ def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, l
     assert was_seen & set(now.splits["test"].paths)  # the rule fills the part of cats up
     names = held(checkpoint, now)
     assert names and not was_seen & {str(root / name) for name in names}
-    assert any(re.search("left out 1 of the . test pictures", line) for line in lines.messages)
+    assert any(re.search("skipped 1 of the . test images", line) for line in lines.messages)
     assert len(now.splits["test"]) == len(names)
 
 
@@ -286,7 +286,7 @@ def test_a_checkpoint_without_the_record(tmp_path, lines):
     root = plain(tmp_path / "a")
     checkpoint = checkpoint_of(data(root))
     del checkpoint["finetune"]["seen"]
-    assert 0 < len(held(checkpoint, data(root))) < 20 and "not checked" in lines.messages[-1]
+    assert 0 < len(held(checkpoint, data(root))) < 20 and "not excluded" in lines.messages[-1]
     lines.clear()
     fit = data(root)
     held(checkpoint, fit, "fit")
@@ -298,7 +298,7 @@ def test_what_earlier_parts_of_a_run_have_seen_stays_seen(tmp_path, lines):
     first = data(root, split_seed=3)
     second = data(root)
     held(checkpoint_of(first), second, "fit")
-    assert "not those that this run began with" in lines.text
+    assert "have changed since this run began" in lines.text
     for split, num in ("train", second.seen.num_train), ("val", len(second.seen.names)):
         for part in first, second:
             assert np.isin(part.splits[split].hashes(), second.seen.names[:num]).all()
@@ -306,7 +306,7 @@ def test_what_earlier_parts_of_a_run_have_seen_stays_seen(tmp_path, lines):
     assert names and not any(
         names & set(part.splits[s].paths) for part in (first, second) for s in ("train", "val")
     )
-    assert "left out" in lines.text
+    assert "skipped" in lines.text
     third = data(root, split_seed=3)
     seen = third.seen
     held(checkpoint_of(first), third, "fit")
@@ -352,12 +352,12 @@ def test_a_record_without_files_says_nothing(tmp_path, lines):
     record["sizes"] = torch.zeros_like(sizes)
     other = data(tmp_path / "a", split_seed=1)
     assert held(checkpoint, other, "validate")
-    assert "does not say what it has seen of them: not checked" in lines.messages[-1]
+    assert "has no record of its training images: they are not excluded" in lines.messages[-1]
     # the control: the same images with sizes, none of which has its name
     record["sizes"] = sizes
     assert held(checkpoint, data(tmp_path / "a", split_seed=1), "validate")
-    assert "may be training pictures under other names" in lines.text
-    assert "not checked" not in lines.messages[-1]
+    assert "may be training images under other names" in lines.text
+    assert "not excluded" not in lines.messages[-1]
 
 
 def copies(split: Samples, root: Path, name: str = "{}.png") -> Path:
@@ -379,7 +379,7 @@ def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command
     name = {"validate": "val"}.get(command, command)
     with pytest.raises(
         ValueError,
-        match=f"has seen {num} of the {num} {name} pictures of {other} in training: .*copy",
+        match=f"has seen {num} of the {num} {name} images of {other} in training: .*copy",
     ):
         held(checkpoint, data(other), command)
     assert held(earlier(checkpoint), data(other), command)  # control: only the digests tell
@@ -395,7 +395,7 @@ def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     left = held(checkpoint, data(other))
     assert len(left) == 10 + len(fitted.splits["test"]) and not any("copy" in name for name in left)
     assert lines.messages[0].startswith(
-        f"left out {num} of the {num + len(left)} test pictures of {other}: copies of "
+        f"skipped {num} of the {num + len(left)} test images of {other}: copies of "
     )
     lines.clear()
     assert held(checkpoint, data(other), rank=1) == left and not lines.messages
@@ -414,7 +414,7 @@ def test_a_test_folder_of_nothing_but_training_pictures_is_refused(tmp_path):
     shutil.rmtree(same / "test")
     shutil.copytree(same / "train", same / "test")
     with pytest.raises(
-        ValueError, match="has seen 40 of the 40 test pictures of .* in training: they are copies"
+        ValueError, match="has seen 40 of the 40 test images of .* in training: they are copies"
     ):
         held(checkpoint, data(same))
 
@@ -428,7 +428,7 @@ def test_a_few_copies_under_their_old_names_make_no_training_folder(tmp_path, li
     left = held(checkpoint, data(other))
     # measured whole, without the copies
     assert len(left) == 40 and all("new" in name for name in left)
-    assert f"left out 3 of the 43 test pictures of {other}: copies of " in lines.text
+    assert f"skipped 3 of the 43 test images of {other}: copies of " in lines.text
     lines.clear()
     moved = (tmp_path / "a").rename(tmp_path / "moved")  # the control
     assert len(held(checkpoint, data(moved))) == len(fitted.splits["test"])
@@ -441,7 +441,7 @@ def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
     shutil.copyfile(fitted.splits["train"].paths[0], root / "test/cat/other.png")
     assert len(held(checkpoint_of(fitted), data(root))) == 11
     assert (
-        f"1 of the 11 test pictures of {root} are copies of pictures seen in training, such as {root}/test/cat"
+        f"1 of the 11 test images of {root} are copies of images seen in training, such as {root}/test/cat"
         in lines.text
     )
     lines.clear()
@@ -455,7 +455,7 @@ def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path, lines):
     # as uncompressed pictures are
     checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
     assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
-    assert lines.messages == [f"60 test pictures of {tmp_path / 'b'} (all)"]
+    assert lines.messages == [f"60 test images of {tmp_path / 'b'} (all)"]
     # control: taken for the folder trained on
     assert len(held(earlier(checkpoint), data(tmp_path / "b"))) < 15
 
@@ -472,7 +472,7 @@ def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
         copy = tmp_path / f"copy_{i}/cat/some.png"
         copy.parent.mkdir(parents=True)
         copy.write_bytes(content)
-        with pytest.raises(ValueError, match="has seen 1 of the 1 test pictures"):
+        with pytest.raises(ValueError, match="has seen 1 of the 1 test images"):
             held(checkpoint_of(second), data(tmp_path / f"copy_{i}", class_names=["cat", "dog"]))
 
 
@@ -494,26 +494,24 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         "cpu",
     ]
     cli(*test)
-    line = re.search(r"(\d+) test pictures of .*pictures \(set apart from training\)", caplog.text)
+    line = re.search(r"(\d+) test images of .*pictures \(set apart from training\)", caplog.text)
     assert int(line[1]) == len(data(root).splits["test"]) > expected
     with pytest.raises(ValueError, match="this checkpoint has seen"):
         cli(*test, "--data.split_seed", 5)
     cli(*test, "--data.root", colours / "test")
-    assert re.search(r"30 test pictures of .*/test \(all\)", caplog.text)
+    assert re.search(r"30 test images of .*/test \(all\)", caplog.text)
     other = copies(fitted.splits["train"], tmp_path / "other/test", "copy_{}.png").parent
     with pytest.raises(
         ValueError,
-        match=r"has seen (\d+) of the \1 test pictures of .*/other in training: .*copies",
+        match=r"has seen (\d+) of the \1 test images of .*/other in training: .*copies",
     ):
         cli(*test, "--data.root", other)
     two = tmp_path / "two"
     for name in ("blue", "red"):
         shutil.copytree(colours / "test" / name, two / name)
     cli(*test, "--data.root", two)
-    assert re.search(r"20 test pictures of .*/two \(all\)", caplog.text)
-    assert (
-        "two has no pictures of the class 'green': its results say nothing about it" in caplog.text
-    )
+    assert re.search(r"20 test images of .*/two \(all\)", caplog.text)
+    assert "two has no images of the class 'green': its results do not include it" in caplog.text
     newest = max(tmp_path.glob("runs/test/*/test.json"), key=os.path.getmtime)
     result = json.loads(newest.read_text())
     assert [sum(row) for row in result["confusion_matrix"]] == [10, 0, 10] and result[

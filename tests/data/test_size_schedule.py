@@ -50,7 +50,7 @@ def test_sizes_are_given_as_a_list_or_as_text(given):
         ({"given": "96;128"}, "takes sizes in pixels"),
         ({"given": [-96, 128]}, "takes sizes in pixels"),
         ({"given": "4,128"}, "must be at least 8, got 4,128"),
-        ({"image_size": 224}, "ends at 128, and image_size is 224: say --data.image_size 128"),
+        ({"image_size": 224}, "ends at 128, and image_size is 224: set --data.image_size 128"),
     ],
 )
 def test_what_is_no_schedule_is_told(options, told):

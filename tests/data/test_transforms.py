@@ -256,7 +256,7 @@ def test_the_check_for_that_does_not_change_how_often_a_transform_happens():
 
 
 def test_a_transform_that_fails_says_so_at_once():
-    with pytest.raises(ValueError, match="transforms fail on a picture") as caught:
+    with pytest.raises(ValueError, match="transforms fail on an image") as caught:
         train_transform(
             32, [{"class_path": "RandomCrop", "init_args": {"height": 99, "width": 99}}]
         )

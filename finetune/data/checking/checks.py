@@ -39,15 +39,15 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         if rows:
             rows.sort(key=lambda row: -row.value)
             words = title if len(rows) > 1 else _singular(title)
-            yield Finding(kind, level, f"{counted(len(rows), 'picture')} {words}", advice, rows)
+            yield Finding(kind, level, f"{counted(len(rows), 'image')} {words}", advice, rows)
 
     readable = facts.is_readable
     yield from image_findings(
         "unreadable",
         "bad",
-        "can't be read",
-        "fit ends at the first of them, or leaves them out with --data.on_bad_image skip. Fetch them again, or remove "
-        "them: a file that begins with < is a web page that a download got instead.",
+        "cannot be read",
+        "fit stops at the first of them, or skips them with --data.on_bad_image skip. Download them again, or remove "
+        "them: a file that begins with < is a web page that was downloaded instead.",
         ~readable,
         lambda i: (facts.errors[i], 0),
     )
@@ -55,9 +55,9 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
     yield from image_findings(
         "other_type",
         "note",
-        "are of another type than their names say",
-        "They are read by their content. Other programs go by the name, and a class whose files were converted may be "
-        "told by the traces of it.",
+        "are of another type than their suffix",
+        "They are read by their content. Other programs use the suffix, and a class whose files were converted may be "
+        "recognised by traces of the conversion.",
         readable
         & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
         lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
@@ -67,7 +67,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "blank",
         "warning",
         "show nothing: one colour, or nearly black",
-        "They teach that this class looks like nothing. Remove them; dark ones of 16 bits may use fewer bits than "
+        "They teach nothing about the class. Remove them; dark ones of 16 bits may use fewer bits than "
         "their files state.",
         blank,
         lambda i: (f"mean brightness {brightness[i]:.0f} of 255", 255 - brightness[i]),
@@ -77,8 +77,8 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "cut",
         "note",
         "have a lower part of one flat grey",
-        "They may be truncated JPEGs that a program filled with grey and saved again: look, and fetch them again. "
-        "A truncated file as it is counts as one that can't be read.",
+        "They may be truncated JPEGs that a program filled with grey and saved again: look, and download them again. "
+        "A file that is itself truncated counts as one that cannot be read.",
         readable & (cut >= _CUT) & (cut < 1),
         lambda i: (f"the lower {100 * cut[i]:.0f} %", float(cut[i])),
     )
@@ -86,7 +86,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "decoder_warning",
         "note",
         "decode with a warning",
-        "All of their pixels are there, but something in the files is damaged: look, and fetch them again.",
+        "All of their pixels are there, but something in the files is damaged: look, and download them again.",
         readable & np.array([bool(warning) for warning in facts.warnings], bool),
         lambda i: (facts.warnings[i], 0),
     )
@@ -95,7 +95,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "wide_or_tall",
         "note",
         "are so wide or tall that half of them is cropped",
-        "Evaluation sees the square in the middle. --data.resize whole squashes pictures instead, and loses nothing.",
+        "Evaluation crops the square in the middle. --data.resize whole squashes images instead, and loses nothing.",
         readable & (ratios >= _WIDE),
         lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
     )
@@ -106,9 +106,9 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         yield from image_findings(
             "odd_mode",
             "note",
-            "are of another kind than plain colour or grey",
-            "CMYK loses its colour profile, transparency becomes white paper, of 16 bits the upper 8 are kept, of "
-            "several frames the first. If one class has them all, they give it away.",
+            "are neither plain colour nor grey",
+            "CMYK loses its colour profile, transparency becomes white, of 16 bits the upper 8 are used, and of "
+            "several frames the first. If one class has all of them, they reveal the class.",
             odd,
             lambda i: (facts.modes[i], 0),
         )
@@ -118,7 +118,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "small",
         "note",
         f"are smaller than {limit:.0f} pixels, far below the others",
-        "Made larger they are blurred; they may be thumbnails that were saved instead of the pictures.",
+        "Enlarging blurs them; they may be thumbnails that were saved instead of the images.",
         readable & (shorter < limit),
         lambda i: (f"{facts.sizes[i][1]} x {facts.sizes[i][0]} pixels", -float(shorter[i])),
     )
@@ -130,7 +130,7 @@ def _singular(title: str) -> str:
         "have ": "has ",
         "decode ": "decodes ",
         "show ": "shows ",
-        "their names say": "its name says",
+        "their suffix": "its suffix",
         "half of them": "half of it",
     }
     for plural, singular in words.items():
@@ -156,34 +156,32 @@ def folder_findings(listing: Listing) -> Iterator[Finding]:
         )
     if skipped.unread:
         title = (
-            f"{counted(len(skipped.unread), 'folder or link', 'folders or links')} can't be read"
+            f"{counted(len(skipped.unread), 'folder or link', 'folders or links')} cannot be read"
         )
         yield Finding(
             "unread",
             "bad",
             title,
-            "What lies in them is unknown.",
+            "Their contents are unknown.",
             [Row([], text) for text in skipped.unread],
         )
     loose = [
-        Row([], f"{counted(num, 'picture')} in {folder}", num)
+        Row([], f"{counted(num, 'image')} in {folder}", num)
         for folder, num in skipped.loose.items()
     ]
     if loose:
-        title = f"{counted(sum(skipped.loose.values()), 'picture')} in no class folder"
+        title = f"{counted(sum(skipped.loose.values()), 'image')} in no class folder"
         yield Finding(
-            "loose", "warning", title, "They are left out: a picture's folder is its class.", loose
+            "loose", "warning", title, "They are skipped: an image's folder is its class.", loose
         )
     kinds = [
         Row([], f"{counted(num, 'file')} {s or 'without a suffix'}", num)
         for s, num in skipped.suffixes.most_common()
     ]
     if kinds:
-        title = (
-            f"{counted(skipped.suffixes.total(), 'file')} of kinds that are not read as pictures"
-        )
+        title = f"{counted(skipped.suffixes.total(), 'file')} of types that are not read as images"
         yield Finding(
-            "other_files", "note", title, "If pictures are among them, convert them.", kinds
+            "other_files", "note", title, "If images are among them, convert them.", kinds
         )
 
 
@@ -217,16 +215,16 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     yield from findings_of_classes(
         "odd_name",
         "bad",
-        f"{counted(len(odd), 'class folder')} that fit refuses by the name",
-        "Rename them: metrics, results and checkpoints hold names as text on a line.",
+        f"{counted(len(odd), 'class folder')} whose name fit refuses",
+        "Rename them: metrics, results and checkpoints need names that are one line of text.",
         [(f"{name!r} {reason}", 0) for name, reason in odd],
     )
     empty = [(s, c) for s, c in np.argwhere(listing.folders & (counts == 0)).tolist()]
     yield from findings_of_classes(
         "empty_class",
         "bad",
-        f"{counted(len(empty), 'class folder')} without a picture",
-        "fit refuses an empty class in training, and can't measure one that is empty elsewhere.",
+        f"{counted(len(empty), 'class folder')} without an image",
+        "fit refuses a class without training images, and cannot evaluate one without images in another split.",
         [(_in_split(names[c], splits[s]), 0) for s, c in empty],
     )
     if len(splits) > 1:
@@ -238,7 +236,7 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
             "one_split",
             "bad",
             f"{counted(len(lone) + len(untrained), 'class', 'classes')} not in all splits",
-            "fit refuses a class that training does not know; one that only training knows is never measured.",
+            "fit refuses a class that is not in training; one that is only in training is never evaluated.",
             [
                 *(
                     (f"{names[c]} is in {splits[int(listing.folders[:, c].argmax())]} alone", 0)
@@ -255,8 +253,8 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     yield from findings_of_classes(
         "alike_names",
         "bad",
-        f"{counted(len(alike), 'class', 'classes')} under names that differ by case, spaces, signs or composition only",
-        "Each folder becomes a class of its own, or fit refuses them. Put them together.",
+        f"{counted(len(alike), 'class', 'classes')} whose names differ only by case, spaces, signs or composition",
+        "Each folder becomes a separate class, or fit refuses them. Merge them.",
         [(text, 0) for text in alike],
     )
     trained = {names[c]: int(counts[first, c]) for c in range(len(names)) if counts[first, c]}
@@ -264,18 +262,18 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     yield from findings_of_classes(
         "tiny_class",
         "warning",
-        f"{counted(len(few), 'class', 'classes')} with fewer than {_FEW} pictures to train on",
-        "Nothing general is learned from them, and a validation part of 10 % holds one or none.",
-        [(f"{name}: {counted(num, 'picture')}", -num) for num, name in few],
+        f"{counted(len(few), 'class', 'classes')} with fewer than {_FEW} images to train on",
+        "They are too few to generalise, and a validation split of 10 % holds one or none.",
+        [(f"{name}: {counted(num, 'image')}", -num) for num, name in few],
     )
     if len(trained) > 1 and max(trained.values()) >= _UNEQUAL * min(trained.values()):
         most, least = (pick(trained, key=trained.__getitem__) for pick in (max, min))
         yield from findings_of_classes(
             "unequal_classes",
             "note",
-            f"classes are unequal: {trained[most]:,} pictures of {most}, {trained[least]:,} of {least}",
-            "A network that is unsure says the frequent class. --model.class_weights balanced lets all classes count "
-            "the same; results by class are in test.json.",
+            f"classes are unequal: {trained[most]:,} images of {most}, {trained[least]:,} of {least}",
+            "An uncertain network predicts the frequent class. --model.class_weights balanced gives all classes the "
+            "same weight; results by class are in test.json.",
             [(f"{name}: {num:,}", num) for name, num in Counter(trained).most_common()],
         )
 

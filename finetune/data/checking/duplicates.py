@@ -153,7 +153,7 @@ def _confirmed_pairs(
     with ThreadPoolExecutor(num_cores()) as threads:
         # In chunks, because an interruption waits for the submitted tasks.
         for first in track(
-            range(0, len(i), 1024), -(-len(i) // 1024), "pictures laid over each other"
+            range(0, len(i), 1024), -(-len(i) // 1024), "pairs compared pixel by pixel"
         ):
             some = range(first, min(first + 1024, len(i)))
             for p, (agrees, share) in zip(some, threads.map(fit, some), strict=True):

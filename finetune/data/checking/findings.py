@@ -109,7 +109,7 @@ def duplicate_findings(
             what = (
                 "files that are equal byte for byte"
                 if kind == "exact"
-                else "pictures of one photograph"
+                else "images of one photograph"
             )
             title = f"{counted(len(rows), 'set')} of {what} {where}"
             findings.append(
@@ -124,18 +124,17 @@ _DUPLICATES: dict[str, tuple[Level, str, str]] = {
     "leak": (
         "bad",
         "lie in more than one split",
-        "A network that has seen a picture in training is not tested by it: its results come out too good. "
-        "Keep each set in one split.",
+        "Images that were seen in training make test results too good. Keep each set in one split.",
     ),
     "two_classes": (
         "bad",
         "lie in more than one class",
-        "At least one of the labels is wrong, or the picture shows both. Keep it in one class, or in none.",
+        "At least one of the labels is wrong, or the image shows both. Keep it in one class, or in none.",
     ),
     "copies": (
         "note",
         "lie in one class",
-        "Each copy counts as a picture of its own, in training and in validation that is set apart from it. "
+        "Each copy counts as a separate image, in training and in a validation split taken from it. "
         "One of each is enough.",
     ),
 }
@@ -179,7 +178,7 @@ _SHORTCUTS: list[tuple[str, Level, str]] = [
     (
         "class",
         "warning",
-        "A network learns whatever separates the classes most easily. If that is how pictures were made, not what they "
+        "A network learns whatever separates the classes most easily. If that is how images were made, not what they "
         "show, it fails on pictures made otherwise. Mix sources within each class, or bring all to one form.",
     ),
     (

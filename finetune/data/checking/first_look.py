@@ -54,14 +54,14 @@ class FirstLook:
             first = leaks[0].pictures
             pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
             faults.append(
-                f"{sum(len(row.pictures) for row in leaks)} lie in two splits alike, {pair} for one"
+                f"{sum(len(row.pictures) for row in leaks)} are in two splits, for example {pair}"
             )
         if broken := rows.get("unreadable"):
             faults.append(
-                f"{len(broken)} can't be read, {shown(listing.paths[broken[0].pictures[0]])} for one"
+                f"{len(broken)} cannot be read, for example {shown(listing.paths[broken[0].pictures[0]])}"
             )
-        hint = f"(finetune check {shown(self.place)} says which)"
-        return f"of the pictures {', and '.join(faults)} {hint}" if faults else ""
+        hint = f"(finetune check {shown(self.place)} lists them)"
+        return f"of the images, {', and '.join(faults)} {hint}" if faults else ""
 
     def plain(self) -> dict[str, Any]:
         """Return the result for about.json, with some examples of each kind."""
@@ -102,14 +102,14 @@ def first_look(
     )
     broken = broken.astype(int)
     notes = [
-        "the file is empty" if sizes[i] == 0 else "it does not begin as a picture does"
+        "the file is empty" if sizes[i] == 0 else "it does not begin like an image file"
         for i in broken
     ]
     sizes[broken] = -1  # empty files and error pages do not count as copies of each other
     findings = duplicate_findings(listing, equal_files(paths, sizes, listing.split_of), [])
     if len(broken):
         rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]
-        title = f"{counted(len(rows), 'picture')} can't be read"
+        title = f"{counted(len(rows), 'image')} cannot be read"
         findings.append(
             Finding(
                 "unreadable",

@@ -63,7 +63,7 @@ def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
         with ThreadPoolExecutor(num_cores()) as threads:
             rows = range(0, len(left), _ROWS)
             found = threads.map(lambda i: _of_rows(left, right, radius, most, i), rows)
-            pairs = list(track(found, len(rows), "pictures held against each other"))
+            pairs = list(track(found, len(rows), "images compared"))
     if not pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))

@@ -44,7 +44,7 @@ def rough_fits(
     fits, which = np.full(len(i), -1, np.float32), np.zeros(len(i), np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
     for first in track(
-        range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "pictures that may be parts of others"
+        range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "candidates for crops compared"
     ):
         for step in np.unique(steps[first : first + _AT_ONCE]):
             some = first + np.flatnonzero(steps[first : first + _AT_ONCE] == step)

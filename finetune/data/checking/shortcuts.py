@@ -36,7 +36,7 @@ def properties(facts: Facts) -> dict[str, NDArray]:
     height, width = np.maximum(facts.sizes, 1).T
     return {
         "brightness": facts.brightness,
-        "picture size": height * width,
+        "image size": height * width,
         "aspect ratio": facts.aspects,
         "file size": facts.num_bytes,
         "bytes for each pixel": facts.num_bytes / (height * width),

@@ -19,7 +19,7 @@ class FashionMNIST(ImageFolderData):
             )
         if self.exclude:
             raise WrongUsage(
-                "--data.exclude leaves out class folders, and Fashion-MNIST has none: drop the option"
+                "--data.exclude skips class folders, and Fashion-MNIST has none: drop the option"
             )
         return write_images(root)
 

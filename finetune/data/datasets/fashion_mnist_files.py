@@ -53,7 +53,7 @@ def obtain(root: Path) -> None:
     except (OSError, RuntimeError, *_DAMAGED) as error:
         reason = "a file is damaged" if isinstance(error, _DAMAGED) else one_line(error)
         raise OSError(
-            f"Fashion-MNIST can't be had: {reason}; put its four .gz files in {raw}"
+            f"Fashion-MNIST is not available: {reason}; put its four .gz files in {raw}"
         ) from error
 
 

@@ -66,7 +66,7 @@ def scan(
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         names = " and ".join(repr(folder.name) for folder in split_dirs.values())
         raise ValueError(
-            f"{root} holds {names} but no 'train'; put the training pictures in {root}/train/CLASS"
+            f"{root} has {names} but no 'train'; put the training images in {root}/train/CLASS"
         )
     first = split_dirs.get("train") or split_dirs.get("all")
     class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
@@ -84,7 +84,7 @@ def scan(
         _check_names(of_first)
         if not class_names:
             hint = misplaced.hint_one_level_up(first, inside)
-            message = f"{first} holds no class folders; put the pictures of each class in a folder of its name"
+            message = f"{first} has no class folders; put the images of each class in a folder of its name"
             raise ValueError(f"{message}{hint}")
         if len(class_names) == 1:
             hint = misplaced.hint_one_level_down(first, list(of_first.values()), inside)
@@ -109,7 +109,7 @@ def scan(
         _check_filled(splits[split], empty, split, is_known)
         if empty and is_logged:
             log.warning(
-                "%s has no pictures of %s: its results say nothing about it",
+                "%s has no images of %s: its results do not include it",
                 folder,
                 _class_list(empty),
             )
@@ -276,7 +276,7 @@ def _check_filled(samples: Samples, empty: Sequence[str], split: str, is_known: 
     if empty and (must_be_filled or (split == "all" and not len(samples))):
         supported = " ".join(sorted(IMAGE_SUFFIXES))
         message = (
-            f"{samples.folder} has no pictures of {_class_list(empty)}; supported are {supported}"
+            f"{samples.folder} has no images of {_class_list(empty)}; supported are {supported}"
         )
         raise ValueError(
             f"{message}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_exclusion_advice(empty)}"
@@ -324,9 +324,9 @@ def read_split(
 def _exclusion_advice(names: Sequence[str]) -> str:
     """Return advice to delete or exclude the folders of these classes."""
     if len(names) == 1:
-        return f"delete the folder, or leave out with --data.exclude {names[0]}"
+        return f"delete the folder, or skip it with --data.exclude {names[0]}"
     more = ", …" if len(names) > _MOST_NAMED else ""
-    return f"delete the folders, or leave out with --data.exclude '[{', '.join(names[:_MOST_NAMED])}{more}]'"
+    return f"delete the folders, or skip them with --data.exclude '[{', '.join(names[:_MOST_NAMED])}{more}]'"
 
 
 def _class_list(names: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ class ImageFolderData(ImageDataModule):
         if self.classes_without_images:
             lacking = ", ".join(self.classes_without_images)
             raise ValueError(
-                f"{self.root} has no pictures to train on of {lacking}: add some, or leave out that class"
+                f"{self.root} has no images to train on of {lacking}: add some, or remove that class"
             )
 
     def use_all_images(self, split: str) -> None:

@@ -96,9 +96,9 @@ def list_pictures(root: str | Path) -> Listing:
         hint = misplaced.hint_one_level_up(root, class_folders)
         num = num_loose(root)
         if num and not hint:
-            hint = f"; {counted(num, 'picture lies', 'pictures lie')} loose in it"
+            hint = f"; {counted(num, 'image lies', 'images lie')} loose in it"
         raise WrongUsage(
-            f"{root} holds no class folders: put the pictures of each class in a folder of its name{hint}"
+            f"{root} has no class folders: put the images of each class in a folder of its name{hint}"
         )
     skipped = SkippedFiles(skip_unreadable=True)
     samples: dict[str, Samples] = {}

@@ -36,7 +36,7 @@ def hint_one_level_up(folder: Path, inside: Callable[[Path], Sequence[Path]]) ->
         return ""
     if num == 0 or len(names) < 2:
         return ""
-    loose = counted(num, "picture lies", "pictures lie")
+    loose = counted(num, "image lies", "images lie")
     return f"; {loose} loose in it, and {place} holds {_listed(names)}: give that one"
 
 
