@@ -154,7 +154,7 @@ def test_every_command_has_help(command, capsys):
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),
         (
             ["predict", "--data.predict", "x"],
-            "needs a checkpoint, or a run's folder: finetune predict CKPT PICTURES",
+            "needs a checkpoint, or a run's folder: finetune predict CKPT IMAGES",
         ),
         (["demo", "--sed", "1"], "finetune demo has no option --sed; did you mean --seed?"),
     ],
@@ -186,7 +186,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
     ("arguments", "told"),
     [
         (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
-        (["fit"], "give the folder of your pictures: finetune fit FOLDER, or"),
+        (["fit"], "give the folder of your images: finetune fit FOLDER, or"),
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
         (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
@@ -231,7 +231,7 @@ WRONG_VALUES = {
     ("fit", "--checkpoint_every_n_steps", "0"): "at least 1, got 0",
     ("fit", "--trainer.devices", "0"): "devices",
     ("fit", "--trainer.max_epochs", "-7"): "max_epochs",
-    ("fit", "--data.predict", "."): "pictures to classify are for finetune predict, not fit",
+    ("fit", "--data.predict", "."): "images to classify are for finetune predict, not fit",
     (
         "fit",
         "--trainer.accumulate_grad_batches",
@@ -687,7 +687,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
     lines = [line for line in err.splitlines() if line and not line.startswith(told)]
     assert lines == [
         "stopping after this step; Ctrl-C again ends it at once",
-        "stopped by SIGINT; the same command with --resume goes on",
+        "stopped by SIGINT; continue with the same command and --resume",
     ]
 
 
@@ -832,7 +832,7 @@ def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["fit"])
     assert re.fullmatch(
-        r"finetune: error: process 0 can't reach another one at \[127\.0\.1\.1\]:31116: .* GLOO_SOCKET_IFNAME .*\n",
+        r"finetune: error: process 0 cannot reach another one at \[127\.0\.1\.1\]:31116: .* GLOO_SOCKET_IFNAME .*\n",
         capsys.readouterr().err,
     )
 

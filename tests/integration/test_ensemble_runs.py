@@ -245,12 +245,12 @@ def test_a_run_keeps_its_number_of_members(resume, tmp_path, num):
     before = last.read_bytes()
     with pytest.raises(ValueError) as caught:
         resume("--members", num)
-    assert f"the run can't go on with model.members {num} (was 3)" in one_line(caught.value)
+    assert f"the run cannot continue with model.members {num} (was 3)" in one_line(caught.value)
     assert last.read_bytes() == before and members_in(tmp_path / RUN) == 3
     (tmp_path / RUN / "config.yaml").unlink()  # the checkpoint knows it, too
     with pytest.raises(ValueError) as caught:
         resume("--members", num)
-    assert f"the run can't go on with model.members {num} (was 3)" in one_line(caught.value)
+    assert f"the run cannot continue with model.members {num} (was 3)" in one_line(caught.value)
 
 
 @pytest.mark.parametrize("more", [(), ("--members", 3)])
@@ -274,7 +274,7 @@ def test_a_run_of_an_earlier_version_goes_on(colours, cli, tmp_path):
     known = torch.load(last, weights_only=True)
     del known["hyper_parameters"]["members"]
     torch.save(known, last)
-    with pytest.raises(ValueError, match=r"can't go on with model\.members 2 \(was 1\)"):
+    with pytest.raises(ValueError, match=r"cannot continue with model\.members 2 \(was 1\)"):
         cli(*fit, 2, "--resume", "--members", 2)
     assert len(finetune.load(last, "cpu").predict(colours / "test")) == 30
     cli(*fit, 2, "--resume")

@@ -140,7 +140,7 @@ def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, 
         line for line in process.stderr.splitlines() if line and not line.startswith(usual)
     ] == [
         "stopping after this step; Ctrl-C again ends it at once",
-        "stopped by SIGINT; the same command with --resume goes on",
+        "stopped by SIGINT; continue with the same command and --resume",
     ]
     (last,), (steps,) = tmp_path.rglob("last.ckpt"), tmp_path.rglob("steps.csv")
     # The last step that was trained, not that of an epoch's end before the signal.

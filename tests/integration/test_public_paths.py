@@ -73,7 +73,7 @@ def test_an_old_run_is_gone_on_with():
     )
     assert compare_settings(public_paths(before), now, False, False) == ("", {})
     # control
-    with pytest.raises(ValueError, match=r"can't go on with model\.scheduler\.class_path"):
+    with pytest.raises(ValueError, match=r"cannot continue with model\.scheduler\.class_path"):
         compare_settings(before, now, False, False)
 
 

@@ -125,7 +125,7 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
         ),
         (
             ("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"),
-            "can't take pictures of",
+            "does not support images of",
         ),
         (("--data.eval_image_size", "7"), "eval_image_size must be at least 8, got 7"),
     ],
@@ -142,7 +142,7 @@ def test_what_can_not_be_is_told_before_there_is_a_run(colours, cli, tmp_path, o
 
 
 def test_a_benchmark_of_several_sizes_is_refused(colours, cli):
-    with pytest.raises(WrongUsage, match="leave out --data.image_size_schedule"):
+    with pytest.raises(WrongUsage, match="remove --data.image_size_schedule"):
         cli(
             "benchmark",
             colours,

@@ -353,7 +353,7 @@ MUTATIONS = [
         "tests/integration/test_resume.py -k signals",
     ),
     Mutation(
-        "what can't be decoded is left out, where that is asked for",
+        "what cannot be decoded is left out, where that is asked for",
         "data/dataset.py",
         'if self.on_bad_image == "error":',
         "if True:",
