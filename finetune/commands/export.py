@@ -168,7 +168,7 @@ def _check(agreement: Agreement, suffix: str, what: str) -> None:
 
 def _describe(agreement: Agreement, what: str, answers: str) -> str:
     return (
-        f"held against the network on {agreement.num_pictures} {what}: the same {answers}, largest difference of a "
+        f"verified against the checkpoint on {agreement.num_pictures} {what}: same {answers}, largest difference of a "
         f"probability {agreement.largest:.1e}; one image takes "
         f"{agreement.milliseconds[0]:.1f} ms with the checkpoint, {agreement.milliseconds[1]:.1f} ms with the file"
     )

@@ -102,7 +102,7 @@ def check_fit(
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(
             f"{num} images to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "
-            f"norm of {model.backbone} can't train on one at {sizes[0]} pixels: take another --data.batch_size, "
+            f"norm of {model.backbone} cannot train on one at {sizes[0]} pixels: take another --data.batch_size, "
             "a larger --data.image_size, or --model.freeze_batch_norm true"
         )
 

@@ -541,7 +541,8 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
         "old/1.png",
     )
     with pytest.raises(
-        ValueError, match="holds 'train' and 'val', to be split folders, and the class 'old' beside"
+        ValueError,
+        match="has the split folders 'train' and 'val', and the class 'old' next to them",
     ):
         scan(tmp_path)
     hint = "where it is no class, delete the folder, or skip it with --data.exclude results$"

@@ -253,7 +253,7 @@ def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(
     _, data = made(image_size=32, batch_size=1)
     model = Classifier(data.class_names, "resnet18", weights=None)
     with pytest.raises(
-        ValueError, match="the batch norm of resnet18 can't train on one at 32 pixels"
+        ValueError, match="the batch norm of resnet18 cannot train on one at 32 pixels"
     ):
         trial(model, data, ONE, seconds=0.1)
 

@@ -254,7 +254,7 @@ def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
     assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
     assert "no problems" not in text
     assert "2,800 files" in text and "the first bytes of all" in text
-    assert "Not checked: damaged" in text and "finetune check photos" in text
+    assert "Not checked: damaged" in text and "finetune check pictures" in text
     assert "It found no problems" in looked(run, 90, 90, [])
     assert "the first bytes of 20,000" in looked(run, 50_000, 20_000, [])
 

@@ -145,8 +145,8 @@ def test_what_that_line_advises_helps(image_size, options):
 @pytest.mark.parametrize(
     ("sizes", "of_evaluation", "told"),
     [
-        ((32, 64), 64, "can't train on one at 32 pixels"),  # maps of one pixel in the first epochs
-        ((64, 32), 64, "can't train on one at 32 pixels"),
+        ((32, 64), 64, "cannot train on one at 32 pixels"),  # maps of one pixel in the first epochs
+        ((64, 32), 64, "cannot train on one at 32 pixels"),
         ((64, 128), 32, None),  # evaluation takes statistics from nowhere
         ((64, 28), 64, "does not support images of 28x28 pixels"),
         ((64,), 28, "does not support images of 28x28 pixels"),

@@ -224,8 +224,8 @@ def split_folders(root: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
     if classes:
         splits = " and ".join(repr(folder.name) for folder in split_named)
         raise ValueError(
-            f"{root} holds {splits}, to be split folders, and {_class_list(classes)} beside: move these into the split "
-            "folders or elsewhere, or give a class that is called so another name"
+            f"{root} has the split folders {splits}, and {_class_list(classes)} next to them: move these into the "
+            "split folders or elsewhere, or rename a class folder that has the name of a split"
         )
     split_dirs: dict[str, Path] = {}
     for folder in named:
