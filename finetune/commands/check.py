@@ -68,8 +68,8 @@ def check(
     found, 1 if something was found, and 2 if the check failed.
 
     Args:
-        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test with class folders. Or a
-            table of images.
+        folder: Folder of the data set, as `fit` takes it: class folders, or train, val and test with class folders. Or
+            a table of images.
         output: Folder for check.html and check.json.
         lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
             between sets.
