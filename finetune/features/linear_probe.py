@@ -48,14 +48,7 @@ class FittedHead:
         return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{score}"
 
 
-def probe_head(
-    trainer: pl.Trainer,
-    network: nn.Module,
-    forward: Callable[[Tensor], Tensor],
-    data: ImageDataModule,
-    class_weight: Tensor,
-    label_smoothing: float,
-) -> FittedHead:
+def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> FittedHead:
     """Set the head to a logistic regression on the features of the training images.
 
     The result is the same for any number of devices. Images are prepared as in evaluation. Validation images are not
@@ -63,18 +56,16 @@ def probe_head(
 
     Args:
         trainer: The Trainer; each rank computes the features of its images.
-        network: The network. Only its head changes.
-        forward: Computes the logits of a batch as in evaluation. The features are recorded during this call.
+        model: A `Classifier` in eval mode. The features are recorded while it computes logits. Its class weights and
+            label smoothing apply. Only its head changes.
         data: The data module; its train split is used.
-        class_weight: Weight of each class in the training loss, (K,).
-        label_smoothing: As in training.
 
     Raises:
         ValueError: No training image can be decoded. All ranks raise it.
     """
     began = time.perf_counter()
-    linear = head(network)
-    x, y = head_inputs(trainer, forward, linear, data.loader("train"))
+    linear = head(model.network)
+    x, y = head_inputs(trainer, model, linear, data.loader("train"))
     num_images = trainer.strategy.broadcast(len(y))
     if not num_images:
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
@@ -84,10 +75,9 @@ def probe_head(
     fitted = None
     sent = None
     if trainer.is_global_zero:
-        weights = class_weight.double().cpu().numpy()
-        fitted = fit_probe(
-            x, y, len(weights), class_weights=weights, label_smoothing=label_smoothing
-        )
+        weights = model.class_weight.double().cpu().numpy()
+        smoothing = model.label_smoothing
+        fitted = fit_probe(x, y, len(weights), class_weights=weights, label_smoothing=smoothing)
         # without `out_of_fold`, which is large, and whose labels only rank 0 has
         sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])
     sent = trainer.strategy.broadcast(sent)
@@ -118,7 +108,10 @@ def logits_of(
     Rank 0 returns those of all images, other ranks those of their own.
 
     Args:
-        trainer, network, forward, data: As for `probe_head`.
+        trainer: Each rank computes the features of its images.
+        network: The network.
+        forward: Computes the logits of a batch as in evaluation.
+        data: The data module; its val split is used, within the Trainer's limit.
         probe: The head.
     """
     x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
@@ -134,7 +127,7 @@ def head_inputs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs of the head, (N, D) float64, and the labels (N,) or (N, K), in the order of the images.
 
-    Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `probe_head`.
+    Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `logits_of`.
     """
     parts = list(_batches(trainer, forward, linear, batches))
     x, y = (

@@ -108,8 +108,11 @@ def fit_probe(
     weights = (
         np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     )
-    kind = _CrossEntropy if y.ndim == 1 else _BinaryCrossEntropy
-    cross_entropy = kind(weights, label_smoothing)
+    cross_entropy: _CrossEntropy | _BinaryCrossEntropy
+    if y.ndim == 1:
+        cross_entropy = _CrossEntropy(weights, label_smoothing)
+    else:
+        cross_entropy = _BinaryCrossEntropy(weights, label_smoothing)
     axes = _principal_axes(x)
     x = _product(x, axes)
     table, best, out_of_fold = _cross_validate(x, y, cross_entropy, strengths)
@@ -211,7 +214,7 @@ class _BinaryCrossEntropy:
 
     def problem(self, y: NDArray[np.number]) -> "_Sigmoids":
         """Return what is minimised for the images of these labels (N, K)."""
-        wanted = y * (1 - self.label_smoothing) + self.label_smoothing / 2
+        wanted = np.asarray(y, np.float64) * (1 - self.label_smoothing) + self.label_smoothing / 2
         positives = self.class_weights * wanted
         return _Sigmoids(positives, positives + 1 - wanted)
 

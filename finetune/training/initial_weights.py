@@ -89,9 +89,7 @@ def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedH
     """
     from finetune.features.linear_probe import probe_head
 
-    return probe_head(
-        trainer, model.network, model, data, model.class_weight, model.label_smoothing
-    )
+    return probe_head(trainer, model, data)
 
 
 def score_of_head(

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
 
+from finetune.data.targets import MultiHot
 from finetune.features.logistic_regression import (
     STRENGTHS,
     Probe,
@@ -306,3 +308,87 @@ def test_one_class_only():
 def test_errors(features, strengths, message):
     with pytest.raises(ValueError, match=message):
         fit_probe(features, np.zeros(len(features), int), 2, strengths=strengths)
+
+
+def several(num: int, num_features: int, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features as above, and labels of which an image may have several or none; the last one is rare."""
+    features, _ = pictures(num, num_features, num_labels)
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(num_labels, num_features)) / scale(features)
+    logits = features @ directions.T
+    logits += rng.logistic(size=logits.shape) - np.quantile(logits, 0.6, axis=0)
+    logits[:, -1] -= 2.5
+    return features, (logits > 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
+def test_each_of_several_labels_has_the_head_of_an_independent_solver(strength):
+    features, labels = several(300, 20, 4)
+    probe = fit_probe(features, labels, 4, strengths=[strength])
+    scaled = (features - features.mean(axis=0)) / scale(features)
+    solver = {"tol": 1e-12, "max_iter": 1000, "solver": "newton-cholesky"}
+    ours = expit(features @ probe.weight.T + probe.bias)
+    assert 3 < labels[:, -1].sum() < 60 and (labels.sum(axis=1) == 0).any()
+    for k in range(4):
+        other = LogisticRegression(C=1 / (300 * strength), **solver).fit(scaled, labels[:, k])
+        np.testing.assert_allclose(ours[:, k], other.predict_proba(scaled)[:, 1], atol=1e-7)
+    wrong = LogisticRegression(C=2 / (300 * strength), **solver).fit(scaled, labels[:, 0])
+    assert abs(ours[:, 0] - wrong.predict_proba(scaled)[:, 1]).max() > 1e-4  # control
+
+
+@pytest.mark.parametrize("class_weights", [None, np.array([2.0, 0.5, 9.0])])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_gradient_of_torch_s_binary_cross_entropy_vanishes(class_weights, label_smoothing):
+    features, labels = several(200, 12, 3)
+    options = {"class_weights": class_weights, "label_smoothing": label_smoothing}
+    probe = fit_probe(features, labels, 3, strengths=[1e-2], **options)
+
+    def norm(smoothing: float, weights: np.ndarray | None) -> float:
+        weight = torch.tensor(probe.weight * scale(features), requires_grad=True)
+        bias = torch.tensor(probe.bias + probe.weight @ features.mean(axis=0), requires_grad=True)
+        x = torch.tensor((features - features.mean(axis=0)) / scale(features))
+        wanted = torch.tensor(labels, dtype=torch.float64) * (1 - smoothing) + smoothing / 2
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            x @ weight.T + bias,
+            wanted,
+            pos_weight=None if weights is None else torch.tensor(weights),
+            reduction="sum",
+        )
+        (loss / 200 + 1e-2 / 2 * (weight**2).sum()).backward()
+        return float(weight.grad.norm() + bias.grad.norm())
+
+    assert norm(label_smoothing, class_weights) < 1e-9
+    # the controls: another smoothing, other weights
+    assert norm(label_smoothing + 0.05, class_weights) > 1e-3
+    assert norm(label_smoothing, np.array([1.0, 1.0, 3.0])) > 1e-3
+
+
+def test_the_strength_of_several_labels_is_the_one_with_the_lowest_held_out_loss():
+    features, labels = several(120, 12, 3)
+    probe = fit_probe(features, labels, 3)
+    folds = deal_folds(MultiHot(labels.astype(np.uint8)).strata(), np.arange(120))
+    strength, loss, score = min(probe.table, key=lambda row: row[1])
+    assert (probe.strength, probe.loss, probe.score) == (strength, loss, score)
+    logits = np.empty((120, 3))
+    for fold in range(5):
+        rest = folds != fold
+        single = fit_probe(features[rest], labels[rest], 3, [strength])
+        logits[~rest] = features[~rest] @ single.weight.T + single.bias
+    np.testing.assert_allclose(probe.out_of_fold, logits, rtol=0, atol=1e-4)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor(logits), torch.tensor(labels, dtype=torch.float64)
+    )
+    assert loss == pytest.approx(float(expected), abs=1e-6)
+    assert score == pytest.approx(average_precision_score(labels, logits, average="macro"))
+
+
+def test_labels_of_no_image_and_of_every_image_get_a_row():
+    features, labels = several(100, 10, 3)
+    labels[:, 0], labels[:, 2] = 0, 1
+    probe = fit_probe(features, labels, 3)
+    alone = fit_probe(features, labels[:, [1, 1]], 2, strengths=[probe.strength])
+    np.testing.assert_allclose(probe.weight[1], alone.weight[0], atol=1e-8)
+    assert (probe.weight[[0, 2]] == 0).all()
+    assert probe.bias[[0, 2]] == pytest.approx([-np.log(100), np.log(100)])
+    constant = fit_probe(features, np.zeros((100, 3)), 3)
+    assert (constant.weight == 0).all() and np.isfinite(constant.bias).all()
