@@ -138,11 +138,15 @@ def _rank_candidates(
         for name, candidate in by_name.items()
     }
     seed = options.get("seed_everything")
+    # If images have several labels, the head predicts the rarest one of each image, or that it has none.
+    num_strata = len(data.class_names)
+    if data.label_kind == "several":
+        num_strata += 1
     with isolate_rng():  # the ranking must not change the random numbers of the fit
         ranking = rank(
             networks,
-            split.targets.labels,
-            len(data.class_names),
+            split.targets.strata(),
+            num_strata,
             budget,
             seed if type(seed) is int else 0,
         )

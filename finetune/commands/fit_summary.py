@@ -80,7 +80,7 @@ class Summary:
         yield "metrics", self._metrics()
         for line in self.calibration:
             label, _, text = line.partition(" ")
-            has_label = label in ("temperature", "threshold")
+            has_label = label in ("temperature", "threshold", "calibration", "thresholds")
             yield (label, text) if has_label else ("", line)
         yield "best.ckpt", self.best
         yield "run", self.path

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -115,7 +114,8 @@ class StepParts:
     def __init__(self, model: Classifier, batch: dict[str, Any]) -> None:
         self.model = model
         self.device = model.device
-        images, self.labels = batch["image"], batch["label"]
+        images = batch["image"]
+        self.target = model.task.target(batch)
         self.inputs: Tensor = model.image_classifier.normalized(images)
         self.optimizer = _idle_optimizer(model)
 
@@ -123,10 +123,8 @@ class StepParts:
         """Return the loss."""
         with self.model.trainer.precision_plugin.forward_context():
             logits = self.model.network(self.inputs)
-        each = logits[None] if logits.ndim == 2 else logits  # of an ensemble's members
-        dtype = self.model.image_classifier.mean.dtype
-        losses = [F.cross_entropy(own.to(dtype), self.labels) for own in each]
-        return torch.stack(losses).sum()
+        weight = self.model.class_weight
+        return self.model.task.loss_sum(logits, self.target, weight) / self.target.weight(weight)
 
     def update(self) -> None:
         self.optimizer.step()

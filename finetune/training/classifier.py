@@ -70,8 +70,10 @@ class Classifier(pl.LightningModule):
         scheduler: A torch scheduler by class_path. Its `total_steps`, if it has that argument, defaults to the steps of
             the run.
         scheduler_interval: Whether the scheduler steps after each optimizer step or each epoch.
-        label_smoothing: Share of the target spread over all classes, in [0, 1).
-        class_weights: `balanced` weights each class by the inverse of its frequency in training.
+        label_smoothing: Share of the target spread over all classes, in [0, 1); of several labels over present and
+            absent.
+        class_weights: `balanced` weights each class by the inverse of its frequency in training; of several labels the
+            images with a label as much as those without.
         compile: Use torch.compile. The first batch of each kind then takes about a minute.
         network_size: Side of the images in pixels, for networks with position embeddings.
         members: Number of networks of an ensemble. Each trains with its own random head; their probabilities are

@@ -8,7 +8,7 @@ from torch import nn
 
 from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.samplers import batches_within, check_limit
+from finetune.data.samplers import batches_within, check_limit, evaluated_targets
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
@@ -20,9 +20,26 @@ _OTHER_LABELS = {
 }
 
 
-def _check_label_kind(model: Classifier, data: Any, command: str) -> None:
-    if command != "predict" and data.label_kind != model.task.label_kind:
+def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command: str) -> None:
+    """Check that the labels are those that the network predicts, and that some images have labels.
+
+    Without a positive image a mean average precision is undefined.
+    """
+    if command == "predict":
+        return
+    if data.label_kind != model.task.label_kind:
         raise ValueError(_OTHER_LABELS[model.task.label_kind].format(root=data.root))
+    if command != "fit" or data.label_kind == "single":
+        return
+    for split in ("train", "val"):
+        limit = getattr(trainer, f"limit_{split}_batches")
+        if split not in data.splits or limit == 0:
+            continue
+        targets = data.splits[split].targets
+        if not evaluated_targets(targets, limit, data.batch_size).counts().any():
+            raise ValueError(
+                f"no image of {split} in {data.root} has a label: there is nothing to learn or to measure"
+            )
 
 
 def _check_solved(data: Any) -> None:
@@ -65,7 +82,7 @@ def check_fit(
         data.check_train_classes()  # before Lightning starts other processes
     if command == "fit" and "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
-    _check_label_kind(model, data, command)
+    _check_label_kind(trainer, model, data, command)
     unused = [
         name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None
     ]

@@ -141,4 +141,4 @@ def _evaluate(
             with trainer.precision_plugin.forward_context():
                 batch_logits = model(batch["image"].to(trainer.strategy.root_device))
             logits.append(batch_logits.cpu().double())
-    return torch.cat(logits), torch.cat(labels)
+    return torch.cat(logits), torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)

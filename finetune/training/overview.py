@@ -86,7 +86,8 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
-        yield f"test has only {num} images: the standard error of an accuracy is up to {error:.0f} points"
+        metric = "an accuracy" if data.label_kind == "single" else "a share of them"
+        yield f"test has only {num} images: the standard error of {metric} is up to {error:.0f} points"
 
 
 def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
@@ -95,8 +96,9 @@ def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterato
         num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
             images = counted(num, "image")
+            chosen = "temperature" if data.label_kind == "single" else "thresholds"
             yield (
-                f"val has only {images}: the choice of the best epoch and the temperature are uncertain. "
+                f"val has only {images}: the choice of the best epoch and the {chosen} are uncertain. "
                 "Use a larger --data.val_fraction, or more images"
             )
 
@@ -136,8 +138,18 @@ def _pictures(data: ImageDataModule) -> str:
         else:
             splits.append(f"{split} none")
     classes = f"{len(counts)} classes in train: {', '.join(shown)}"
+    if data.label_kind == "several":
+        classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
     remark = f"; {data.remark}" if data.remark else ""
     return f"images: {data.root}: {', '.join(splits)}; {classes}{remark}"
+
+
+def _label_density(data: ImageDataModule) -> str:
+    """Return how many labels training images have on average, and how many images have none, in words."""
+    labels = data.splits["train"].targets.labels
+    num_without = int((labels.sum(axis=1) == 0).sum())
+    without = f", {counted(num_without, 'image')} without any" if num_without else ""
+    return f"{labels.sum() / len(labels):.1f} labels per image{without}"
 
 
 def _network(model: Classifier, ckpt_path: object) -> str:

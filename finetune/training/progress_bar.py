@@ -268,7 +268,7 @@ class ImageProgressBar(ProgressBar):
         if self._finished and self.is_enabled and trainer.is_global_zero:
             names = ["train/loss_epoch"]
             if self._is_validated:
-                names += ["val/loss", trainer.lightning_module.task.monitor]
+                names += ["val/loss", _monitor(trainer)]
             metrics = {
                 name.removesuffix("_epoch"): f"{trainer.callback_metrics[name]:.4f}"
                 for name in names
@@ -295,7 +295,7 @@ class ImageProgressBar(ProgressBar):
         if self._table is None:
             num_epochs = trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None
             is_validated = trainer.enable_validation and sum(trainer.num_val_batches or [1]) > 0
-            monitor = trainer.lightning_module.task.monitor if is_validated else None
+            monitor = _monitor(trainer) if is_validated else None
             self._table = EpochTable(self.console.width, num_epochs, monitor)
             self.console.print(Text(self._table.header, style="bold"), soft_wrap=True)
         values = {"epoch": self._finished.removeprefix("epoch "), **metrics}
@@ -343,6 +343,12 @@ class ImageProgressBar(ProgressBar):
         return f"epoch {trainer.current_epoch + 1}" + (
             f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
         )
+
+
+def _monitor(trainer: pl.Trainer) -> str:
+    """Return the name of the metric by which the best epoch is chosen."""
+    module: Any = trainer.lightning_module
+    return module.task.monitor
 
 
 def _epochs_left(trainer: pl.Trainer, first: int) -> float:

@@ -235,5 +235,6 @@ def task_for(
     label_kind: LabelKind, class_names: Sequence[str], label_smoothing: float = 0.0
 ) -> Any:
     """Return the task for a kind of labels. The type is `Any`, since targets and calibrations differ between tasks."""
-    kind = MultiLabel if label_kind == "several" else SingleLabel
-    return kind(tuple(class_names), label_smoothing)
+    if label_kind == "several":
+        return MultiLabel(tuple(class_names), label_smoothing)
+    return SingleLabel(tuple(class_names), label_smoothing)
