@@ -37,6 +37,9 @@ SCENARIOS = [
     ("solved_head", 5e-9),  # as "probe"
     ("frozen_part", 1e-10),
     ("members", 1e-10),
+    ("labels", 1e-10),
+    ("labels_members", 1e-10),
+    ("labels_head", 5e-9),  # as "probe"
     ("probe", 5e-9),  # its head is known to 1e-10 and has weights as large as 40: 1.6e-9 was seen
 ]
 
@@ -125,6 +128,34 @@ def unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, 
 
 def test_averaging_the_means_of_devices_is_caught(results):
     assert distance(load(results[1], "balanced"), load(results[3], "control_means")) > 1e-4
+
+
+def test_averaging_the_means_of_devices_is_caught_for_several_labels(results):
+    assert distance(load(results[1], "labels"), load(results[3], "control_label_means")) > 1e-4
+
+
+def test_another_order_is_caught_for_several_labels(results):
+    assert distance(load(results[1], "labels"), load(results[2], "control_labels_order")) > 1e-4
+
+
+def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(results):
+    alone = load(results[1], "labels_measured")
+    for counts, num in zip(alone["counts"], alone["nums"], strict=True):
+        assert torch.tensor(counts["label_counts"]).sum(dim=(1, 2)).tolist() == [num] * 4
+    for world_size in (2, 3):
+        for rank in range(world_size):
+            shared = load(results[world_size], "labels_measured", rank)
+            # counts are integers; the logits are the same to rounding, far below the width of a bin
+            assert shared["counts"] == alone["counts"]
+            assert shared["calibration"] == alone["calibration"]
+            assert shared["metrics"]["test/mAP"] == alone["metrics"]["test/mAP"]
+            assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
+
+
+def test_labels_of_each_device_s_own_share_are_caught(results):
+    alone, own = load(results[1], "labels_measured"), load(results[2], "control_own_labels")
+    assert own["calibration"] != alone["calibration"]
+    assert abs(own["metrics"]["test/mAP"] - alone["metrics"]["test/mAP"]) > 1e-3
 
 
 def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(results):

@@ -41,16 +41,23 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         "batch_norm_uneven",
         "balanced",
         "calibrated",
+        "labels",
+        "labels_measured",
         f"evaluated_{NUM_EVALUATED[-1]}",
     ]
-    controls = ["control_order", "control_padding", "control_own_temperature"]
+    controls = [
+        "control_order",
+        "control_padding",
+        "control_own_temperature",
+        "control_own_labels",
+    ]
     return {
         k: launch("ddp_scenarios.py", root / f"world{k}", k, data, *scenarios, *controls)
         for k in (1, 2)
     }
 
 
-@pytest.mark.parametrize("scenario", ["small_float64", "batch_norm_uneven", "balanced"])
+@pytest.mark.parametrize("scenario", ["small_float64", "batch_norm_uneven", "balanced", "labels"])
 def test_two_processes_train_the_weights_of_one(worlds, scenario):
     """In full, with float32, ResNet-18, three processes and resuming on others: test_ddp.py, test_elastic.py."""
     alone = load(worlds[1], scenario)
@@ -93,6 +100,16 @@ def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
         for k in range(2)
     )
     assert abs(own / alone - 1) > 1e-4  # the control: each process by itself
+
+
+def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
+    """In full, for three processes: test_ddp.py."""
+    alone, own = load(worlds[1], "labels_measured"), load(worlds[2], "control_own_labels")
+    for rank in range(2):
+        shared = load(worlds[2], "labels_measured", rank)
+        assert shared["counts"] == alone["counts"] and shared["calibration"] == alone["calibration"]
+        assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
+    assert own["calibration"] != alone["calibration"]  # the control: each process by itself
 
 
 def test_killed_and_resumed_a_run_ends_bit_for_bit_as_a_whole_one(tmp_path):

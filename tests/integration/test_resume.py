@@ -73,6 +73,13 @@ def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_ki
     assert differences(killed) == [] and differences(stopped) == []
 
 
+def test_a_fit_on_several_labels_that_is_killed_ends_as_a_whole_one(results):
+    assert results["labels_reference"]["codes"] == [0]
+    killed = results["labels_killed"]
+    assert killed["killed"] == [-9] and killed["resumed"] == [0] and killed["step"] >= 9
+    assert differences(killed) == []
+
+
 def test_dropout_needs_no_generator_state(results):
     assert differences(results["dropout"]) == []
 

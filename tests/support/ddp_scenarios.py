@@ -19,12 +19,14 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from labelled_files import LabelledFiles
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from finetune import Classifier, ImageFolderData
+from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import DecodeError
 from finetune.data.samplers import TrainBatches, rank_range, train_order
 from finetune.data.samples import Samples
@@ -34,6 +36,7 @@ from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
 from finetune.runs.predictions import PredictionWriter
+from finetune.training.logit_histogram import LogitHistogram
 from finetune.training.temperature import Temperature
 from finetune.training.threshold import parse_aim
 
@@ -136,12 +139,17 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def weights_after(
-    data: ImageFolderData, precision: str, build: Callable, steps: int = 20, **options: Any
+    data: ImageDataModule, precision: str, build: Callable, steps: int = 20, **options: Any
 ) -> dict[str, Tensor]:
     """Train and return the trainable weights of this process."""
     pl.seed_everything(1, verbose=False)
     with patch("finetune.models.image_classifier.build", build):
-        model = Classifier(data.class_names, weights=None, **{"optimizer": sgd, **options})
+        model = Classifier(
+            data.class_names,
+            weights=None,
+            label_kind=data.label_kind,
+            **{"optimizer": sgd, **options},
+        )
     before = weights_of(model)
     trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(
         model, datamodule=data
@@ -294,6 +302,44 @@ def calibrated(root: Path) -> dict[str, Any]:
     return model.calibration.as_plain() or {}
 
 
+def measured_labels(root: Path) -> dict[str, Any]:
+    """What a fit on several labels an image finds on 13 validation images, and a test of it on 13 others."""
+    data = LabelledFiles(str(root), val_fraction=0.25, batch_size=4, image_size=32, num_workers=0)
+    pl.seed_everything(1, verbose=False)
+    with patch("finetune.models.image_classifier.build", small_network):
+        model = Classifier(
+            data.class_names, weights=None, optimizer=sgd, label_kind=data.label_kind
+        )
+    one = trainer(precision="64-true", max_epochs=2)
+    one.fit(model, datamodule=data)
+    metrics = {name: float(value) for name, value in one.callback_metrics.items()}
+    validated = model.counts
+    one.test(model, datamodule=data, verbose=False)
+    metrics |= {name: float(value) for name, value in one.callback_metrics.items()}
+    calibration = model.calibration.as_plain()
+    return {
+        "metrics": metrics,
+        "counts": [validated, model.counts],
+        "calibration": calibration,
+        "nums": [len(data.splits[split]) for split in ("val", "test")],
+    }
+
+
+def own_label_counts(root: Path) -> dict[str, Any]:
+    """Control: each device measures its own share."""
+    with patch.object(LogitHistogram, "_sync_dist", lambda *_, **__: None):
+        return measured_labels(root)
+
+
+def averaged_label_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
+    """The usual way for several labels: each device's own mean, whatever its share."""
+    if len(batch["label"]) == 0:
+        return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
+    target = model.task.target(batch)
+    logits = model(batch["image"])
+    return model.task.loss_sum(logits, target, model.class_weight) / len(logits)
+
+
 def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     """Output and gradients of a batch of `num` pictures, of which a process may have none, and running statistics."""
     group = torch.distributed if torch.distributed.is_initialized() else None
@@ -351,6 +397,12 @@ def begin() -> tuple[Path, Path, Callable[..., ImageFolderData]]:
     return out, data_root, data
 
 
+def labels(data_root: Path, **more: Any) -> LabelledFiles:
+    """37 images with several labels, in batches of 6: the last batch has one image, and two of three devices none."""
+    options = {"batch_size": 6, "image_size": 32, "val_fraction": 0.0, "num_workers": 0, **more}
+    return LabelledFiles(str(data_root / "labels"), **options)  # type: ignore[arg-type]
+
+
 RESNET: dict[str, Any] = {
     "build": calibrated_network,
     "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
@@ -393,6 +445,16 @@ def main() -> None:
         "members": lambda: weights_after(
             data("uneven", 6), "64-true", build=small_normalised, members=2
         ),
+        "labels": lambda: weights_after(
+            labels(data_root, mixup=0.4, cutmix=1.0), "64-true", **BALANCED
+        ),
+        "labels_head": lambda: weights_after(
+            labels(data_root), "64-true", freeze="backbone", **BALANCED
+        ),
+        "labels_members": lambda: weights_after(
+            labels(data_root), "64-true", build=small_normalised, members=2
+        ),
+        "labels_measured": lambda: measured_labels(data_root / "many_labels"),
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
     }
@@ -415,12 +477,19 @@ def main() -> None:
             "control_own_features": lambda: control(
                 own_features(), data("uneven", 6), "64-true", freeze="backbone", **BALANCED
             ),
+            "control_own_labels": lambda: own_label_counts(data_root / "many_labels"),
+            "control_labels_order": lambda: control(
+                order_of_each_rank(), labels(data_root), "64-true", **BALANCED
+            ),
             "control_own_temperature": lambda: own_temperature(data_root / "two"),
             "control_bf16": lambda: step_under_bf16(2, are_shared=False),
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:
         scenarios["control_means"] = lambda: control_means(data("uneven", 6), BALANCED)
+        scenarios["control_label_means"] = lambda: control_means(
+            labels(data_root, mixup=0.4, cutmix=1.0), BALANCED, averaged_label_means
+        )
     last = data_root / f"test{NUM_EVALUATED[-1]}"
     scenarios["evaluated_flipped"] = lambda: evaluated(
         last, out, "evaluated_flipped", callbacks=[AverageFlip()]
@@ -445,8 +514,10 @@ def main() -> None:
         torch.distributed.destroy_process_group()
 
 
-def control_means(data: ImageFolderData, options: dict[str, Any]) -> dict[str, Tensor]:
-    with loss_of(averaged_means):
+def control_means(
+    data: ImageDataModule, options: dict[str, Any], step: Callable = averaged_means
+) -> dict[str, Tensor]:
+    with loss_of(step):
         return weights_after(data, "64-true", **options)
 
 

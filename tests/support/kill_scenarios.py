@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import timm
 import torch
+from labelled_files import draw_labelled
 from processes import rank_environment
 from scenario_results import distance, is_same
 
@@ -76,6 +77,11 @@ NUM_KILLED = {1: 5, 2: 3}  # fits killed at random moments, by number of process
 # batch norm, in a third of mobilenet_v3_small's time
 TINY = ("--model.backbone", "timm/test_efficientnet")
 EFFICIENTNET = ("--model.backbone", "efficientnet_b0", "--trainer.max_epochs", 2)
+# several labels an image, mixed
+LABELS = (
+    *("--data", "labelled_files.LabelledFiles", "--data.root", OUT / "labels"),
+    *("--data.mixup", 0.4, "--data.cutmix", 1.0, "--model.class_weights", "balanced", *TINY),
+)
 SMALL = ("--model.backbone", "small_cnn", "--data.image_size", 28, "--trainer.precision", "64-true")
 
 
@@ -324,6 +330,11 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *seldom)
     reference_root = OUT / "efficientnet"
     Fit(reference_root, *EFFICIENTNET).wait()
+    draw_labelled(OUT / "labels", train=93)  # 81 without those of validation, or about
+    reference_root = OUT / "labels_reference"
+    yield "labels_reference", {"codes": Fit(reference_root, *LABELS).wait()}
+    reference = state(reference_root)
+    yield "labels_killed", killed_and_resumed(OUT / "labels_killed", 10, reference, *LABELS)
     yield "dropout", killed_and_resumed(OUT / "dropout", 4, state(reference_root), *EFFICIENTNET)
     reference_root = OUT / "small"
     Fit(reference_root, *SMALL).wait()

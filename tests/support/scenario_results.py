@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from colours import draw_colours
+from labelled_files import draw_labelled
 
 
 def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
@@ -18,6 +19,8 @@ def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
         for path in sorted((uneven / "train" / name).iterdir())[kept:]:
             path.unlink()
     shutil.rmtree(draw_colours(data / "two", train=11) / "train/red")
+    draw_labelled(data / "labels", train=37)
+    draw_labelled(data / "many_labels", train=52, test=13)
     for num in nums:
         folder = draw_colours(data / f"test{num}", test=5)
         for path in sorted((folder / "test").rglob("*.png"))[num:]:

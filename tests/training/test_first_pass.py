@@ -5,6 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from colours import QUICK, QUICKEST, draw_colours
@@ -13,6 +14,8 @@ from torch import nn
 
 from finetune import Classifier
 from finetune.cli import main
+from finetune.data.samples import Samples
+from finetune.data.targets import MultiHot
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.first_pass import check_fit
@@ -91,7 +94,8 @@ def trainer(**options: Any) -> Any:
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
     splits = {"train": nowhere(num)}
     sizes = {"image_size": image_size, "eval_image_size": image_size, "sizes": (), **more}
-    return SimpleNamespace(hparams={}, splits=splits, batch_size=batch_size, **sizes)
+    fixed = {"hparams": {}, "label_kind": "single", "root": "there"}
+    return SimpleNamespace(**fixed, splits=splits, batch_size=batch_size, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +267,38 @@ def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path
     ):
         cli(*fit)
     assert not (tmp_path / "runs/fit").exists()
+
+
+def labelled(labels: np.ndarray) -> Any:
+    samples = Samples(["nowhere.png"] * len(labels), MultiHot(labels))
+    images = data(len(labels), 4, 28)
+    images.label_kind = "several"
+    images.splits = {"train": samples, "val": samples}
+    return images
+
+
+def test_labels_of_another_kind_than_those_of_the_network_are_refused():
+    single = classifier("small_cnn")
+    several = Classifier(NAMES, backbone="small_cnn", weights=None, label_kind="several")
+    labels = np.ones((8, 3), np.uint8)
+    for command in ("fit", "validate", "test"):
+        with pytest.raises(ValueError, match="one class an image, and the images of there have se"):
+            check_fit(trainer(), single, labelled(labels), command)
+        with pytest.raises(ValueError, match="several labels an image, and the images of there ha"):
+            check_fit(trainer(), several, data(8, 4, 28), command)
+        check_fit(trainer(), several, labelled(labels), command)
+    check_fit(trainer(), several, data(8, 4, 28), "predict")
+
+
+def test_several_labels_of_which_no_image_has_any_are_refused():
+    model = Classifier(NAMES, backbone="small_cnn", weights=None, label_kind="several")
+    images = labelled(np.ones((8, 3), np.uint8))
+    images.splits["val"] = images.splits["val"].take(np.arange(4))
+    images.splits["val"].targets.labels[:] = 0
+    with pytest.raises(ValueError, match="no image of val in there has a label"):
+        check_fit(trainer(), model, images)
+    check_fit(trainer(limit_val_batches=0), model, images)
+    check_fit(trainer(), model, images, "test")
+    images.splits["train"] = images.splits["val"]
+    with pytest.raises(ValueError, match="no image of train in there has a label"):
+        check_fit(trainer(), model, images)

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from finetune.models.checkpoint_values import is_interpolation
+from finetune.runs.interpolation_record import Interpolation
 from finetune.training.interpolation import choose, interpolate, settle
-from finetune.training.task import SingleLabel
+from finetune.training.task import MultiLabel, SingleLabel
+from finetune.training.threshold import LabelAim
 
 
 def test_the_ends_are_exact_and_between_them_the_way_is_straight():
@@ -81,3 +84,40 @@ def test_weights_that_give_no_numbers_are_not_chosen():
             aim=None,
         )
         assert interpolation.share == expected and weights["weight"].isfinite().all()
+
+
+def test_candidates_of_several_labels_have_a_mean_average_precision():
+    class Model(torch.nn.Linear):
+        class_names = ("a", "b")
+        task = MultiLabel(class_names)
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(60, 2, generator=generator)
+    batch = {"image": images, "label": (images > 0.3).float()}
+    right = {"weight": 3 * torch.eye(2), "bias": torch.full((2,), -1.0)}
+    wrong = {"weight": torch.eye(2).flip(0), "bias": torch.zeros(2)}
+    trainer = SimpleNamespace(
+        precision_plugin=SimpleNamespace(
+            convert_module=lambda module: module, forward_context=nullcontext
+        ),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    for start, end, expected in ((right, wrong, 0.0), (wrong, right, 1.0)):
+        interpolation, _, calibration = settle(
+            trainer,
+            Model(2, 2),
+            start=start,
+            end=end,
+            batches=[batch],
+            shares=(0.0, 1.0),
+            aim=LabelAim("recall", 0.9),
+        )
+        assert interpolation.share == expected and interpolation.kept_score == 1
+        assert calibration.num_pictures == 60 and calibration.aim == LabelAim("recall", 0.9)
+        plain = interpolation.as_plain()
+        assert {tuple(one) for one in plain["candidates"]} == {("share", "loss", "mAP")}
+        assert is_interpolation(plain) and Interpolation.from_plain(plain) == interpolation
+        assert "mAP on 60 validation images: frozen features " in interpolation.message()
+    # the control: one class an image has an accuracy, as in checkpoints of earlier versions
+    plain["candidates"][0]["accuracy"] = plain["candidates"][0].pop("mAP")
+    assert not is_interpolation(plain)
