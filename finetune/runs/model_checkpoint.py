@@ -145,6 +145,8 @@ class Checkpoints(Checkpoint):
         metrics = trainer.callback_metrics
         check_finite(trainer, "train/loss", "val/loss")
         value = float(metrics[pl_module.task.monitor])
+        if math.isnan(value):  # of several labels, if no image with a label can be decoded
+            value = 0.0
         self.highest = value if self.highest is None else max(value, self.highest)
         task = pl_module.task
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

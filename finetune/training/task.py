@@ -197,8 +197,9 @@ class MultiLabel:
         return calibration.decide(probabilities)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:
-        """Return the monitored metric of images of this process: the mean average precision."""
-        return float(mean_average_precision(average_precision(histogram(logits, labels))))
+        """Return the monitored metric of images of this process: the mean average precision; 0 if none has a label."""
+        of_labels = average_precision(histogram(logits, labels))
+        return float(mean_average_precision(of_labels).nan_to_num(0.0))
 
     def train_metrics(self) -> MultilabelTrainMetrics:
         return MultilabelTrainMetrics(len(self.class_names))

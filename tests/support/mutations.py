@@ -115,6 +115,27 @@ MUTATIONS = [
         "tests/integration/test_ddp.py -k temperature_and",
     ),
     Mutation(
+        "several labels are measured on the images of all devices",
+        "training/logit_histogram.py",
+        'self.add_state("counts", empty, dist_reduce_fx="sum")',
+        'self.add_state("counts", empty, dist_reduce_fx=lambda parts: parts[0])',
+        "tests/integration/test_ddp.py -k labels",
+    ),
+    Mutation(
+        "each image counts the same in the loss of several labels",
+        "training/multilabel_loss.py",
+        "return losses.mean(dim=1).sum()",
+        "return losses.mean()",
+        "tests/training/test_multilabel_loss.py",
+    ),
+    Mutation(
+        "each label has the threshold that validation chose",
+        "training/multilabel_calibration.py",
+        "return probabilities >= probabilities.new_tensor(self.thresholds)",
+        "return probabilities >= 0.5",
+        "tests/training/test_multilabel_calibration.py",
+    ),
+    Mutation(
         "a checkpoint's temperature is of its own weights",
         "training/classifier.py",
         "        self.calibration = self.task.uncalibrated()  # this step changes the weights\n",
