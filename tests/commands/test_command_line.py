@@ -22,6 +22,8 @@ def here(tmp_path, monkeypatch):
         Path(name).touch()
     Path("-x.jpg").touch()
     Path("[a]").touch()
+    Path("labels.csv").touch()
+    Path("labels.xlsx").touch()
 
 
 IN_FULL = {
@@ -30,6 +32,14 @@ IN_FULL = {
     "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
     "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
     "fit pictures": "fit --data.root pictures",
+    "fit labels.csv": "fit --data.table labels.csv",
+    "fit --resume ./labels.csv --data.root pictures": (
+        "fit --resume --data.root pictures --data.table ./labels.csv"
+    ),
+    "fit --data.table ~/labels.csv": "fit --data.table HOME/labels.csv",
+    "test run labels.csv": f"test --ckpt_path {BEST} --data.table labels.csv",
+    "predict run labels.csv": f"predict --ckpt_path {BEST} -- labels.csv",
+    "check labels.csv": "check -- labels.csv",
     "fit --epochs 3 pictures": "fit --trainer.max_epochs 3 --data.root pictures",
     "fit --resume pictures": "fit --resume --data.root pictures",
     "fit pictures --config hotdog.yaml": "fit --config hotdog.yaml --data.root pictures",
@@ -98,6 +108,9 @@ WRONG = {
     "fit early early --resume": "one folder is needed, not 2 ('early' 'early'): finetune fit --resume RUN",
     "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of images",
+    "fit label.csv": "the table 'label.csv' does not exist; did you mean 'labels.csv'?",
+    "fit labels.xlsx": "'labels.xlsx': .xlsx tables are unsupported; save it as one of .csv",
+    "fit labels.csv --data.table x.csv": "--data.table is given twice: 'labels.csv' and 'x.csv'",
     "fit hotdog.yaml": "hotdog.yaml is a config, not a folder of images: finetune fit --config hotdog.yaml",
     "fit hotdog": "hotdog is a config, not a folder of images: finetune fit --config hotdog",
     "fit pictures run": "one folder is needed, not 2 ('pictures' 'run'): finetune fit FOLDER",

@@ -312,6 +312,24 @@ def test_a_listing_of_several_labels_counts_labels_and_compares_sets(tmp_path):
     assert listing.label_counts.tolist() == [[2, 3, 4]] and listing.counts().sum() == 6
 
 
+def test_names_that_no_file_has_are_faults_and_no_crash(tmp_path):
+    """JSON can hold halves of characters and zero bytes; a byte that is not UTF-8 is a name as any other."""
+    make(tmp_path, os.fsdecode(b"caf\xe9.jpg"))
+    rows = [*sound(tmp_path), {"path": "caf\udce9.jpg", "label": "a"}]
+    assert len(of_table(write(tmp_path / "x.jsonl", rows), val_fraction=0).splits["train"]) > 8
+    for row in (
+        {"path": "\ud800.jpg", "label": "a"},
+        {"path": "a\0.jpg", "label": "a"},
+        {"path": "a0.jpg", "label": "\ud800"},
+    ):
+        with pytest.raises(ValueError, match=r"x\.jsonl, line 1, column (path|label): "):
+            of_table(write(tmp_path / "x.jsonl", [row, *rows[1:]]))
+    rows = [{**row, "group": "g"} for row in rows]
+    rows[4]["group"] = "\ud800"
+    with pytest.raises(ValueError, match=r"line 5, column group: the group has a name that is not"):
+        of_table(write(tmp_path / "x.jsonl", rows))
+
+
 def test_a_table_is_for_images_of_your_own(tmp_path):
     with pytest.raises(WrongUsage, match="not for Hotdog"):
         Hotdog(table=str(tmp_path / "x.csv"))

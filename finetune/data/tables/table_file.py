@@ -79,7 +79,7 @@ def read_table(path: str | os.PathLike[str]) -> TableFile:
     else:
         text = _decode(path, path.read_bytes())
         table = _read_jsonl(path, text) if suffix == ".jsonl" else _read_csv(path, text)
-        if not text.isascii():
+        if _bad_byte(text):
             _check_utf8(table)
     if not len(table):
         raise ValueError(f"{path}: there are no rows below the header")

@@ -169,8 +169,16 @@ def folder_of(table: TableFile, column: str) -> Path:
 
 
 def _printable(text: str) -> str:
-    """Return a path without zero bytes, which no file name has."""
-    return text.strip().replace("\0", "")
+    """Return a path; "" if no file can have this name."""
+    return text.strip() if _is_path(text) else ""
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a file may have this name: without zero bytes, and in the encoding of file names."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def read_paths(table: TableFile, column: str, root: Path) -> tuple[list[str], list[Fault]]:
@@ -186,7 +194,7 @@ def read_paths(table: TableFile, column: str, root: Path) -> tuple[list[str], li
             fault = f"{shown(text)!r} is an address, which is unsupported"
             hint = "download the images, and give their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
-        elif "\0" in text:
+        elif not _is_path(text):
             faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
             text = ""
         path = prefix + text if text[:1] != "/" else text
@@ -236,10 +244,13 @@ def _read_groups(table: TableFile, column: str | None) -> tuple[list[str] | None
     if column is None:
         return None, []
     groups = [label_text(value) for value in table.columns[column]]
+    reasons = {group: why_name_is_invalid(group) for group in set(groups)}
+    if "" in reasons:
+        reasons[""] = "is empty"
     faults = [
-        Fault(row, table.lines[row], column, "the group is empty")
+        Fault(row, table.lines[row], column, f"the group {reasons[group]}")
         for row, group in enumerate(groups)
-        if not group
+        if reasons[group]
     ]
     return groups, faults
 
