@@ -146,7 +146,7 @@ def test_a_checkpoint_is_tested_on_its_table_and_on_others(here, caplog):
         image.write_bytes(image.read_bytes() + b"more")
     write_table(here / "more/all.csv", here / "more/new")
     run(["test", "runs/fit/table", "more/all.csv"])
-    assert "12 test pictures of more/all.csv (all)" in caplog.text
+    assert "12 test images of more/all.csv (all)" in caplog.text
     run(["test", "runs/fit/table", "more/new"])
     results = [json.loads(Path(f"runs/test/version_{i}/test.json").read_text()) for i in (1, 2)]
     assert results[0]["test/loss"] == results[1]["test/loss"]
@@ -167,7 +167,7 @@ def test_training_images_are_left_out_of_another_table(here, caplog):
     num = len(read_rows(Path("runs/test/version_0/test_predictions.csv")))
     num_test = json.loads(Path("runs/fit/table/about.json").read_text())["splits"]["test"]
     assert num == sum(num_test["counts"].values())
-    assert "copies of pictures that the checkpoint was trained on" in caplog.text
+    assert "copies of images that the checkpoint was trained on" in caplog.text
     # but not silently, where all of them are
     Path("flat/train.csv").write_text(
         "\n".join(["path,label", *(row for row in rows[1:] if _is_trained_on(row, trained, here))])
@@ -209,7 +209,7 @@ def test_a_table_is_checked(here, capsys):
         run(["check", "faulty.csv"])
     assert stop.value.code == 1
     out = capsys.readouterr().out
-    assert f"faulty.csv: {3 * NUM} pictures in 3 classes" in out
+    assert f"faulty.csv: {3 * NUM} images in 3 classes" in out
     assert "1 fault in the rows of the table: faulty.csv, line 74, column file_name" in out
     content = json.loads(Path("check.json").read_text())
     assert content["root"] == str(here / "faulty.csv")
@@ -252,7 +252,7 @@ def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, c
         cli("test", "runs/fit/version_0", "ones.csv")
     with pytest.raises(SystemExit):
         cli("check", "labels.csv")
-    assert "60 pictures in 4 classes, several labels per image" in capsys.readouterr().out
+    assert "60 images in 4 classes, several labels per image" in capsys.readouterr().out
 
 
 @pytest.mark.slow
