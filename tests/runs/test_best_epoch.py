@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from finetune.runs.best_epoch import describe, highest_of, kept_epoch, lowest_kept
+from finetune.runs.outcome import outcome_line
+from finetune.runs.statistics import wilson
 
 NUM = 30  # pictures
 
@@ -73,3 +75,43 @@ def test_it_is_told_why(accuracy, words):
 def test_the_state_of_earlier_versions_is_understood():
     states = {"highest": 0.5}, {"highest": None}, {"best_score": [0.7, -1.0]}, {"best_score": None}
     assert [highest_of(state) for state in states] == [0.5, None, 0.7, None]
+
+
+SHARES = np.array([0.1, 0.2, 0.35, 0.5])  # of the images that have each label
+SEPARATION = 1.5  # standard deviations between the logits of both kinds
+
+
+def draw(rng: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = rng.random((num, len(SHARES))) < SHARES
+    return labels, rng.normal(size=labels.shape) + SEPARATION * labels
+
+
+def mean_precision(labels: np.ndarray, logits: np.ndarray) -> float:
+    ordered = np.take_along_axis(labels, np.argsort(-logits, axis=0), 0)
+    precision = ordered.cumsum(axis=0) / np.arange(1, len(labels) + 1)[:, None]
+    return float(((precision * ordered).sum(axis=0) / ordered.sum(axis=0)).mean())
+
+
+def result_of(labels: np.ndarray, value: float) -> dict:
+    present = labels.sum(axis=0)
+    counts = [[[len(labels) - n, 0], [n, 0]] for n in present.tolist()]
+    return {"label_counts": counts, "test/mAP": value, "test/exact_match": 0.5}
+
+
+@pytest.mark.parametrize("num", [100, 400])
+def test_the_interval_covers_the_true_value(num):
+    rng = np.random.default_rng(0)
+    truth = np.mean([mean_precision(*draw(rng, 20_000)) for _ in range(3)])
+    hits = 0
+    narrow_hits = 0
+    for _ in range(200):
+        labels, logits = draw(rng, num)
+        value = mean_precision(labels, logits)
+        text = outcome_line(result_of(labels, value))
+        low, high = map(float, text.split("interval ")[1].split(")")[0].split("–"))
+        hits += low <= truth <= high
+        # the control: as if all pairs of an image and a label were trials
+        low, high = wilson(value * labels.size, labels.size)
+        narrow_hits += low <= truth <= high
+    assert 0.9 <= hits / 200 <= 0.995
+    assert narrow_hits / 200 < 0.7

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
+from finetune.runs.outcome import label_trials, num_in_split
 from finetune.runs.record import read_run
 
 
@@ -106,3 +107,14 @@ def test_the_best_is_by_the_pictures_that_were_measured(run, limit, epoch):
         epoch,
         [0.7, 0.68][epoch - 2],
     )
+
+
+def test_a_part_of_the_validation_images_has_its_share_of_trials():
+    splits = {"val": {"counts": {"a": 30, "b": 60, "c": 0}, "num_images": 80}}
+    assert num_in_split({"splits": splits}, "val") == 80
+    whole = label_trials({"splits": splits}, 80)
+    assert whole == pytest.approx(4 / (1 / 30 + 1 / 60))
+    assert label_trials({"splits": splits}, 40) == pytest.approx(whole / 2)
+    # of one class an image the number of images is the sum
+    assert num_in_split({"splits": {"val": {"counts": {"a": 30, "b": 60}}}}, "val") == 90
+    assert num_in_split({}, "val") == 0 and label_trials({}, 0) == 0
