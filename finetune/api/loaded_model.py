@@ -72,7 +72,7 @@ class LoadedModel:
 
         Returns:
             A list with a prediction for each image, in order, also for a single image: a `Prediction`, or a
-            `LabelsPrediction` if the network predicts several labels an image.
+            `LabelsPrediction` if the network predicts several labels per image.
 
         Raises:
             FileNotFoundError: An image does not exist, or a folder has none.
@@ -88,7 +88,7 @@ class LoadedModel:
             )
         if abstain_below and self.predictor.label_kind == "several":
             raise ValueError(
-                "abstain_below is for one class an image, and these have several labels"
+                "abstain_below is for one class per image, and this network predicts several labels"
             )
         predictions: list[Prediction | LabelsPrediction] = []
         for batch in self._batches(pictures, on_bad_image):

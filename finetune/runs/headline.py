@@ -104,7 +104,9 @@ def _of_labels(run: RunRecord) -> Headline:
     # Images in random order: the expected average precision of a label is about its share of the images.
     chance = float(positives[positives > 0].mean() / num)
     exact = percent(run.result["test/exact_match"])
-    comment = f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}."
+    comment = (
+        f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}."
+    )
     trials = tested_trials(run.result)
     return Headline("test", run.result["test/mAP"], num, comment, chance, trials)
 

@@ -121,7 +121,7 @@ class PredictionWriter(pl.Callback):
         for name in ("top_k", "abstain_below"):
             if getattr(self, name):
                 raise WrongUsage(
-                    f"--{name} is for one class an image, and these have several labels"
+                    f"--{name} is for one class per image, and this network predicts several labels"
                 )
         return LabelRows(module.class_names, self.split, module.calibration.thresholds)
 

@@ -50,8 +50,8 @@ _LABELS_PREDICTION = {
         "thresholds": {**_OF_EACH, "description": "of the same labels"},
         "looked_at": {
             "type": "object",
-            "description": "for each predicted label a data: address of an image that shows where the label was seen; "
-            "null for networks that have no heat maps. Only if it was requested",
+            "description": "for each predicted label a data: URL of its heat map; "
+            "null for networks that have none. Only if it was requested",
             "additionalProperties": {"type": ["string", "null"]},
         },
     },

@@ -122,9 +122,9 @@ def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli
 
 def test_options_for_one_class_are_refused(checkpoint, images, cli, tmp_path):
     for option in (["--top_k", 2], ["--abstain_below", 0.5]):
-        with pytest.raises(WrongUsage, match=f"{option[0]} is for one class an image"):
+        with pytest.raises(WrongUsage, match=f"{option[0]} is for one class per image"):
             cli("predict", checkpoint, images / "test", *option, "--trainer.accelerator", "cpu")
-    with pytest.raises(ValueError, match="abstain_below is for one class an image"):
+    with pytest.raises(ValueError, match="abstain_below is for one class per image"):
         load(checkpoint, "cpu").predict(str(images / "test"), abstain_below=0.5)
 
 
@@ -155,7 +155,7 @@ def test_exported_files_say_the_same(kind, checkpoint, images, expected, cli, tm
     out = tmp_path / f"file{suffix}"
     options = ["--input", "any_size"] if kind == "any_size" else ["--format", kind]
     cli("export", "--ckpt_path", checkpoint, "--output", out, *options)
-    assert "the same labels, largest difference" in capsys.readouterr().out
+    assert "same labels, largest difference" in capsys.readouterr().out
     about = json.loads(Path(f"{out}.json").read_text())
     assert about["label_kind"] == "several" and "temperature" not in about
     assert about["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
@@ -181,7 +181,7 @@ def test_an_export_that_ignores_the_calibration_is_not_kept(checkpoint, cli, tmp
     from finetune.training.calibration import Calibration
 
     monkeypatch.setattr(export, "EndToEnd", lambda model, _: EndToEnd(model, Calibration()))
-    with pytest.raises(ValueError, match="the .onnx was not kept"):
+    with pytest.raises(ValueError, match="the .onnx file was discarded"):
         cli("export", "--ckpt_path", checkpoint, "--output", tmp_path / "file.onnx")
     assert not (tmp_path / "file.onnx").exists()
 

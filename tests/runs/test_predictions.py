@@ -633,7 +633,9 @@ def test_a_single_image_with_several_labels_is_printed(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"abstain_below": 0.5}])
 def test_options_for_one_class_are_refused(run, options):
-    with pytest.raises(WrongUsage, match="is for one class an image, and these have several"):
+    with pytest.raises(
+        WrongUsage, match="is for one class per image, and this network predicts several"
+    ):
         predict_labels(run, torch.ones(1, 4).double(), ["x.png"], **options)
 
 
