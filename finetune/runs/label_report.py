@@ -14,7 +14,7 @@ from finetune.runs.record import RunRecord
 from finetune.runs.statistics import num_reliability_bins, precision_recall, reliability
 
 _MANY = 25  # labels: a larger matrix cannot be read; a list of its largest cells can
-_NUM_PAIRS = 40
+_NUM_PAIRS = 40  # of labels, and sections of mistakes, if there are many labels
 _MOST_CURVES = 8
 _TINY = 1e-12
 
@@ -68,7 +68,7 @@ class LabelSections:
         together: The number of images with two labels and the share of those with the label of the row, (K, K); None
             for many labels.
         pairs: The most frequent pairs of labels and their numbers, if there are many labels.
-        mistakes: The mistakes of each label.
+        mistakes: The mistakes of each label; if there are many labels the most frequent ones.
     """
 
     metrics: list[LabelMetrics]
@@ -127,6 +127,8 @@ def _mistakes(answers: LabelAnswers, lens: Lens | None) -> Iterator[Mistakes]:
         found.append(
             (f"false-{k}", f"{name}, falsely predicted", "The most probable first", k, false)
         )
+    if len(answers.class_names) > _MANY:
+        found = sorted(found, key=lambda one: -len(one[-1]))[:_NUM_PAIRS]
     most = most_of_cells([len(images) for *_, images in found])
     for key, heading, order, k, images in found:
         if len(images):

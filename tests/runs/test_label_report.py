@@ -132,7 +132,15 @@ def test_many_labels_have_a_list_of_pairs(tmp_path, run):
     np.fill_diagonal(counts, 0)
     first, second, num = sections.pairs[0]
     assert num == counts.max() == counts[names.index(first), names.index(second)]
-    assert "Labels that occur together most often" in page_of(other, None)
+    page = page_of(other, None)
+    assert "Labels that occur together most often" in page
+    # the most frequent mistakes have a section each
+    mistakes = label_sections(read_run(other), None).mistakes
+    predicted = probabilities >= 0.5
+    of_labels = [*(labels & ~predicted).sum(axis=0), *(predicted & ~labels).sum(axis=0)]
+    assert [one.count for one in mistakes] == sorted(of_labels, reverse=True)[:40]
+    links = set(re.findall(r'href="#((?:missed|false)-\d+)"', page))
+    assert links == {one.id for one in mistakes}
 
 
 def test_charts_are_drawn(tmp_path):
