@@ -15,8 +15,8 @@ from finetune.system.messages import NotFound, install
 _WIDTH = 160  # of a table that is not shown on a terminal
 
 
-def list_backbones(arguments: Sequence[str]) -> None:
-    """List networks; see `finetune backbones --help`."""
+def make_parser() -> OneLineErrorParser:
+    """Return the parser of the command."""
     parser = OneLineErrorParser(
         prog="finetune backbones",
         usage="finetune backbones [PATTERN] [--local] [--json]",
@@ -33,7 +33,12 @@ def list_backbones(arguments: Sequence[str]) -> None:
         "--local", action="store_true", help="Only those whose weights are on this machine."
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
-    options = parser.parse_args(list(arguments))
+    return parser
+
+
+def list_backbones(arguments: Sequence[str]) -> None:
+    """List networks; see `finetune backbones --help`."""
+    options = make_parser().parse_args(list(arguments))
     usable = [network for network in listed_networks() if has_timm() or not network.is_of_timm]
     found = matching(usable, options.pattern)
     if options.local:

@@ -14,6 +14,7 @@ from option_list import lightning_parser
 from paths import ROOT
 
 from finetune.cli import OWN
+from finetune.commands.list_backbones import make_parser
 from finetune.commands.options import WORDS
 from finetune.data.datasets.image_folder import ImageFolderData
 
@@ -50,12 +51,13 @@ def page() -> str:
         parts.append(f"### {title}\n\n{_table(rows[section])}\n")
     for command in ("predict", *sorted(set(OWN) - {"benchmark", "demo"})):
         options = [*(_predict_options() if command == "predict" else _function_options(command))]
-        if options and command not in (
-            "backbones",
+        if command == "backbones":
+            parts.append(f"## finetune backbones\n\n{_table([*_backbones_rows()])}\n")
+        elif options and command not in (
             "report",
             "compare",
             "runs",
-        ):  # in docs/networks.md and results.md
+        ):  # they are in docs/results.md
             table = _table([_row(name, WORDS.get(command, {}), *rest) for name, *rest in options])
             parts.append(f"## finetune {command}\n\n{table}\n")
     return "\n".join(parts)
@@ -116,6 +118,13 @@ def _predict_options() -> Iterator[tuple[str, Any, str]]:
         is_own = f"--{name}" in action.option_strings and name not in fit
         if is_own and name not in _HIDDEN and action.default != "==SUPPRESS==":
             yield name, action.default, action.help or ""
+
+
+def _backbones_rows() -> Iterator[str]:
+    for action in make_parser()._actions:
+        if action.dest not in ("help", "print_shtab"):
+            name = ", ".join(action.option_strings) or action.metavar
+            yield f"| `{name}` | {_shown(action.default)} | {action.help} |"
 
 
 def _function_options(command: str) -> Iterator[tuple[str, Any, str]]:
