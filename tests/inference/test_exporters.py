@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from networks import few_blocks
 from safetensors.torch import load_file
 from torch import nn
 from torchvision import models
@@ -20,16 +21,18 @@ from finetune.training.calibration import Calibration
 MORE = [
     ("resnet18", 64),
     ("mobilenet_v3_small", 64),
-    ("efficientnet_b0", 64),
-    ("convnext_tiny", 64),
-    ("vit_b_16", 224),
+    # of these, one with few blocks
+    ("efficientnet", 64),
+    ("convnext", 64),
+    ("vit", 32),
 ]
+FULL_NAMES = {"efficientnet": "efficientnet_b0", "convnext": "convnext_tiny", "vit": "vit_b_16"}
 NETWORKS = [("lenet", 28), *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
 
 
 def module(name: str) -> EndToEnd:
     torch.manual_seed(0)
-    network = build(name, 3)
+    network = few_blocks(name) if name in FULL_NAMES else build(name, 3)
     for part in network.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(part.weight)
@@ -39,7 +42,8 @@ def module(name: str) -> EndToEnd:
     if any(isinstance(part, nn.BatchNorm2d) for part in network.modules()):
         # statistics as after training: a wrong folding would be seen
         network.train()(torch.randn(16, 3, 64, 64))
-    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(name))
+    full = FULL_NAMES.get(name, name)
+    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in normalization(full))
     return EndToEnd(ImageClassifier(network, mean, std), Calibration(1.5)).eval()
 
 

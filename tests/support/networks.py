@@ -1,10 +1,13 @@
 """Networks of every kind, whole and without numbers."""
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 from torchvision import models
+from torchvision.models import convnext, efficientnet, vision_transformer
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from finetune.models.backbones import build
 from finetune.models.stages import head
@@ -47,6 +50,34 @@ def trainable(network: nn.Module) -> set[str]:
 def network(backbone: str) -> nn.Module:
     torch.manual_seed(0)
     return build(backbone, 3).eval()
+
+
+class NarrowResNet(ResNet):
+    """ResNet-18 with a quarter of the channels after the stem: a sixteenth of the weights to add up and to send."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(BasicBlock, [2, 2, 2, 2])
+        self.fc = nn.Linear(128, num_classes)
+
+    def _make_layer(
+        self, block: Any, planes: int, *arguments: Any, **options: Any
+    ) -> nn.Sequential:
+        return super()._make_layer(block, planes // 4, *arguments, **options)
+
+
+def few_blocks(backbone: str) -> nn.Module:
+    """A network for 3 classes of one of torchvision's classes, with few blocks of few channels."""
+    if backbone == "efficientnet":
+        blocks = [
+            efficientnet.MBConvConfig(expand, kernel, stride, *channels, 2, 1.0, 1.0)
+            for expand, kernel, stride, channels in ((1, 3, 1, (8, 8)), (6, 5, 2, (8, 16)))
+        ]
+        return efficientnet.EfficientNet(blocks, 0.2, num_classes=3, last_channel=64)
+    if backbone == "convnext":
+        shapes = [convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 2)]
+        return convnext.ConvNeXt(shapes, 0.1, num_classes=3)
+    assert backbone == "vit"
+    return vision_transformer.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)
 
 
 def subnets() -> nn.Sequential:
