@@ -14,6 +14,7 @@ from torch import nn
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import load_exported
 from finetune.inference.exporters import write_onnx
+from finetune.inference.predictor import Predictor
 from finetune.inference.quantize import (
     QuantizationResult,
     compare,
@@ -28,11 +29,17 @@ from finetune.training.calibration import Calibration
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("floats") / "floats.onnx"
+    model = Predictor(trained / "calibrated.ckpt").model
+    write_onnx(EndToEnd(model, Calibration()).eval(), 32, "about", path)
+    return path
+
+
 @pytest.fixture
-def floats(predictor, tmp_path):
-    module = EndToEnd(predictor.model, Calibration()).eval()
-    write_onnx(module, 32, "about", tmp_path / "floats.onnx")
-    return tmp_path / "floats.onnx"
+def floats(exported, tmp_path) -> Path:
+    return Path(shutil.copy(exported, tmp_path / "floats.onnx"))
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def distance(floats, ints, images) -> float:
     return float((own - found).std() / (own - own.mean(axis=0)).std())
 
 
-def test_int8_is_near_to_float(predictor, floats, images, tmp_path):
+def test_int8_is_near_to_float(floats, images, tmp_path):
     quantize(floats, tmp_path / "ints.onnx", iter([images[:20], images[20:40]]))
     assert (
         0 < distance(floats, tmp_path / "ints.onnx", images[40:]) < 0.5
