@@ -36,7 +36,7 @@ class RunRecord:
         metrics: Rows of steps.csv; of a run of an earlier version those of metrics.csv, which had them.
         seconds: seconds.json.
         result: test.json.
-        answers: test_predictions.csv; None if images have several labels.
+        answers: test_predictions.csv, or predictions.csv of a cross-validation; None if images have several labels.
         label_answers: test_predictions.csv if images have several labels.
         skipped: Lines of skipped.txt.
         interpolation: kept_weights.json; None where the run chose no weights between its start and its end.
@@ -171,7 +171,7 @@ def read_run(path: Path) -> RunRecord:
     config_text, config = _config(path / "config.yaml")
     about, result = read_side_file(path / "about.json", is_about), _result(path / "test.json")
     kept = read_side_file(path / FILE, is_interpolation)
-    rows = path / "test_predictions.csv"
+    rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
     steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
@@ -220,11 +220,14 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _are_label_counts(result: dict[str, Any], num_labels: int) -> bool:
     """Return whether the counts of several labels in test.json have the shapes that `results` writes."""
-    squares = {"label_counts": (num_labels, 2, 2)}
-    squares |= dict.fromkeys(("cooccurrence", "predicted_for"), (num_labels, num_labels))
+    shapes: dict[str, tuple[int, ...]] = {
+        "label_counts": (num_labels, 2, 2),
+        "cooccurrence": (num_labels, num_labels),
+        "predicted_for": (num_labels, num_labels),
+    }
     try:
         return all(
-            np.array(result[name], np.int64).shape == shape for name, shape in squares.items()
+            np.array(result[name], np.int64).shape == shape for name, shape in shapes.items()
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
