@@ -5,9 +5,7 @@ without `if __name__ == "__main__"`, this would run the user's code again, or wa
 have.
 """
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -17,15 +15,12 @@ from typing import IO
 
 from torch import cuda
 
+from finetune.distributed.child_command import start_command, wait_for
 from finetune.distributed.launch import count_devices, has_launcher
-from finetune.distributed.ranks import PARENT
-from finetune.distributed.signals import stop_at_once, stop_signals
 from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
 _ERROR = "finetune: error: "
-# Lightning leaves these set in a process that has trained on several devices.
-_RANKS = ("RANK", "LOCAL_RANK")
 
 
 def needs_processes(devices: object, num_nodes: int, accelerator: object, strategy: object) -> bool:
@@ -53,16 +48,12 @@ def run_command(arguments: Sequence[str]) -> Path:
         KeyboardInterrupt: Ctrl-C was pressed.
         Interrupted: Another signal came.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *arguments],
+    process = start_command(
+        arguments,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # A terminal would send Ctrl-C to both processes, and two of them mean "at once": only this process gets it.
-        start_new_session=True,
         encoding="utf-8",
         errors="surrogateescape",
-        env={name: value for name, value in os.environ.items() if name not in _RANKS}
-        | {PARENT: str(os.getpid())},
     )
     assert process.stdout is not None and process.stderr is not None
     lines: list[str] = []
@@ -72,24 +63,9 @@ def run_command(arguments: Sequence[str]) -> Path:
     ]
     for reader in readers:
         reader.start()
-    # Signals that would end this process are forwarded like Ctrl-C.
-    unhandled = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
-        for signum in unhandled:
-            signal.signal(signum, stop_at_once)
-        process.wait()
-    except BaseException as stop:
-        signum = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
-        while process.poll() is None:
-            try:
-                process.send_signal(signum)
-                process.wait()
-            except KeyboardInterrupt:  # a second one is forwarded, too
-                signum = signal.SIGINT
-        raise
+        wait_for(process)
     finally:
-        for signum in unhandled:
-            signal.signal(signum, signal.SIG_DFL)
         for reader in readers:
             reader.join()
         process.stdout.close()

@@ -159,6 +159,10 @@ class FinetuneCLI(LightningCLI):
             raise WrongUsage(
                 f"--data.predict: images to classify are for finetune predict, not {subcommand}"
             )
+        if config.get("folds") is not None:
+            raise WrongUsage(
+                "--folds starts a process for each fold: give it on the command line, as finetune fit FOLDER --folds 5"
+            )
         checkpoint = self.checkpoint
         # without a config.yaml, the checkpoint of the run names the data set
         if self.plan.start is not None and not self.plan.has_config:

@@ -52,6 +52,13 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         help="Name of the run's folder, instead of version_N; with --resume the run to continue.",
     )
     parser.add_argument(
+        "--folds",
+        type=int | None,
+        default=None,
+        help="Cross-validation: one fit per fold, in one folder. Each image is tested once. Joins the results, and the "
+        "networks as one checkpoint.",
+    )
+    parser.add_argument(
         "--keep_last",
         type=bool,
         default=True,

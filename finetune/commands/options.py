@@ -182,6 +182,8 @@ run: fit
   --resume                                 continue the newest run of these data there, or --resume RUN; else begin
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
+  --folds K                                cross-validation: K fits in one folder, each image is tested once
+      cv kfold k_fold n_splits num_bag_folds
   --minutes M                              end after about M minutes: chooses epochs and size
   --patience N                             end after N validations without a higher accuracy
       early_stopping

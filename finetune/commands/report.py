@@ -1,6 +1,7 @@
 """`finetune report`: write the report of a run, or a comparison of several runs, on one page."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from finetune.commands.parser import OneLineErrorParser
@@ -89,6 +90,9 @@ def page_of(
         return write_report(record, None, {}, target=target, check=check)
     predictor = Predictor(checkpoint)
     viewer = image_viewer(predictor) if record.answers or record.label_answers else None
+    if viewer is not None and "folds" in record.result:
+        # this checkpoint has seen the images; the network of another fold predicted them
+        viewer = replace(viewer, overlay=lambda *_: "The reports of the folds have heat maps.")
     return write_report(record, viewer, predictor.versions, target=target, check=check)
 
 

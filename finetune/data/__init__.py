@@ -4,7 +4,8 @@ Lists of images:
 
 - `samples`: the images of one split as a table, with their `targets`.
 - `tables`: the package that reads tables of images, such as .csv.
-- `datasets`: the package that builds lists of images. `walk` finds image files, `splits` splits them.
+- `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
+  `splits` splits them.
 - `storage`: stats files and opens them. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 

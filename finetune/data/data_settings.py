@@ -9,6 +9,7 @@ from finetune.data.tables.table_file import is_table
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
+    MAX_FOLDS,
     MAX_IN_A_BATCH,
     MAX_PIXELS,
     MAX_RESIZED,
@@ -75,6 +76,28 @@ def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> 
     if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
         fractions = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
         raise WrongUsage(f"{fractions} must leave some training data")
+
+
+def check_folds(fold: int | None, num_folds: int | None, val_fraction: float) -> None:
+    """Check the settings of a cross-validation.
+
+    Raises:
+        WrongUsage: Only one of them is given, a value is out of range, or no training data would be left.
+    """
+    if num_folds is None and fold is None:
+        return
+    if num_folds is None or fold is None:
+        raise WrongUsage(
+            "fold and num_folds go together: finetune fit FOLDER --folds 5 runs all folds"
+        )
+    if not 2 <= num_folds <= MAX_FOLDS or not 1 <= fold <= num_folds:
+        raise WrongUsage(
+            f"num_folds must be from 2 to {MAX_FOLDS} and fold from 1 to num_folds, got {num_folds} and {fold}"
+        )
+    if val_fraction + 1 / num_folds >= 1:
+        raise WrongUsage(
+            f"val_fraction {val_fraction} and one fold of {num_folds} must leave some training data"
+        )
 
 
 def check_lists(

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from finetune.data.data_settings import (
+    check_folds,
     check_lists,
     check_mixing,
     check_shares,
@@ -22,6 +23,7 @@ from finetune.data.data_settings import (
 )
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
+from finetune.data.groups import check_group_by
 from finetune.data.image_cache import SplitCache
 from finetune.data.loader import (
     BATCHES_AHEAD,
@@ -100,6 +102,10 @@ class ImageDataModule(pl.LightningDataModule):
         val_fraction: Share of the training images for validation, if there is no val folder; 0 for none.
         test_fraction: Share of the images for testing, if the folder has no splits.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
+        group_by: Images of one group, such as a patient, share a split. `folder` takes the folder beneath the class; a
+            regular expression takes its first capture group, or its match, in the path from the class on.
+        num_folds: Number of folds of a cross-validation; `finetune fit --folds` runs all of them.
+        fold: The fold that is tested instead of `test_fraction`, from 1 to `num_folds`. A test folder is not used then.
         num_workers: Worker processes per device that read images, at most 4 per core; `auto` chooses for this machine.
         cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
             images in every epoch. The results are the same.
@@ -135,6 +141,9 @@ class ImageDataModule(pl.LightningDataModule):
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
         split_seed: int = 0,
+        group_by: str | None = None,
+        num_folds: int | None = None,
+        fold: int | None = None,
         num_workers: int | Literal["auto"] = "auto",
         cache_limit_gb: float = 8.0,
         cache_size: int | None = None,
@@ -163,6 +172,8 @@ class ImageDataModule(pl.LightningDataModule):
             crop_share=crop_share,
         )
         check_shares(val_fraction, test_fraction, min_crop)
+        check_folds(fold, num_folds, val_fraction)
+        check_group_by(group_by)
         check_mixing(mixup, cutmix)
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
@@ -178,6 +189,9 @@ class ImageDataModule(pl.LightningDataModule):
         self.labels = labels
         self.label_separator = label_separator
         check_lists(augmentations, self.exclude, merge)
+        self.group_by = group_by
+        self.num_folds = num_folds
+        self.fold = fold
         self.batch_size = batch_size
         self.image_size = image_size
         self.sizes = sizes

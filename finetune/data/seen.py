@@ -21,7 +21,7 @@ from finetune.system.messages import counted, shown
 
 log = logging.getLogger(__name__)
 
-_DRAWN_BY = ("split_seed", "val_fraction", "test_fraction")
+_DRAWN_BY = ("split_seed", "val_fraction", "test_fraction", "group_by", "num_folds", "fold")
 _MOST_COMPARED = 1000  # images of a folder, to decide whether it is the training folder
 
 
@@ -267,6 +267,7 @@ def _exclude_seen_rows(
                 num,
                 split,
             )
+    is_seen |= _are_of_seen_groups(data, split, record.names[:most])
     if (
         is_logged
         and not data.is_fitted
@@ -297,6 +298,19 @@ def _exclude_seen_rows(
     if is_logged:
         log.warning("skipped %s, which the checkpoint was trained on, such as %s", count, first)
     _keep_rows(data, split, ~is_seen)
+
+
+def _are_of_seen_groups(data: Any, split: str, seen: np.ndarray) -> np.ndarray:
+    """Return which images of a split that is set apart share a group with a training image, (N,).
+
+    A group of one image that has grown may have changed its split.
+    """
+    samples = data.splits[split]
+    if samples.groups is None or samples.origin != SET_APART:
+        return np.zeros(len(samples), bool)
+    parts = [part for part in data.splits.values() if part.groups is not None]
+    groups = [part.groups[np.isin(part.hashes(), seen)] for part in parts]
+    return np.isin(samples.groups, np.concatenate(groups))
 
 
 def _keep_rows(data: Any, split: str, is_kept: np.ndarray) -> None:

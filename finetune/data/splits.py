@@ -1,7 +1,8 @@
-"""The random splits: an image's split depends on its own name, so other images do not move it."""
+"""The random splits: an image's split depends on its own name or its group, so other images do not move it."""
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -59,7 +60,11 @@ def group_ids(names: Iterable[str]) -> np.ndarray:
 
 
 def stratified(
-    names: Iterable[str], strata: np.ndarray, fractions: Sequence[float], seed: int
+    names: Iterable[str],
+    strata: np.ndarray,
+    fractions: Sequence[float],
+    seed: int,
+    groups: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Split images at random by their own names, with the same proportions in each class.
 
@@ -71,16 +76,103 @@ def stratified(
     If a class is so small that a part would be empty, the part takes the image nearest to its arc: first training, then
     the others in their order. In such a class a change may move one image per part.
 
+    The images of one group go together, by the hash of the group; see `units_of`.
+
     Args:
         names: Name of each image, N.
         strata: Class index of each image, (N,), or the index of another group to split in the same proportions.
         fractions: Share of each part except the first, which gets the rest.
         seed: Seed of the split.
+        groups: Group of each image, (N,), as `group_ids` returns them; None if each image is a group of its own.
 
     Returns:
         One sorted array of indices for the rest and one for each fraction. Together they hold every index once.
     """
-    places, edges = hashes(names, seed) / 2.0**64, np.cumsum(fractions)
+    units = units_of(names, strata, seed, groups)
+    parts = _arcs(units.places, units.strata, fractions)
+    return [np.flatnonzero(parts[units.of_image] == part) for part in range(len(fractions) + 1)]
+
+
+def folds(units: "Units", num_folds: int) -> np.ndarray:
+    """Return the fold of a cross-validation that tests each image, (N,), from 1 to `num_folds`.
+
+    Each fold is an arc of the circle of `stratified`, so an image that is added moves no other one. The folds of a
+    small class are filled as the parts of `stratified`.
+    """
+    return _folds(units, num_folds)[units.of_image]
+
+
+def _folds(units: "Units", num_folds: int) -> np.ndarray:
+    parts = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1))
+    return np.where(parts == 0, num_folds, parts)
+
+
+def fold_parts(units: "Units", fold: int, num_folds: int, val_fraction: float) -> list[np.ndarray]:
+    """Return the training, validation and test images of one fold of a cross-validation.
+
+    The test images are those of `folds`. The arc behind theirs is for validation.
+
+    Args:
+        units: The groups of images.
+        fold: The fold, from 1 to `num_folds`.
+        num_folds: Number of folds.
+        val_fraction: Share of all images for validation.
+
+    Returns:
+        Three sorted arrays of indices. Together they hold every index once.
+    """
+    rest = np.flatnonzero(_folds(units, num_folds) != fold)
+    places = (units.places[rest] - fold / num_folds) % 1
+    parts = np.full(len(units.places), 2)
+    parts[rest] = _arcs(places, units.strata[rest], [val_fraction])
+    return [np.flatnonzero(parts[units.of_image] == part) for part in range(3)]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Groups of images that are split as a whole, M.
+
+    Attributes:
+        places: Place of each group on the circle, (M,), in [0, 1).
+        strata: Stratum of each group, (M,).
+        of_image: Index of each image's group, (N,).
+    """
+
+    places: np.ndarray
+    strata: np.ndarray
+    of_image: np.ndarray
+
+
+def units_of(
+    names: Iterable[str], strata: np.ndarray, seed: int, groups: np.ndarray | None
+) -> Units:
+    """Return the groups to split. For the arguments see `stratified`.
+
+    A group of one image has the place of the image's own name, so groups of one image each are split as images without
+    groups. The stratum of a group is the one of its strata that the fewest groups hold: like this each part gets images
+    of a rare class, even if they share their groups with a frequent one.
+    """
+    places = hashes(names, seed)
+    if groups is not None:
+        ids, first, of_image, sizes = np.unique(
+            groups, return_index=True, return_inverse=True, return_counts=True
+        )
+    if groups is None or len(ids) == len(places):
+        return Units(places / 2.0**64, strata, np.arange(len(places)))
+    # The seed turns the circle of the groups. Numbered groups stay evenly spaced.
+    turned = ids.astype(np.uint64) + hashes([""], seed)
+    places = np.where(sizes == 1, places[first], turned)
+    # each stratum of each group once
+    of_group, of_stratum = np.unique(np.stack([of_image, strata]), axis=1)
+    _, index, num_groups = np.unique(of_stratum, return_inverse=True, return_counts=True)
+    order = np.lexsort([of_stratum, num_groups[index], of_group])
+    rarest = order[np.unique(of_group[order], return_index=True)[1]]
+    return Units(places / 2.0**64, of_stratum[rarest], of_image)
+
+
+def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) -> np.ndarray:
+    """Return the part of each group, (M,): 0 for the rest, which is the last arc, then one number per fraction."""
+    edges = np.cumsum(fractions)
     num_parts = len(fractions) + 1
     # 0 for the rest, which follows all others
     parts = (np.searchsorted(edges, places, side="right") + 1) % num_parts
@@ -100,4 +192,4 @@ def stratified(
             spare = members[counts[parts[members]] > np.isin(parts[members], due)]
             away = np.minimum((low - places[spare]) % 1, (places[spare] - high) % 1)
             parts[spare[np.argmin(away)]] = part
-    return [np.flatnonzero(parts == part) for part in range(num_parts)]
+    return parts

@@ -6,6 +6,7 @@ Inference:
   `api/loaded_model`.
 - `class_activation` computes class activation maps. `image_viewer` draws them over images.
 - `tta` is test-time augmentation.
+- `joined_checkpoint` makes one checkpoint of those of several runs.
 
 Export:
 - `end_to_end` is the exported module, from pixels to probabilities.

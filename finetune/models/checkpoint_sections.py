@@ -16,6 +16,7 @@ from finetune.models.checkpoint_values import (
     LEGACY_DATA_CLASSES,
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
+    MAX_FOLDS,
     MAX_IN_A_BATCH,
     MAX_PIXELS,
     MAX_RESIZED,
@@ -37,6 +38,7 @@ from finetune.models.checkpoint_values import (
     is_count,
     is_data_class,
     is_dense,
+    is_group_by,
     is_interpolation,
     is_legacy_best_score,
     is_number,
@@ -71,6 +73,11 @@ _FRACTION = Rule(
     "a number at least 0 and below 1", lambda value: is_number(value, 0, 1) and value < 1
 )
 _NOT_NEGATIVE = Rule("a finite number, at least 0", lambda value: is_number(value, 0, math.inf))
+
+_FOLD = Rule(
+    f"a whole number from 1 to {MAX_FOLDS}, or null",
+    lambda value: value is None or is_count(value, 1, MAX_FOLDS),
+)
 
 # The arguments of `Classifier`, except those that are only in config.yaml.
 HYPER_PARAMETERS = MappingProxyType(
@@ -145,6 +152,9 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "split_seed": Rule(
             "a whole number", lambda value: type(value) is int and abs(value) <= 2**64
         ),
+        "group_by": Rule("folder, a regular expression or null", is_group_by),
+        "num_folds": _FOLD,
+        "fold": _FOLD,
         "cache_size": _OPTIONAL_SIDE,
         "on_bad_image": one_of("error", "skip"),
     }

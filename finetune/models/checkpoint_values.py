@@ -33,7 +33,9 @@ MIN_CROP_SHARE = 0.1
 MAX_IN_A_BATCH = 2**20
 MAX_AUGMENTATIONS = 100
 MAX_EXCLUDED = 10_000
+MAX_FOLDS = 32  # as many as an ensemble may have members
 _MAX_CHARACTERS = 4096
+_MAX_PATTERN = 500  # characters of a regular expression
 _MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
 # Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
 _MAX_VALUES, _MAX_DEPTH = 10_000, 30
@@ -130,6 +132,11 @@ def is_text(value: Any) -> bool:
 
 def is_optional_text(value: Any) -> bool:
     return value is None or is_text(value)
+
+
+def is_group_by(value: Any) -> bool:
+    """Return whether a value is a short text, or None. `data.groups` compiles it as a regular expression."""
+    return value is None or (is_text(value) and len(value) <= _MAX_PATTERN)
 
 
 def is_side(value: Any) -> bool:

@@ -24,6 +24,7 @@ Other files of a run:
 - `side_files` reads small JSON files, and renames damaged ones.
 
 Resuming:
+- `fold_record`: the folder of a cross-validation.
 - `newest_run` finds the run to resume. `resume` continues it. `run_lock` admits one process at a time.
 - `changes` compares the settings with those of the run.
 - `lightning_callbacks` restores Lightning's own callbacks, such as early stopping.

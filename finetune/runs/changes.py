@@ -13,6 +13,7 @@ _ORDER = ("seed_everything", "data.batch_size")
 _PICTURES = (
     *("data.root", "data.table", "data.val_fraction", "data.test_fraction", "data.split_seed"),
     *("data.columns", "data.labels", "data.label_separator", "data.merge"),
+    *("data.group_by", "data.num_folds", "data.fold"),
 )
 # With other values the state of the optimizer would not fit.
 _FIXED = (
@@ -44,6 +45,7 @@ _WITHOUT_EFFECT = (
         "test_after_fit",
         "name",
         "keep_last",
+        "folds",
         "checkpoint_every_n_steps",
         "model.compile",
     ),

@@ -14,6 +14,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from finetune.distributed.ranks import ending
+from finetune.runs.fold_record import has_folds
 from finetune.runs.run_lock import check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, now, read_about
 from finetune.runs.side_files import continue_side_file, is_about
@@ -31,7 +32,7 @@ _OF_NO_RESULT = {
     "report.html",
     ".lock",
 }
-_OF_NO_RESULT |= {"checkpoints/start.ckpt"}
+_OF_NO_RESULT |= {"checkpoints/start.ckpt", "folds.json"}
 
 
 class Run:
@@ -173,7 +174,7 @@ def check_unused(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink() and not has_result(folder):
         check_free(folder)
     elif os.path.lexists(folder):
-        can_go_on = last_checkpoint(folder).is_file()
+        can_go_on = last_checkpoint(folder).is_file() or has_folds(folder)
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
             f"--name {folder.name}: {folder} exists already: choose another name, or {hint}"

@@ -21,6 +21,7 @@ from finetune.runs.statistics import (
     coverage,
     interval,
     num_reliability_bins,
+    outcome,
     percent,
     precision_recall,
     reliability,
@@ -82,6 +83,8 @@ def write_report(
                 for phase in PHASES
                 if run.seconds.get(phase)
             ],
+            folds=list(_folds(run, target)),
+            test_folder=_test_folder(run),
             classes=classes,
             cells=cells,
             labels=labels,
@@ -192,6 +195,25 @@ def learning(run: RunRecord) -> Iterator[str]:
     }
     if rates := {name: line for name, line in list(rates.items())[:5] if line[0]}:
         yield curves(rates, "step", "learning rate", "The learning rates by step.", is_log=True)
+
+
+def _folds(run: RunRecord, target: Path) -> Iterator[dict[str, Any]]:
+    """Yield the result of each fold of a cross-validation, with the address of its report."""
+    for row in run.result.get("folds", ()):
+        num, num_right = row["num_images"], row["num_right"]
+        page = run.path / row["run"] / "report.html"
+        yield {
+            **row,
+            "share": num_right / max(1, num),
+            "interval": interval(num_right, num),
+            "address": link_to(str(page), target) if page.is_file() else "",
+        }
+
+
+def _test_folder(run: RunRecord) -> str:
+    """Return the result of all folds together on the test folder; "" if there is none."""
+    tested = run.result.get("test_folder")
+    return outcome(tested["confusion_matrix"], "test") if tested else ""
 
 
 def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ import yaml
 from finetune import public_paths
 from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
+from finetune.runs.fold_record import has_folds
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
 from finetune.runs.resume import Start, read_start
 from finetune.runs.run_lock import check_free
@@ -109,7 +110,7 @@ def find_run(
     runs = runs_of(root)
     unnamed = runs_elsewhere(root, runs)
     for run in reversed(runs):
-        if is_dev_run(run):
+        if is_dev_run(run) or has_folds(run):
             continue
         has_checkpoint = last_checkpoint(run).is_file()
         if begun is None and not has_checkpoint:

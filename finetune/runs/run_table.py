@@ -15,6 +15,7 @@ import yaml
 from finetune.data.batch_limits import num_within
 from finetune.data.data_place import place_of
 from finetune.runs.best_epoch import MONITORS, kept_epoch
+from finetune.runs.fold_record import has_folds
 from finetune.runs.interpolation_record import METRICS
 from finetune.runs.outcome import label_trials, num_in_split, tested_trials
 from finetune.runs.run_lock import is_held
@@ -214,7 +215,7 @@ def _state(files: _SideFiles) -> str:
         return TRIAL
     best, last = (files.run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     if not best.is_file() and not last.is_file():
-        return EMPTY
+        return UNFINISHED if has_folds(files.run) else EMPTY
     if "ended" in files.about or files.result:
         return FINISHED
     if "began" in files.about:

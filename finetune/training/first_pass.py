@@ -79,7 +79,7 @@ def check_fit(
     ):
         raise WrongUsage(f"nothing to train: {nothing[0]}")
     if command == "fit" and isinstance(data, ImageFolderData):
-        data.check_train_classes()  # before Lightning starts other processes
+        data.check_can_train()  # before Lightning starts other processes
     if command == "fit" and "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
     _check_label_kind(trainer, model, data, command)

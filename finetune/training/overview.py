@@ -13,6 +13,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.samplers import batches_within, num_within
 from finetune.data.splits import SET_APART
 from finetune.data.transforms import cropped_area
@@ -84,7 +85,13 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         # a val or test folder of the user is reported by the first look at the files
         if lacking and split in data.splits and data.splits[split].origin == SET_APART:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
-    if "test" in data.splits and (num := len(data.splits["test"])) < _FEW_TO_TEST:
+    yield from straddling_groups(data.splits)
+    test_fraction = data.hparams["test_fraction"] if data.num_folds is None else 1 / data.num_folds
+    fractions = {"val": data.hparams["val_fraction"], "test": test_fraction}
+    yield from unequal_shares(data.splits, fractions)
+    # the folds of a cross-validation count together
+    is_whole = "test" in data.splits and data.num_folds is None
+    if is_whole and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         metric = "an accuracy" if data.label_kind == "single" else "a share of them"
         yield f"test has only {num} images: the standard error of {metric} is up to {error:.0f} points"
@@ -131,7 +138,10 @@ def _pictures(data: ImageDataModule) -> str:
     for split in ("train", "val", "test"):
         if split in data.splits:
             origin = data.splits[split].origin
-            origin += f", split_seed {data.hparams['split_seed']}" if origin == SET_APART else ""
+            if origin == SET_APART:
+                origin += f", split_seed {data.hparams['split_seed']}"
+            if split == "test" and data.fold is not None:
+                origin += f", fold {data.fold} of {data.num_folds}"
             splits.append(
                 f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else "")
             )

@@ -163,7 +163,7 @@ def test_given_classes_without_an_image_are_refused_in_training(tmp_path, filled
     data = small(tmp_path, class_names=names)
     lacking = ", ".join(name for name in names if name not in filled)
     with pytest.raises(ValueError, match=f"no images to train on of {lacking}: add some"):
-        data.check_train_classes()
+        data.check_can_train()
 
 
 def test_a_copy_with_decomposed_names_is_the_same_data(tmp_path):

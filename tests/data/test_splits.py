@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from finetune.data.splits import hashes, stratified
+from finetune.data.splits import fold_parts, folds, group_ids, hashes, stratified, units_of
 
 FRACTIONS = [(0.1,), (0.5,), (0.9,), (0.1, 0.2), (0.3, 0.3)]
 
@@ -187,3 +187,151 @@ def test_names_that_differ_have_hashes_that_differ():
         11282211305212779367,
         17776586338081428655,
     ]
+
+
+def patients(*sizes: int, spelling: str = "patient {}") -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names, classes and groups of images, of which some patients have one and some have five, in every class."""
+    names: list[str] = []
+    groups: list[str] = []
+    for label, size in enumerate(sizes):
+        for number in range(size):
+            for i in range(1 + 4 * (number % 2)):
+                names.append(f"{label}/{spelling.format(number)} {i} von Ä.jpg")
+                groups.append(f"{label} {spelling.format(number)}")
+    return names, labels_of(names), group_ids(groups)
+
+
+def part_by_group(parts: Sequence[np.ndarray], groups: np.ndarray) -> dict[int, int]:
+    """The part of each group; an error if a group is in two parts."""
+    found = [(int(group), number) for number, part in enumerate(parts) for group in groups[part]]
+    assert len(dict(found)) == len(set(found)), "a group is in two parts"
+    return dict(found)
+
+
+@pytest.mark.parametrize("spelling", ["patient {}", "patient {} of Ä"])
+@pytest.mark.parametrize("fractions", FRACTIONS)
+def test_a_group_is_never_split_and_its_share_is_as_by_lot(fractions, spelling):
+    names, labels, groups = patients(200, 400, spelling=spelling)
+    for seed in range(5):
+        parts = stratified(names, labels, fractions, seed, groups)
+        part_of = part_by_group(parts, groups)
+        counts = np.bincount(list(part_of.values()), minlength=len(fractions) + 1)
+        for count, fraction in zip(counts[1:], fractions, strict=True):
+            assert abs(count - 600 * fraction) < 4 * np.sqrt(600 * fraction * (1 - fraction))
+
+
+def test_control_without_groups_nearly_each_large_group_is_split():
+    names, labels, groups = patients(200, 400)
+    parts = stratified(names, labels, (0.3, 0.3), 0)
+    pairs = {(int(group), number) for number, part in enumerate(parts) for group in groups[part]}
+    assert len(pairs) > 600 + 200
+
+
+@pytest.mark.parametrize("make", [numbered, in_words])
+def test_groups_of_one_image_are_split_as_images(make):
+    names = make(3, 60, 11)
+    groups = group_ids(f"group {i * 7919}" for i in range(len(names)))
+    for seed in range(5):
+        plain = stratified(names, labels_of(names), (0.1, 0.2), seed)
+        grouped = stratified(names, labels_of(names), (0.1, 0.2), seed, groups)
+        assert [part.tolist() for part in plain] == [part.tolist() for part in grouped]
+    # the control: with two images in one group, one of them may follow the other
+    groups[1::2] = groups[::2][: len(groups[1::2])]
+    differing = stratified(names, labels_of(names), (0.1, 0.2), 0, groups)
+    assert [part.tolist() for part in plain] != [part.tolist() for part in differing]
+
+
+@pytest.mark.parametrize("spelling", ["patient {}", "patient {} of Ä"])
+def test_new_groups_move_no_old_ones(spelling):
+    """Nor do new images of a group that has more than one image."""
+    names, labels, groups = patients(40, 40, spelling=spelling)
+    grown = f"0/{spelling.format(1)} 9 von Ä.jpg"
+    new = [grown, *(f"1/new {i}.jpg" for i in range(9))]
+    new_groups = group_ids([f"0 {spelling.format(1)}", *(f"new {i // 3}" for i in range(9))])
+    all_names, all_groups = [*new, *names], np.concatenate([new_groups, groups])
+    for seed in range(20):
+        before = part_by_group(stratified(names, labels, (0.1, 0.2), seed, groups), groups)
+        after = part_by_group(
+            stratified(all_names, labels_of(all_names), (0.1, 0.2), seed, all_groups), all_groups
+        )
+        assert {group: after[group] for group in before} == before
+
+
+def test_numbered_groups_are_spread_evenly():
+    """Their part deviates by a few groups from its share, where random places deviate by tens."""
+    names = [f"0/{i}_{j}.jpg" for i in range(2000) for j in range(2)]
+    groups = group_ids(f"patient {i}" for i in range(2000) for _ in range(2))
+    for seed in range(5):
+        counts = [
+            len(part) / 2 for part in stratified(names, labels_of(names), (0.1, 0.2), seed, groups)
+        ]
+        # half of log2(2000), rounded up, and one, as for numbered images above
+        assert abs(counts[1] - 200) <= 7 and abs(counts[2] - 400) <= 7
+
+
+def test_each_part_gets_a_rare_class_that_shares_its_groups_with_a_frequent_one():
+    """Each group of the rare class also has images of the frequent one."""
+    names = [
+        f"{label}/{i} {j}.jpg"
+        for i in range(60)
+        for j, label in enumerate((0, 0, 0, 1 if i < 3 else 0))
+    ]
+    groups = group_ids(f"{i} of {i}" for i in range(60) for _ in range(4))
+    labels = labels_of(names)
+    for seed in range(20):
+        parts = stratified(names, labels, (0.1, 0.2), seed, groups)
+        assert [np.count_nonzero(labels[part] == 1) for part in parts] == [1, 1, 1]
+    # the control: the strata are those of the frequent class, and chance decides
+    missing = [
+        0
+        in [
+            np.count_nonzero(labels[part] == 1)
+            for part in stratified(names, 0 * labels, (0.1, 0.2), seed, groups)
+        ]
+        for seed in range(20)
+    ]
+    assert any(missing)
+
+
+@pytest.mark.parametrize("make", [numbered, in_words])
+@pytest.mark.parametrize("num_folds", [2, 3, 5, 10])
+def test_folds_test_each_image_once_in_equal_parts_of_each_class(num_folds, make):
+    names = make(2, 37, 400)
+    labels = labels_of(names)
+    for seed in range(3):
+        fold_of = folds(units_of(names, labels, seed, None), num_folds)
+        tested = []
+        for fold in range(1, num_folds + 1):
+            train, val, test = fold_parts(units_of(names, labels, seed, None), fold, num_folds, 0.1)
+            np.testing.assert_array_equal(
+                np.sort(np.concatenate([train, val, test])), np.arange(len(names))
+            )
+            np.testing.assert_array_equal(test, np.flatnonzero(fold_of == fold))
+            assert set(labels[train]) == {0, 1, 2} and len(val)
+            tested += test.tolist()
+            # as an independent draw; four deviations
+            share = np.count_nonzero(labels[test] == 2) / 400
+            assert abs(share - 1 / num_folds) < 4 * np.sqrt((1 - 1 / num_folds) / num_folds / 400)
+        assert sorted(tested) == list(range(len(names)))
+
+
+def test_a_fold_validates_its_share_of_all_images():
+    names = numbered(100, 100)
+    for fold in range(1, 6):
+        sizes = [
+            len(part)
+            for part in fold_parts(units_of(names, labels_of(names), 0, None), fold, 5, 0.1)
+        ]
+        assert abs(sizes[1] - 20) <= 4 and abs(sizes[2] - 40) <= 4
+
+
+def test_folds_keep_groups_whole_and_new_groups_move_no_old_ones():
+    names, labels, groups = patients(40, 40)
+    more_names, more_labels, more_groups = patients(50, 45)
+    for seed in range(5):
+        fold_of = folds(units_of(names, labels, seed, groups), 5)
+        before = part_by_group([np.flatnonzero(fold_of == k) for k in range(1, 6)], groups)
+        more = folds(units_of(more_names, more_labels, seed, more_groups), 5)
+        after = part_by_group([np.flatnonzero(more == k) for k in range(1, 6)], more_groups)
+        assert {group: after[group] for group in before} == before
+        part_by_group(fold_parts(units_of(names, labels, seed, groups), 2, 5, 0.1), groups)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.download import fetch_archive
@@ -10,13 +12,15 @@ from finetune.data.datasets.folder_source import FolderSource
 from finetune.data.datasets.folders import empty_classes
 from finetune.data.datasets.image_source import ImageSource
 from finetune.data.datasets.table_source import TableSource
+from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.seen_record import add_digests, build_record
-from finetune.data.splits import SET_APART, stratified
+from finetune.data.splits import SET_APART, fold_parts, folds, stratified, units_of
 from finetune.data.storage import file_stats
 from finetune.data.tables.table_rows import TableOptions
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
+from finetune.system.messages import WrongUsage, shown
 
 
 class ImageFolderData(ImageDataModule):
@@ -33,31 +37,15 @@ class ImageFolderData(ImageDataModule):
         self.label_kind = images.label_kind
         self.remark = images.remark
         self.skipped_rows = images.skipped
-        found = images.splits
-        of_training = found.get("all", found.get("train"))
-        if of_training is not None:
-            self.classes_without_images = tuple(empty_classes(of_training, self.class_names))
-        if "all" in found:
-            everything = found.pop("all")
-            fractions = (val_fraction, test_fraction)
-            parts = stratified(
-                everything.names(), everything.targets.strata(), fractions, split_seed
-            )
-            origins = ("all that are not set apart", SET_APART, SET_APART)
-            for split, rows, origin in zip(("train", "val", "test"), parts, origins, strict=True):
-                found[split] = replace(everything.take(rows), origin=origin)
-        elif "train" in found and "val" not in found and val_fraction > 0:
-            everything = found["train"]
-            rest, val = stratified(
-                everything.names(), everything.targets.strata(), (val_fraction,), split_seed
-            )
-            found["train"] = everything.take(rest)
-            found["val"] = replace(everything.take(val), origin=SET_APART)
+        found = {
+            split: put_into_groups(part, self.group_by) for split, part in images.splits.items()
+        }
+        splits = self._split(found, val_fraction, test_fraction, split_seed)
         # a missing file is an error where it would be trained or validated on
         is_lenient = is_skipped or "train" not in found
         self.splits |= {
             split: self._prepared(split, part, skip=is_lenient or split == "test")
-            for split, part in found.items()
+            for split, part in splits.items()
             if len(part)
         }
         if "train" in self.splits:
@@ -78,24 +66,81 @@ class ImageFolderData(ImageDataModule):
         )
         return TableSource(Path(self.table), options)
 
+    def _split(
+        self,
+        found: dict[str, Samples],
+        val_fraction: float,
+        test_fraction: float,
+        split_seed: int,
+    ) -> dict[str, Samples]:
+        """Return the splits, after splitting the images that have none, and record the classes without images."""
+        if "all" not in found and "train" not in found:
+            return found
+        everything = found["all"] if "all" in found else found["train"]
+        names, strata = list(everything.names()), everything.targets.strata()
+        lacking = set(empty_classes(everything, self.class_names))
+        if self.fold is not None and self.num_folds is not None:
+            units = units_of(names, strata, split_seed, everything.groups)
+            fold_of = folds(units, self.num_folds)
+            by_fold = [
+                everything.take(np.flatnonzero(fold_of == i + 1)) for i in range(self.num_folds)
+            ]
+            num_with = np.sum([part.targets.counts() > 0 for part in by_fold], axis=0)
+            lacking |= {
+                name for name, num in zip(self.class_names, num_with, strict=True) if num < 2
+            }
+            val_share = 0.0 if "val" in found else val_fraction
+            parts = fold_parts(units, self.fold, self.num_folds, val_share)
+        elif "all" in found:
+            fractions = (val_fraction, test_fraction)
+            parts = stratified(names, strata, fractions, split_seed, everything.groups)
+        elif "val" not in found and val_fraction > 0:
+            parts = stratified(names, strata, (val_fraction,), split_seed, everything.groups)
+        else:
+            parts = [np.arange(len(everything))]
+        train = everything.take(parts[0])
+        if "all" in found:
+            train = replace(train, origin="all that are not set apart")
+        if has_groups({"train": everything}):
+            lacking |= set(empty_classes(train, self.class_names))
+        self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
+        splits = {name: part for name, part in found.items() if name != "all"}
+        splits["train"] = train
+        for name, rows in zip(("val", "test"), parts[1:], strict=False):
+            if name not in splits or len(rows):
+                splits[name] = replace(everything.take(rows), origin=SET_APART)
+        return splits
+
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self.check_train_classes()
+            self.check_can_train()
             # only on rank 0, which writes checkpoints
             if self.seen and self.seen.digests is None and is_rank_zero():
                 self.seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
         super().setup(stage)
 
-    def check_train_classes(self) -> None:
-        """Check that each class has training images.
+    def check_can_train(self) -> None:
+        """Check that each class has training images, and that there are groups if they were asked for.
 
         Raises:
-            ValueError: A class has none.
+            ValueError: A class has none, or too few for folds.
+            WrongUsage: No group has more than one image.
         """
         if self.classes_without_images:
             lacking = ", ".join(self.classes_without_images)
-            raise ValueError(
-                f"{self.root} has no images to train on of {lacking}: add some, or remove that class"
+            message = f"{self.root} has no images to train on of {lacking}"
+            if self.fold is not None:
+                message = f"folds need two images or groups of each class, and {self.root} has fewer of {lacking}"
+            elif has_groups(self.splits):
+                message += (
+                    f" with split_seed {self.hparams['split_seed']}, which keeps groups whole"
+                )
+            raise ValueError(f"{message}: add some, or remove that class")
+        if self.group_by is not None and not has_groups(self.splits):
+            example = next(iter(self.splits["train"].names()), "")
+            raise WrongUsage(
+                f"--data.group_by {self.group_by!r} finds no group of two images or more, for example none for "
+                f"{shown(example)}"
             )
 
     def use_all_images(self, split: str) -> None:

@@ -1,0 +1,107 @@
+"""Groups of images that share a split, such as the images of one patient, video or tile, from their paths."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from finetune.data.samples import Samples
+from finetune.data.splits import SET_APART, group_ids
+from finetune.system.messages import WrongUsage, counted, shown
+
+FOLDER = "folder"
+_FAR_OFF = 1 / 3  # of the fraction that was asked for
+
+
+def check_group_by(group_by: str | None) -> None:
+    """Check `--data.group_by`.
+
+    Raises:
+        WrongUsage: It is neither `folder` nor a regular expression.
+    """
+    try:
+        re.compile(group_by or FOLDER)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise WrongUsage(
+            f"--data.group_by {group_by!r} is neither {FOLDER} nor a regular expression: {error}"
+        ) from error
+    if group_by == "":
+        raise WrongUsage(f"--data.group_by is empty: give {FOLDER} or a regular expression")
+
+
+def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
+    """Return images with their groups.
+
+    Args:
+        samples: The images of a split.
+        group_by: `folder` for the folder beneath the class, or a regular expression that is searched for in the path
+            from the class on (`CLASS/FOLDER/FILE`): its first capture group, or else its match, is the group. An image
+            without is a group of its own.
+
+    Raises:
+        WrongUsage: The images have groups already.
+    """
+    if group_by is None:
+        return samples
+    if samples.groups is not None:
+        raise WrongUsage("the table has a column of groups: leave --data.group_by out")
+    return replace(samples, groups=group_ids(_group_names(samples, group_by)))
+
+
+def _group_names(samples: Samples, group_by: str) -> Iterator[str]:
+    pattern = re.compile(group_by)
+    without_split = replace(samples, tag="").names()
+    for name, own in zip(without_split, samples.names(), strict=True):
+        if group_by == FOLDER:
+            group = "/".join(name.split("/")[1:-1])
+        else:
+            match = pattern.search(name)
+            group = (match[1 if pattern.groups else 0] or "") if match else ""
+        yield group or own
+
+
+def has_groups(splits: Mapping[str, Samples]) -> bool:
+    """Return whether a group has more than one image."""
+    ids = [samples.groups for samples in splits.values() if samples.groups is not None]
+    return bool(ids) and len(np.unique(np.concatenate(ids))) < sum(map(len, ids))
+
+
+def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
+    """Yield a warning for each two splits that hold images of one group."""
+    names = [name for name in ("train", "val", "test") if name in splits]
+    for i, name in enumerate(names):
+        for other_name in names[i + 1 :]:
+            samples, other = splits[name], splits[other_name]
+            if samples.groups is None or other.groups is None:
+                continue
+            common = np.intersect1d(samples.groups, other.groups)
+            if len(common):
+                first = samples.paths[int(np.flatnonzero(samples.groups == common[0])[0])]
+                second = other.paths[int(np.flatnonzero(other.groups == common[0])[0])]
+                yield (
+                    f"{counted(len(common), 'group')} of images "
+                    f"{'is' if len(common) == 1 else 'are'} both in {name} and in {other_name}, "
+                    f"such as {shown(first)} and {shown(second)}: its results are too good"
+                )
+
+
+def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line for each split whose share is far from its fraction, because groups are kept whole.
+
+    Args:
+        splits: The splits of a data set.
+        fractions: The fraction that each split was to have of all images that were split.
+    """
+    apart = {name: part for name, part in splits.items() if part.origin == SET_APART}
+    if not apart or not has_groups(splits):
+        return
+    total = len(splits.get("train", ())) + sum(map(len, apart.values()))
+    for name, part in apart.items():
+        share = len(part) / total
+        wanted = fractions[name]
+        if abs(share - wanted) > _FAR_OFF * wanted:
+            yield (
+                f"{name} has {share:.0%} of the images, not {wanted:.0%}, because groups are kept whole: "
+                "another --data.split_seed draws other groups"
+            )
