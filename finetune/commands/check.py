@@ -22,6 +22,7 @@ from finetune.data.checking.findings import (
 )
 from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.picture_facts import Facts, collect_facts, inspect_images
+from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.datasets.folder_source import FolderSource
@@ -226,6 +227,7 @@ def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Itera
     if listing.has_several_labels:
         return
     seen = np.flatnonzero(shows_something)
+    yield from series_findings(listing, facts, seen)
     of_class = shortcuts(facts, seen, "class", listing.class_of, listing.class_names)
     yield from shortcut_findings(
         of_class + shortcuts(facts, seen, "split", listing.split_of, listing.splits)

@@ -262,6 +262,20 @@ MUTATIONS = [
         "tests/data/test_splits.py",
     ),
     Mutation(
+        "images of one group share a split",
+        "data/splits.py",
+        "if groups is None or len(ids) == len(places):",
+        "if True:",
+        "tests/data/test_splits.py",
+    ),
+    Mutation(
+        "each image is tested in one fold",
+        "data/splits.py",
+        "rest = np.flatnonzero(_folds(units, num_folds) != fold)",
+        "rest = np.flatnonzero(_folds(units, num_folds) != 1)",
+        "tests/data/test_splits.py",
+    ),
+    Mutation(
         "test measures nothing that was trained on",
         "data/seen.py",
         "is_seen = np.isin(names, record.names[:most])",
