@@ -245,9 +245,12 @@ def _has_folds(in_full: Sequence[str]) -> bool:
     line = parse_line(in_full[1:])
     if line.asks_for_help() or line.has("print_config"):
         return False
-    resumed = line.last("resume")
-    is_asked_for = line.last("folds") not in (None, "null")
-    return is_asked_for or (resumed is not None and has_folds(Path(resumed)))
+    if line.last("folds") not in (None, "null"):
+        return True
+    name, folder = line.last("name"), line.last("resume")
+    if folder in (None, "true", "True") and name is not None:
+        folder = os.path.join(line.last("trainer.default_root_dir") or "runs", "fit", name)
+    return line.has("resume") and folder is not None and has_folds(Path(folder))
 
 
 def run_own(command: str, arguments: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,10 +35,10 @@ from finetune.runs.fold_record import (
     read_folds,
     write_folds,
 )
-from finetune.runs.folder import Run, check_name, check_unused, last_checkpoint
+from finetune.runs.folder import Run, check_name, check_unused, has_result, last_checkpoint
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.results import write_results
-from finetune.runs.run_lock import hold
+from finetune.runs.run_lock import hold, release_run
 from finetune.runs.run_search import now, read_about, runs_of
 from finetune.runs.statistics import outcome, percent
 from finetune.system.files import replace_text
@@ -82,21 +83,32 @@ def fit_folds(arguments: Sequence[str], typed: Sequence[str]) -> None:
         command = _fold_command(folder, record, fold, changes)
         if command is None:
             log.info("fold %d of %d has ended: %s", fold, record.num_folds, run)
-            continue
-        log.info("fold %d of %d", fold, record.num_folds)
-        code = wait_for(start_command(command))
-        if code:
-            log.warning(
-                "fold %d of %d ended with code %d; to go on: finetune fit --resume %s",
-                fold,
-                record.num_folds,
-                code,
-                shlex.quote(str(folder)),
-            )
-            sys.exit(code)
+        else:
+            log.info("fold %d of %d", fold, record.num_folds)
+            _run_fold(folder, record, command)
         if fold == 1:
             _write_config(folder, run)
     _conclude(folder, record)
+
+
+def _run_fold(folder: Path, record: FoldRecord, command: list[str]) -> None:
+    """Run a fold. If it fails, this process ends, and a folder without results is deleted, as that of any run."""
+    code = _run(command, record)
+    if not code:
+        return
+    if has_result(folder):
+        log.warning("to go on: finetune fit --resume %s", shlex.quote(str(folder)))
+    else:
+        release_run(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(code)
+
+
+def _run(command: list[str], record: FoldRecord) -> int:
+    """Run a command where the cross-validation began, to which its paths are relative, and return its exit code."""
+    if Path(record.working_dir).resolve() == Path.cwd():
+        return wait_for(start_command(command))
+    return wait_for(start_command(command, cwd=record.working_dir))
 
 
 def _check_possible(line: ParsedLine) -> None:
@@ -141,6 +153,9 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
         if folder is not None:
             hold(folder)
             record = read_folds(folder)
+            if Path(record.working_dir).resolve() != Path.cwd():
+                folder = folder.resolve()
+                flags = [flag for flag in flags if flag[0] != _ROOT]
             if num_folds not in (None, record.num_folds):
                 raise WrongUsage(
                     f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
@@ -285,7 +300,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     write_predictions([run.path for run in runs], folder / "predictions.csv")
     result = merged_result(runs)
     if "test" in data.splits and data.splits["test"].origin != SET_APART:
-        result["test_folder"] = _test_together(folder, checkpoint, place)
+        result["test_folder"] = _test_together(folder, record, place)
     write_results(folder / "test.json", result)
     _write_seconds(folder, runs)
     _write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
@@ -303,14 +318,16 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _test_together(folder: Path, checkpoint: Path, root: str | None) -> dict[str, Any]:
+def _test_together(folder: Path, record: FoldRecord, root: str | None) -> dict[str, Any]:
     """Return the result on the test folder of the networks of all folds together."""
-    flags = [("ckpt_path", str(checkpoint)), ("trainer.default_root_dir", str(folder))]
+    flags: list[tuple[str, str | None]] = [
+        ("ckpt_path", str(folder / "checkpoints" / "best.ckpt")),
+        ("trainer.default_root_dir", str(folder)),
+    ]
     if root is not None:
         flags.append((_ROOT, root))
     log.info("testing the networks of all folds together on the test folder")
-    code = wait_for(start_command(format_line("test", ParsedLine(list(flags)))))
-    if code:
+    if code := _run(format_line("test", ParsedLine(flags)), record):
         sys.exit(code)
     newest = runs_of(folder, "test")[-1]
     confusion = read_run(newest).result["confusion_matrix"]

@@ -64,6 +64,11 @@ not shown: fit benchmark
       cpu cuda mps
   --trainer.callbacks NAMES
       callback
+  --data.group_by HOW
+      groups group
+not shown: fit
+  --folds K
+      cv kfold k_fold n_splits num_bag_folds
 not shown: validate test
   CKPT, --ckpt_path CKPT
       checkpoint ckpt weights_path
@@ -182,8 +187,6 @@ run: fit
   --resume                                 continue the newest run of these data there, or --resume RUN; else begin
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
-  --folds K                                cross-validation: K fits in one folder, each image is tested once
-      cv kfold k_fold n_splits num_bag_folds
   --minutes M                              end after about M minutes: chooses epochs and size
   --patience N                             end after N validations without a higher accuracy
       early_stopping

@@ -104,7 +104,7 @@ class ImageDataModule(pl.LightningDataModule):
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
         group_by: Images of one group, such as a patient, share a split. `folder` takes the folder beneath the class; a
             regular expression takes its first capture group, or its match, in the path from the class on.
-        num_folds: Number of folds of a cross-validation; `finetune fit --folds` runs all of them.
+        num_folds: Number of folds of a cross-validation, with `fold`. The option `--folds` of `fit` runs all of them.
         fold: The fold that is tested instead of `test_fraction`, from 1 to `num_folds`. A test folder is not used then.
         num_workers: Worker processes per device that read images, at most 4 per core; `auto` chooses for this machine.
         cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes

@@ -3,6 +3,7 @@
 The folds run in this process. `tests/integration/test_fold_runs.py` starts processes.
 """
 
+import contextlib
 import csv
 import json
 import os
@@ -41,9 +42,10 @@ def in_this_process() -> Iterator[list[list[str]]]:
     """Run the folds in this process; return their command lines."""
     commands: list[list[str]] = []
 
-    def start(command: list[str]) -> int:
+    def start(command: list[str], cwd: str = ".") -> int:
         commands.append(command)
-        command_line.run(command)
+        with contextlib.chdir(cwd):
+            command_line.run(command)
         release()
         return 0
 
@@ -199,6 +201,43 @@ def test_resumed_after_a_failed_fold_it_ends_bit_for_bit_as_a_whole_one(
     assert all(torch.equal(weights[name], whole[name]) for name in weights)
     about = json.loads((folder / "about.json").read_text())
     assert "ended" in about and len(about["went_on_by"]) == 1
+
+
+def test_a_first_fold_that_fails_leaves_no_folder(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(cross_validation, "start_command", lambda command: 2)
+    with pytest.raises(SystemExit) as stopped:
+        fit(images, tmp_path, "--folds", "2")
+    assert stopped.value.code == 2 and list((tmp_path / "fit").iterdir()) == []
+
+
+def test_a_fold_is_tested_on_the_test_folder_of_other_images(cli, finished, colours, tmp_path):
+    """Not on a fold of their training images."""
+    cli("test", fold_runs(finished, NUM_FOLDS)[0], colours, "--workers", 0)
+    tested = rows_of(tmp_path / "runs/test/version_0/test_predictions.csv")
+    assert sorted(row["path"] for row in tested) == sorted(
+        map(str, (colours / "test").rglob("*.png"))
+    )
+
+
+def test_it_goes_on_from_another_folder(images, finished, tmp_path, monkeypatch):
+    """Its paths are relative to the folder in which it began."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/data").symlink_to(images)
+    monkeypatch.chdir(tmp_path / "a")
+    start = cross_validation.start_command
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(
+            cross_validation,
+            "start_command",
+            lambda command: 1 if "fold_2" in command else start(command),
+        )
+        fit(Path("data"), Path("runs"), "--folds", str(NUM_FOLDS))
+    monkeypatch.chdir(tmp_path)
+    command_line.run(["fit", "--resume", "a/runs/fit/version_0"])
+    release()
+    found = result_of(tmp_path / "a/runs/fit/version_0")
+    assert found["confusion_matrix"] == result_of(finished)["confusion_matrix"]
+    assert found["test/loss"] == result_of(finished)["test/loss"]
 
 
 def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -255,6 +256,36 @@ def test_new_groups_move_no_old_ones(spelling):
             stratified(all_names, labels_of(all_names), (0.1, 0.2), seed, all_groups), all_groups
         )
         assert {group: after[group] for group in before} == before
+
+
+def test_a_group_has_the_place_of_its_hash():
+    """Computed with Python's integers: the hash of its name, turned by that of the empty name with the seed."""
+
+    def hash_of(text: str, seed: bytes) -> int:
+        head = text.rstrip("0123456789")
+        key = {"digest_size": 8, "key": seed, "person": b"finetune split"}
+        digest = blake2b(f"{head}\0{len(text)}\0".encode(), **key).digest()
+        number = int(text.removeprefix(head) or 0)
+        return int.from_bytes(digest, "little") + number * 0x9E3779B97F4A7C15
+
+    groups = [f"patient {i} of Ä" for i in range(300)] + [f"tile {i}" for i in range(300)]
+    names = [f"0/{group} {i}.jpg" for group in groups for i in range(2)]
+    for seed in (0, 7):
+        parts = stratified(
+            names,
+            labels_of(names),
+            (0.1, 0.2),
+            seed,
+            group_ids(g for g in groups for _ in range(2)),
+        )
+        turn = hash_of("", str(seed).encode())
+        places = [(hash_of(group, b"") + turn) % 2**64 / 2**64 for group in groups]
+        expected = [1 if place < 0.1 else 2 if place < 0.1 + 0.2 else 0 for place in places]
+        found = [0] * len(names)
+        for number, part in enumerate(parts):
+            for i in part:
+                found[i] = number
+        assert found[::2] == found[1::2] == expected
 
 
 def test_numbered_groups_are_spread_evenly():

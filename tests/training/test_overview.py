@@ -137,6 +137,15 @@ def test_doubts(tmp_path):
     ]
 
 
+def test_groups_in_two_given_folders_are_doubted_and_folds_count_together(colours):
+    (line,) = overview.data_warnings(data(colours, val_fraction=0, group_by=r"/(\d)"))
+    assert line.startswith("1 group of images is both in train and in test, such as")
+    # fold 1 of 3 has 20 images to test, of 60
+    fold = data(colours, val_fraction=0, num_folds=3, fold=1)
+    assert list(overview.data_warnings(fold)) == []
+    assert "set apart from training, split_seed 0, fold 1 of 3" in overview._pictures(fold)
+
+
 def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
     root = draw_colours(tmp_path / "few", train=3, test=10)
     assert list(overview.data_warnings(data(root, val_fraction=0))) == []

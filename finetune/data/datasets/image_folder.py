@@ -150,8 +150,9 @@ class ImageFolderData(ImageDataModule):
         found = self.source(self.folder).find(self.class_names, is_skipped, False).splits
         self.splits = {}
         if "all" in found:
-            everything = self._prepared(split, found["all"], skip=True)
-            self.splits[split] = replace(everything, origin="all")
+            found[split] = replace(found["all"], origin="all")
+        if split in found:
+            self.splits[split] = self._prepared(split, found[split], skip=True)
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
