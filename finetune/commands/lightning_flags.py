@@ -93,8 +93,8 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--threshold",
         type=str | None,
         default=None,
-        help="Choose the threshold of the first of two classes, or of CLASS in f1:CLASS, that is best on the validation "
-        "split for: accuracy, f1, precision:0.95 or recall:0.99. With several labels per image, each label has one.",
+        help="Choose the threshold of the first of two classes, or of CLASS in f1:CLASS, that is best on the "
+        "validation split for: accuracy, f1, precision:0.95 or recall:0.99. With several labels, each label has one.",
     )
     parser.add_argument(
         "--minutes",
