@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from colours import QUICK, draw_colours
+from colours import QUICKEST, draw_colours
 from data_files import write_unpacked
 from small_fits import scramble
 
@@ -91,7 +91,7 @@ def test_double_precision(colours, cli, tmp_path):
         "fit",
         "--data.root",
         colours,
-        *QUICK,
+        *QUICKEST,
         "--trainer.precision",
         "64-true",
         "--test_after_fit",
@@ -119,7 +119,7 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
         "fit",
         "--data.root",
         two,
-        *QUICK,
+        *QUICKEST,
         "--data.val_fraction",
         0.4,
         "--threshold",
