@@ -15,7 +15,16 @@ from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
-from ddp_scenarios import begin, calibrated_network, order_of_each_rank, sgd, small_network, trainer
+from ddp_scenarios import (
+    begin,
+    calibrated_network,
+    order_of_each_rank,
+    sgd,
+    small_network,
+    trainer,
+    with_statistics,
+)
+from networks import few_blocks
 from pytorch_lightning.plugins import DoublePrecision
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
@@ -58,6 +67,17 @@ def calibrated(backbone: str, num_classes: int, image_size: int | None = None) -
     return calibrated_network(backbone, num_classes)
 
 
+@cache
+def calibrated_efficientnet() -> nn.Module:
+    torch.manual_seed(1)
+    return with_statistics(few_blocks("efficientnet"))
+
+
+def small_efficientnet(*_: Any) -> nn.Module:
+    """One with few blocks: dropout, and stochastic depth beside squeeze and excitation."""
+    return copy.deepcopy(calibrated_efficientnet())
+
+
 def pretrained_like(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "build": lambda *arguments: copy.deepcopy(calibrated(*arguments)),
@@ -72,10 +92,15 @@ CASES: dict[str, dict[str, Any]] = {
     "noisy": {"build": noisy_network, "scheduler": WarmupCosine},
     "accumulated": {"build": noisy_network, "accumulate_grad_batches": 2, "steps": 7, "at": 4},
     "mobilenet": pretrained_like(
-        {"backbone": "mobilenet_v3_small", "data": {"image_size": 64}, "class_weights": "balanced"}
+        {
+            "backbone": "mobilenet_v3_small",
+            "data": {"image_size": 64},
+            "class_weights": "balanced",
+            **{"steps": 7, "at": 6},
+        }
     ),
     "efficientnet": pretrained_like(
-        {"backbone": "efficientnet_b0", "freeze_batch_norm": True, "steps": 5, "at": None}
+        {"build": small_efficientnet, "freeze_batch_norm": True, "steps": 5, "at": None}
     ),
     "mixed": {
         "build": small_network,
@@ -88,7 +113,9 @@ CASES: dict[str, dict[str, Any]] = {
         "data": {"image_size": 32, "image_size_schedule": [24, 32], "mixup": 0.4},
         "max_epochs": 2,
     },
-    "frozen_part": pretrained_like({"backbone": "mobilenet_v3_small", "freeze": "features"}),
+    "frozen_part": pretrained_like(
+        {"backbone": "mobilenet_v3_small", "freeze": "features", "steps": 7, "at": 6}
+    ),
 }
 
 
