@@ -11,6 +11,7 @@ from finetune.data.seen_record import merge_records, read_record
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
+from finetune.system.messages import WrongUsage
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.checkpoint_settings import model_settings
 
@@ -28,18 +29,21 @@ def join_checkpoints(paths: Sequence[Path], target: Path, fingerprint: str) -> N
         paths: Checkpoints of one network and one data set, as the folds of a cross-validation write them.
         target: The checkpoint to write.
         fingerprint: Fingerprint of the data set without folds.
+
+    Raises:
+        WrongUsage: The checkpoints predict several labels per image. Their thresholds do not hold for the mean.
     """
     parts = [read_checkpoint(path) for path in paths]
     first = parts[0]
+    calibrations = [_single_label_calibration(part) for part in parts]
     state = {
         name: value for name, value in first["state_dict"].items() if not name.startswith(_PREFIX)
     }
     members: list[dict[str, Tensor]] = []
-    for part in parts:
-        members += _calibrated_members(part)
+    for part, calibration in zip(parts, calibrations, strict=True):
+        members += _calibrated_members(part, calibration.temperature)
     for i, member in enumerate(members):
         state |= {f"{_PREFIX}members.{i}.{name}": value for name, value in member.items()}
-    calibrations = [read_calibration(part) for part in parts]
     num_pictures = sum(calibration.num_pictures for calibration in calibrations)
     records = [record for part in parts if (record := read_record(part)) is not None]
     seen = reduce(merge_records, records).pack() if len(records) == len(parts) else None
@@ -71,7 +75,16 @@ def join_checkpoints(paths: Sequence[Path], target: Path, fingerprint: str) -> N
     AtomicCheckpointIO().save_checkpoint(joined, target)
 
 
-def _calibrated_members(checkpoint: dict[str, Any]) -> list[dict[str, Tensor]]:
+def _single_label_calibration(checkpoint: dict[str, Any]) -> Calibration:
+    calibration = read_calibration(checkpoint)
+    if not isinstance(calibration, Calibration):
+        raise WrongUsage(
+            "folds with several labels per image cannot be exported as one network; export one of the folds"
+        )
+    return calibration
+
+
+def _calibrated_members(checkpoint: dict[str, Any], temperature: float) -> list[dict[str, Tensor]]:
     """Return the weights of each network of a checkpoint, so that its softmax is calibrated."""
     settings = model_settings(checkpoint)
     num = settings.get("members", 1)
@@ -81,7 +94,6 @@ def _calibrated_members(checkpoint: dict[str, Any]) -> list[dict[str, Tensor]]:
         settings.get("network_size"),
         members=num,
     )
-    temperature = read_calibration(checkpoint).temperature
     weights = {
         name.removeprefix(_PREFIX): value
         for name, value in checkpoint["state_dict"].items()
