@@ -248,8 +248,10 @@ def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, c
     Path("ones.csv").write_text("\n".join(row for row in rows if ";" not in row))
     assert len(read_rows(Path("ones.csv"))) > 20
     cli("test", "runs/fit/version_0")
-    with pytest.raises(ValueError, match="has seen .* in training"):
-        cli("test", "runs/fit/version_0", "ones.csv")
+    cli("test", "runs/fit/version_0", "ones.csv")
+    for i in range(2):
+        result = json.loads(Path(f"runs/test/version_{i}/test.json").read_text())
+        assert any("mAP" in name for name in result)
     with pytest.raises(SystemExit):
         cli("check", "labels.csv")
     assert "60 images in 4 classes, several labels per image" in capsys.readouterr().out

@@ -162,15 +162,12 @@ def folder_of(table: TableFile, column: str) -> Path:
     predictions.csv, in the folder of a run.
     """
     folder = table.path.parent
-    first = [value for value in table.columns[column][:_NUM_TRIED] if isinstance(value, str)]
-    if any(os.path.exists(folder / _printable(value)) for value in first):
+    values = table.columns[column][:_NUM_TRIED]
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    first = [text for text in texts if text and _is_path(text)]
+    if any(os.path.exists(folder / text) for text in first):
         return folder
-    return Path() if any(os.path.exists(_printable(value)) for value in first) else folder
-
-
-def _printable(text: str) -> str:
-    """Return a path; "" if no file can have this name."""
-    return text.strip() if _is_path(text) else ""
+    return Path() if any(map(os.path.exists, first)) else folder
 
 
 def _is_path(text: str) -> bool:
