@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 # The flags that this command takes itself; a fold gets its own.
 _OWN = ("folds", "name", "resume", "trainer.default_root_dir")
-_ROOT = "data.root"
+_PLACES = ("data.table", "data.root")  # where the images are
 # Flags that cannot go with folds, and why.
 _REFUSED = MappingProxyType(
     {
@@ -149,13 +149,14 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     root = Path(line.last("trainer.default_root_dir") or str(DEFAULTS["default_root_dir"]))
     name = line.last("name")
     if line.has("resume"):
-        folder = _folder_to_continue(line.last("resume"), root, name, num_folds, line.last(_ROOT))
+        data = line.last("data.table") or line.last("data.root")
+        folder = _folder_to_continue(line.last("resume"), root, name, num_folds, data)
         if folder is not None:
             hold(folder)
             record = read_folds(folder)
             if Path(record.working_dir).resolve() != Path.cwd():
                 folder = folder.resolve()
-                flags = [flag for flag in flags if flag[0] != _ROOT]
+                flags = [flag for flag in flags if flag[0] not in _PLACES]
             if num_folds not in (None, record.num_folds):
                 raise WrongUsage(
                     f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
@@ -200,7 +201,7 @@ def _folder_to_continue(
         root: The folder of all runs.
         name: The name of the run, if there is one.
         num_folds: The number of folds that it must have; None for any.
-        data: The data folder that it must have; None for any.
+        data: The data folder or table that it must have; None for any.
 
     Raises:
         NotFound: The named folder is not that of a cross-validation.
@@ -218,7 +219,7 @@ def _folder_to_continue(
         if not has_folds(folder):
             continue
         record = read_folds(folder)
-        own = record.flag(_ROOT)
+        own = record.flag("data.table") or record.flag("data.root")
         is_same = data is None or (
             own is not None and Path(record.working_dir, own).resolve() == Path(data).resolve()
         )
@@ -252,7 +253,7 @@ def _fold_command(
     """
     run = fold_runs(folder, record.num_folds)[fold - 1]
     can_go_on = last_checkpoint(run).is_file()
-    if has_ended(run) and (not can_go_on or all(name == _ROOT for name, _ in changes)):
+    if has_ended(run) and (not can_go_on or all(name in _PLACES for name, _ in changes)):
         return None
     if can_go_on:
         return format_line("fit", ParsedLine([*changes, ("resume", str(run))]))
@@ -289,10 +290,12 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
         if not run.result or run.answers is None:
             raise ValueError(f"{run.path} has no result of its test, so the folds cannot be joined")
     settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["data"]
-    root = settings["init_args"].get("root")
-    place = None if root is None else os.path.join(record.working_dir, root)
+    arguments = dict(settings["init_args"])
+    for name in ("root", "table"):
+        if arguments.get(name):
+            arguments[name] = os.path.join(record.working_dir, arguments[name])
     with _silent(logging.getLogger("finetune.data")):  # the folds have logged the same
-        data = data_module(settings["class_path"], {**settings["init_args"], "root": place})
+        data = data_module(settings["class_path"], arguments)
     checkpoint = folder / "checkpoints" / "best.ckpt"
     join_checkpoints(
         [run.path / "checkpoints" / "best.ckpt" for run in runs], checkpoint, data.fingerprint
@@ -300,7 +303,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     write_predictions([run.path for run in runs], folder / "predictions.csv")
     result = merged_result(runs)
     if "test" in data.splits and data.splits["test"].origin != SET_APART:
-        result["test_folder"] = _test_together(folder, record, place)
+        result["test_folder"] = _test_together(folder, record)
     write_results(folder / "test.json", result)
     _write_seconds(folder, runs)
     _write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
@@ -318,14 +321,12 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _test_together(folder: Path, record: FoldRecord, root: str | None) -> dict[str, Any]:
+def _test_together(folder: Path, record: FoldRecord) -> dict[str, Any]:
     """Return the result on the test folder of the networks of all folds together."""
     flags: list[tuple[str, str | None]] = [
         ("ckpt_path", str(folder / "checkpoints" / "best.ckpt")),
         ("trainer.default_root_dir", str(folder)),
     ]
-    if root is not None:
-        flags.append((_ROOT, root))
     log.info("testing the networks of all folds together on the test folder")
     if code := _run(format_line("test", ParsedLine(flags)), record):
         sys.exit(code)

@@ -131,6 +131,19 @@ def test_metrics_are_those_of_all_images(finished):
     assert len(set(sizes)) > 1
 
 
+def test_a_table_gives_the_folds_of_the_folders(images, finished, tmp_path):
+    lines = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
+    (tmp_path / "images.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    fit(tmp_path / "images.csv", tmp_path, "--folds", str(NUM_FOLDS))
+    table = tmp_path / "fit/version_0"
+    assert (table / "predictions.csv").read_text() == (finished / "predictions.csv").read_text()
+    # several labels are refused before anything is trained
+    lines = [f"{path},{path.parent.name};all" for path in sorted(images.rglob("*.png"))]
+    (tmp_path / "several.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    with pytest.raises(WrongUsage, match="folds need one label per image"):
+        fit(tmp_path / "several.csv", tmp_path / "several", "--folds", str(NUM_FOLDS))
+
+
 def test_a_fold_is_the_fit_with_its_number(images, finished, tmp_path):
     fit(images, tmp_path, "--data.num_folds", str(NUM_FOLDS), "--data.fold", "2")
     alone, fold = tmp_path / "fit/version_0", fold_runs(finished, NUM_FOLDS)[1]

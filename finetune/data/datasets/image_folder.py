@@ -124,8 +124,12 @@ class ImageFolderData(ImageDataModule):
 
         Raises:
             ValueError: A class has none, or too few for folds.
-            WrongUsage: No group has more than one image.
+            WrongUsage: No group has more than one image, or a fold has images with several labels.
         """
+        if self.fold is not None and self.label_kind == "several":
+            raise WrongUsage(
+                "folds need one label per image, and this table has several: leave --folds out"
+            )
         if self.classes_without_images:
             lacking = ", ".join(self.classes_without_images)
             message = f"{self.root} has no images to train on of {lacking}"
