@@ -52,6 +52,11 @@ class ExplicitSettings:
         keys = {*self.flags, *(key for config in self.configs for key in config.settings)}
         return {key.removeprefix(f"{group}.") for key in keys if key.startswith(f"{group}.")}
 
+    def last(self, name: str) -> Any:
+        """Return the value of a setting: that of a flag, or else of the last config that has it; None for none."""
+        sources = [self.flags, *(config.settings for config in reversed(self.configs))]
+        return next((source[name] for source in sources if name in source), None)
+
 
 def read_explicit_settings(arguments: Sequence[str]) -> ExplicitSettings:
     """Return the settings that a command line gives.

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -153,6 +154,8 @@ class FinetuneCLI(LightningCLI):
             args = list(self.plan.arguments)
             explicit = read_explicit_settings(args)
         self.explicit = explicit
+        if subcommand == "fit" and (data_class := explicit.last("data.class_path")):
+            self._use_defaults_of(data_class)
         super().parse_arguments(parser, args)
         config = self.config[subcommand]
         if subcommand != "predict" and config.data.init_args.get("predict") is not None:
@@ -173,6 +176,11 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit":
             self.plan = settle(self.plan, self._command(), SETTINGS)
             check_run_name(config)
+
+    def _use_defaults_of(self, data_class: str) -> None:
+        """Use the default arguments of the data class of a fit. The parser would use those of `ImageFolderData`."""
+        with suppress(Exception):  # the parser reports a class that cannot be imported
+            self._subcommand_parsers["fit"].set_defaults({"data": {"class_path": data_class}})
 
     def _command(self) -> Command:
         return Command(

@@ -59,6 +59,28 @@ def test_nothing_to_train_is_told(colours, cli):
         )
 
 
+OWN_DATA = """
+from finetune import ImageFolderData
+class OwnData(ImageFolderData):
+    def __init__(self, root: str | None = None, batch_size: int = 5, image_size: int = 64):
+        super().__init__(root, batch_size=batch_size, image_size=image_size)
+"""
+
+
+@pytest.mark.parametrize("is_in_config", [False, True])
+def test_a_data_class_of_the_user_has_its_own_defaults(
+    colours, cli, tmp_path, monkeypatch, capsys, is_in_config
+):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own.yaml").write_text("data: {class_path: own_data.OwnData}")
+    named = ["--config", "own.yaml"] if is_in_config else ["--data", "own_data.OwnData"]
+    with pytest.raises(SystemExit):
+        cli("fit", *named, "--data.root", colours, "--data.image_size", 48, "--print_config")
+    data = yaml.safe_load(capsys.readouterr().out)["data"]
+    assert data["init_args"] == {"root": str(colours), "batch_size": 5, "image_size": 48}
+
+
 def rate_in(config: Path) -> float:
     return yaml.safe_load(config.read_text())["model"]["optimizer"]["init_args"]["lr"]
 
