@@ -43,6 +43,7 @@ _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _NO_CLASS = re.compile(
     r"Expected a dot import path string: (\S+)|module '\S+' has no attribute '(\S+?)'"
 )
+_NO_IMPORT = re.compile(r"(No module named '\S+?'|Multiple subclasses with name .+)$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
 _OF_CLASSES = (
@@ -121,6 +122,8 @@ def _explain_value(command: str, key: str, message: str) -> str:
         names = class_names(key)
         hint = did_you_mean(name.rpartition(".")[2], names) if names else ""
         return f"{option}: there is no class {name!r}{hint}"
+    if not_imported := _NO_IMPORT.search(message):
+        return f"{option}: {not_imported[1]}"
     value = _VALUE.match(message)
     if value is None:
         return _in_one_line(message)
@@ -133,7 +136,8 @@ def _explain_value(command: str, key: str, message: str) -> str:
     plain = (_CLASS.sub(_plain_type, one) for one in expected)
     types = dict.fromkeys(one for one in plain if not one.startswith(_OF_CLASSES))
     invalid = f"{option}: {text} is not valid"
-    return f"{invalid}; expected {' or '.join(types)}" if types else invalid
+    has_types = types.keys() - {"null"}  # else the other types are classes
+    return f"{invalid}; expected {' or '.join(types)}" if has_types else invalid
 
 
 def _command(parser: ArgumentParser) -> str:

@@ -159,6 +159,25 @@ def test_an_option_of_another_command_is_told_as_such():
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere.Data"], "data: No module named 'nowhere'"),
+        (["--data", "os.path"], "data: os.path is not valid"),
+        (
+            ["--model.scheduler", "ReduceLROnPlateau"],
+            "model.scheduler: Multiple subclasses with name ReduceLROnPlateau. Give the full class path to avoid "
+            "ambiguity: torch.optim.lr_scheduler.ReduceLROnPlateau, pytorch_lightning.cli.ReduceLROnPlateau.",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_taken_is_reported_with_the_reason(
+    capsys, tmp_path, arguments, message
+):
+    line = failing(capsys, lambda: FinetuneCLI(["fit", "--data.root", str(tmp_path), *arguments]))
+    assert line == f"finetune: error: {message}"
+
+
 def test_any_message_becomes_one_short_line():
     parser = OneLineErrorParser()
     assert explain(parser, "Problem:\n  - one\n\n  - two ") == "Problem: - one - two"
