@@ -80,6 +80,7 @@ class Run:
             (folder / self.name).mkdir(exist_ok=True)
             self.path = folder / self.name
             hold(self.path)
+            _clear(self.path)
         self._choose_version(folder)
         assert self.path is not None
         self._made = [self.path, *missing]
@@ -179,6 +180,18 @@ def check_unused(folder: Path) -> None:
         raise WrongUsage(
             f"--name {folder.name}: {folder} exists already: choose another name, or {hint}"
         )
+
+
+def _clear(folder: Path) -> None:
+    """Delete what a fit without a result has left in a run's folder, so that the new run does not continue it.
+
+    Raises:
+        WrongUsage: Another process has had a result there in the meantime.
+    """
+    if has_result(folder):
+        check_unused(folder)
+    for name in [*_OF_NO_RESULT - {".lock"}, "steps.csv"]:
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:

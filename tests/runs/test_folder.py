@@ -51,6 +51,20 @@ def test_a_run_may_have_a_name(tmp_path):
         Run(tmp_path, "fit", name="file").choose()
 
 
+def test_a_named_run_does_not_continue_one_that_was_killed_before_its_first_result(tmp_path):
+    run = tmp_path / "fit/mine"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("about.json", "seconds.json", "loggers.json", "checkpoints/start.ckpt"):
+        (run / name).write_text("{}")
+    (run / "steps.csv").write_text("step,epoch,lr-SGD\n3,0,0.1\n")
+    assert Run(tmp_path, "fit", name="mine").choose() == run
+    assert [path.name for path in run.rglob("*") if path.is_file()] == [".lock"]
+    (run / "metrics.csv").touch()  # a result
+    with pytest.raises(WrongUsage, match="exists already"):
+        Run(tmp_path, "fit", name="mine").choose()
+    assert (run / "metrics.csv").exists()
+
+
 @pytest.mark.parametrize("name", ["exp1", "Über 2", "a.b", "version_x", "5", "a_b+c,d"])
 def test_names(name):
     check_name(name)
