@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +42,10 @@ def wait_for(process: subprocess.Popen) -> int:
         KeyboardInterrupt: Ctrl-C was pressed.
         Interrupted: Another signal came.
     """
-    # Signals that would end this process are forwarded like Ctrl-C.
-    unhandled = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
+    # Signals that would end this process are forwarded like Ctrl-C. Only the main thread can handle signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    signums = stop_signals() if is_main else ()
+    unhandled = [signum for signum in signums if signal.getsignal(signum) == signal.SIG_DFL]
     try:
         for signum in unhandled:
             signal.signal(signum, stop_at_once)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,14 @@ def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatc
     fake(tmp_path, monkeypatch, "os.kill(os.getpid(), 9)")
     with pytest.raises(RuntimeError, match="ended with code -9"):
         run_command(["fit"])
+
+
+def test_it_runs_in_a_thread_which_cannot_handle_signals(tmp_path, monkeypatch):
+    fake(tmp_path, monkeypatch, "print('run in a b')")
+    handlers = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)]
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run_command, ["fit"]).result() == Path("a b")
+    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
 @pytest.mark.parametrize(
