@@ -141,6 +141,7 @@ def _remove(arguments: Sequence[str]) -> None:
         description="Deletes runs, after it has printed what that frees. It asks on a terminal; elsewhere it needs "
         "--yes. It refuses a folder that is not a run, a run that is being written, and links that lead out of it.",
     )
+    parser.command = "runs rm"  # two words, for messages
     parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
     parser.add_argument(
         "--last",

@@ -42,6 +42,7 @@ _WITHOUT_EFFECT = (
         "resume",
         "ckpt_path",
         "allow_changes",
+        "minutes",
         "test_after_fit",
         "name",
         "keep_last",

@@ -48,7 +48,7 @@ class RunFilter:
         """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
         data, model = settings.get("data") or {}, settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
-            return f"of another network (model.backbone {model['backbone']}, not {self.backbone})"
+            return f"of another network ({model['backbone']}, not {self.backbone})"
         if self.is_ranked and read_about(run).get("backbone_ranking") is None:
             return f"of a chosen network, {model.get('backbone')}, not of --backbone auto"
         if self.data_class not in (None, data.get("class_path", self.data_class)):
@@ -62,7 +62,7 @@ class RunFilter:
         )
         if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
-        return f"of other data (data.root {root}, not {self.root})"
+        return f"of other data ({root}, not {self.root})"
 
 
 class NewestRun(NamedTuple):

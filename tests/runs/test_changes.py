@@ -61,6 +61,9 @@ def test_a_run_keeps_the_aim_of_its_threshold_since_best_may_have_one():
 def test_the_same_is_not_worth_a_word():
     assert compare_settings(BEFORE, BEFORE, False, False) == ("", {})
     assert compare_settings({}, BEFORE, False, False) == ("", {})  # a run whose config.yaml is gone
+    # they are for new runs
+    minutes = changed(minutes=None), changed(minutes=1.0)
+    assert compare_settings(*minutes, False, False) == ("", {})
 
 
 @pytest.mark.parametrize(

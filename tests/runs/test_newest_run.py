@@ -58,8 +58,8 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
     assert settings["model"] == {"backbone": "resnet18"}
     assert [run.name for run, _ in passed] == ["version_2", "version_1"]
-    assert "of other data (data.root photos, not " in passed[0][1]
-    assert passed[1][1] == "of another network (model.backbone resnet50, not resnet18)"
+    assert "of other data (photos, not " in passed[0][1]
+    assert passed[1][1] == "of another network (resnet50, not resnet18)"
     told = new_run_message(tmp_path, passed, [])
     assert (
         f"since {passed[0][0]} is {passed[0][1]}, and 1 older of others, too: a new run begins"
