@@ -157,12 +157,11 @@ def _answer(
     if isinstance(pair, Pair):
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         points = 100 * (len(pair.only_a) - len(pair.only_b)) / num
+        metric = "images with all labels correct" if runs[0].has_labels else "test accuracy"
         if not is_significant(pair):
-            return f"{abs(points):.1f} points", "difference in test accuracy, not significant"
-        return (
-            f"{abs(points):.1f} points",
-            f"more test accuracy with {names[0] if points > 0 else names[1]}",
-        )
+            return f"{abs(points):.1f} points", f"difference in {metric}, not significant"
+        better = names[0] if points > 0 else names[1]
+        return f"{abs(points):.1f} points", f"more {metric} with {better}"
     tested = [
         (share, name)
         for run, name in zip(runs, names, strict=True)
@@ -181,7 +180,7 @@ def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     networks = dict.fromkeys(filter(None, map(network, runs)))
     if networks:
         yield "networks" if len(networks) > 1 else "network", ", ".join(networks)
-    nums = sorted({len(run.answers.labels) for run in runs if run.answers is not None})
+    nums = sorted({len(answers.labels) for run in runs if (answers := _tested(run)) is not None})
     if nums:
         yield "test images", " to ".join(f"{num:,}" for num in dict.fromkeys((nums[0], nums[-1])))
 

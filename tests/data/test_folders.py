@@ -339,7 +339,7 @@ ERRORS = {
     "splits and classes": (
         (*TRAIN, "bus/1.png", "car/2.jpg"),
         None,
-        ["'train'", "'bus'", "'car'", "beside", "move"],
+        ["'train'", "'bus'", "'car'", "next to them", "move"],
     ),
     "splits and a class called train": (
         ("train/1/1.png", "bus/1.png", "car/2.jpg"),

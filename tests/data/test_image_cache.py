@@ -495,7 +495,7 @@ def test_who_waited_makes_what_another_was_stopped_at(root, monkeypatch, caplog,
     (line,) = lines(caplog)
     if how == "failed":
         assert not readers and line.endswith(
-            "decoded anew in every epoch: no cache, another process could not make it"
+            "decoded again in every epoch: no cache, another process could not make it"
         )
     else:
         assert line.startswith("decoded 24 images once") and len(caches()) == 1

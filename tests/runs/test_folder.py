@@ -191,7 +191,7 @@ def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
     text = (tmp_path / "fit/version_0/config.yaml").read_text()
     assert "epochs: 3" in text and "name: null" in text  # complete: it makes the same run again
     # one that would go on elsewhere
-    with pytest.raises(RuntimeError, match="version_7, rank 0 in .*version_0"):
+    with pytest.raises(RuntimeError, match="version_7, rank 0 .*version_0"):
         callback(Run(tmp_path, "fit", tmp_path / "fit/version_7")).setup(
             trainer(1, said), None, "fit"
         )

@@ -37,7 +37,7 @@ def test_it_says_what_the_network_sees_where_it_is_used(run, of_evaluation, seen
         "data": {"init_args": settings},
         "model": {"backbone": "resnet18", "weights": None},
     }
-    assert f"resnet18, which sees {seen} x {seen} pixels" in model_card(replace(run, config=config))
+    assert f"resnet18, input {seen} x {seen} pixels" in model_card(replace(run, config=config))
 
 
 def test_it_says_how_many_networks_answer_together(run):
@@ -45,7 +45,7 @@ def test_it_says_how_many_networks_answer_together(run):
         num: model_card(replace(run, config={"model": {"backbone": "resnet18", "members": num}}))
         for num in (1, 3)
     }
-    assert "Network: resnet18, which" in card[1] and "Network: 3 × resnet18, which" in card[3]
+    assert "Network: resnet18, input" in card[1] and "Network: 3 × resnet18, input" in card[3]
 
 
 def test_without_a_test_it_says_so(run):
@@ -75,4 +75,4 @@ def test_several_labels_have_a_row_each(tmp_path):
     assert "it gives each of them a probability" in card
     for name, num in zip("abc", labels.sum(axis=0), strict=True):
         assert f"| {name} | {num} | 0." in card
-    assert f"- {len(labels)} pictures: a {labels.sum(axis=0)[0]}, " in card
+    assert f"- {len(labels)} images: a {labels.sum(axis=0)[0]}, " in card

@@ -587,7 +587,7 @@ def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(len(PATHS), 4, generator=generator, dtype=torch.float64)
     probs[3] = 0.01  # no label
-    bad = {2: "with, comma.png: can't be decoded: torn"}
+    bad = {2: "with, comma.png: cannot be decoded: torn"}
     target = predict_labels(run, probs, PATHS, bad, output=str(run.root / f"out{suffix}"))
     columns, rows = read(target)
     assert columns == ["path", "labels", *(f"p_{name}" for name in NAMES), "error"]
