@@ -97,7 +97,7 @@ def _run_fold(folder: Path, record: FoldRecord, command: list[str]) -> None:
     if not code:
         return
     if has_result(folder):
-        log.warning("to go on: finetune fit --resume %s", shlex.quote(str(folder)))
+        log.warning("to continue: finetune fit --resume %s", shlex.quote(str(folder)))
     else:
         release_run(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -106,6 +106,6 @@ def _check(class_path: Any, modules: Sequence[str]) -> None:
 def _module(class_path: Any) -> str:
     if not isinstance(class_path, str):
         raise ValueError(
-            f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is no class path"
+            f"the checkpoint is not as `finetune fit` writes them: {class_path!r} is not a class path"
         )
     return class_path.rpartition(".")[0]

@@ -103,7 +103,7 @@ def describe(backbone: str, folder: str | Path | None = None) -> Description:
     top_level: dict[str, Any] = {key: config[key] for key in _TOP_LEVEL_KEYS if key in config}
     about = config.get("pretrained_cfg", config)
     if not isinstance(about, dict):
-        raise _damaged(Path(folder, _CONFIG), "its pretrained_cfg is no mapping")
+        raise _damaged(Path(folder, _CONFIG), "its pretrained_cfg is not a mapping")
     return _parse_description(str(folder), {**about, **top_level})
 
 
@@ -132,7 +132,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
         )
     args = config.get("model_args") or {}
     if not isinstance(args, dict):
-        raise _damaged(path, "its model_args are no mapping")
+        raise _damaged(path, "its model_args are not a mapping")
     others = {
         key: value
         for key, value in args.items()
@@ -172,7 +172,7 @@ def _load_config(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged, or none of timm's: {why}")
+    return ValueError(f"{path} is damaged, or not written by timm: {why}")
 
 
 def _parse_description(name: str, config: Mapping[str, Any]) -> Description:

@@ -92,7 +92,7 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         details = f"{type(error).__name__}: {error}"
         raise WrongUsage(
-            f"{shown(path)} is no check.json of this version of `finetune check` ({details})"
+            f"{shown(path)} is not a check.json of this version of `finetune check` ({details})"
         ) from error
     return DataCheck(path, root, date, network, num, findings, _doubt(run, root, +totals, path))
 

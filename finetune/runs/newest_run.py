@@ -166,7 +166,7 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
     try:
         settings = public_paths(yaml.safe_load(path.read_text("utf-8")))
         if not isinstance(settings, dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it has no settings")
     except (ValueError, yaml.YAMLError) as error:
         message = f"{path} is damaged: {reason(error)}; move it away, and --resume ignores it"
         raise ValueError(message) from error

@@ -31,7 +31,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
     )
     newest = max(runs, key=os.path.getmtime, default=None)
     hint = f"; did you mean {newest.parents[1]}?" if newest else ""
-    raise WrongUsage(f"the folder {path} is no run: it holds no checkpoints/best.ckpt{hint}")
+    raise WrongUsage(f"the folder {path} is not a run: it has no checkpoints/best.ckpt{hint}")
 
 
 def run_of(path: str) -> str:

@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except UnicodeError as error:  # the name cannot be a host name
-        raise WrongUsage(f"--host {host} --port {port}: that is no name of a host") from error
+        raise WrongUsage(f"--host {host} --port {port}: that is not a host name") from error
     except OSError as error:
         raise _taken(host, port, error) from error
     return listener

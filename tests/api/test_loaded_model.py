@@ -85,7 +85,7 @@ def test_a_run_a_checkpoint_and_public_names_are_the_same(model, calibrated, tmp
     assert finetune.LoadedModel is LoadedModel and finetune.Prediction is Prediction
     with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
         load(tmp_path / "none.ckpt")
-    with pytest.raises(ValueError, match="is no run: it holds no checkpoints/best.ckpt"):
+    with pytest.raises(ValueError, match="is not a run: it has no checkpoints/best.ckpt"):
         load(tmp_path)
 
 

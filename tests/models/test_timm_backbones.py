@@ -184,12 +184,12 @@ def test_a_folder_describes_itself(tmp_path):
         ),
         (
             json.dumps({**config(), "pretrained_cfg": None}),
-            "is damaged, or none of timm's: its pretrained_cfg",
+            "is damaged, or not written by timm: its pretrained_cfg",
         ),
-        (json.dumps(config(model_args=[1])), "is damaged, or none of timm's: its model_args"),
-        ("{}", "is damaged, or none of timm's"),
-        ("[]", "is damaged, or none of timm's"),
-        ("no json", "is damaged, or none of timm's"),
+        (json.dumps(config(model_args=[1])), "is damaged, or not written by timm: its model_args"),
+        ("{}", "is damaged, or not written by timm"),
+        ("[]", "is damaged, or not written by timm"),
+        ("no json", "is damaged, or not written by timm"),
         (None, "has no config.json"),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_is_no_check_is_an_error_only_where_it_is_named(begun, tmp_path, co
     assert data_check(read_run(begun)) is not None  # the control
     path.write_text(content)
     assert data_check(read_run(begun)) is None
-    with pytest.raises(WrongUsage, match="is no check.json of this version of `finetune check`"):
+    with pytest.raises(WrongUsage, match="is not a check.json of this version of `finetune check`"):
         data_check(read_run(begun), str(path))
 
 

@@ -43,5 +43,5 @@ def test_a_folder_that_is_no_run_is_refused_with_the_newest_run_in_it(tmp_path):
         ):
             checkpoint_of(str(folder))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WrongUsage, match=r"no run: it holds no checkpoints/best.ckpt$"):
+    with pytest.raises(WrongUsage, match=r"not a run: it has no checkpoints/best.ckpt$"):
         checkpoint_of(str(tmp_path / "empty"))
