@@ -4,20 +4,20 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 
 import pytest
-from colours import QUICK
+from colours import QUICKEST
+from processes import Process
 
 from finetune.training.progress_bar import EpochTable
 
 COLOR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;[25];[0-9;]*)m")
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-FIT = [*QUICK, "--data.image_size", "28", "--model.backbone", "small_cnn", "--data.batch_size", "4"]
+FIT = [*QUICKEST, "--data.batch_size", "4"]
 HEADLINE = r"test accuracy \d+\.\d % \(\d+ of 30; 95 % interval \d+\.\d.\d+\.\d %\)"
 
 
@@ -30,31 +30,25 @@ def environment(**changes: str) -> dict[str, str]:
     return {**clean, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **changes}
 
 
-def shown(width: int, folder: Path, *arguments: object, **changes: str) -> str:
-    """Return what a command writes to a pseudo-terminal of so many columns."""
+def shown(
+    width: int, folder: Path, *arguments: object, out: Path | None = None, **changes: str
+) -> str:
+    """Return what a command writes to a pseudo-terminal of so many columns; with `out`, its results go there."""
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    command = [sys.executable, "-m", "finetune", *map(str, arguments)]
-    child = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(**changes),
-        stdin=subprocess.DEVNULL,
-        stdout=writer,
-        stderr=writer,
-    )
-    os.close(writer)
+    terminal = Path(os.ttyname(writer))
+    command = ["finetune", *map(str, arguments)]
+    process = Process(command, folder, environment(**changes), out or terminal, terminal)
     output = b""
     while True:
-        try:
-            part = os.read(reader, 65536)
-        except OSError:  # the other end is closed
+        has_ended = process.poll() is not None  # before the last look
+        while select.select([reader], [], [], 0.02)[0]:
+            output += os.read(reader, 65536)
+        if has_ended:
             break
-        if not part:
-            break
-        output += part
     os.close(reader)
-    assert child.wait(60) in (0, 1, 2)
+    os.close(writer)
+    assert process.returncode in (0, 1, 2)
     return output.decode()
 
 
@@ -68,7 +62,7 @@ def fit(colours: Path, *more: object) -> list[object]:
     return ["fit", "--data.root", colours, *FIT, "--trainer.max_epochs", 2, *more]
 
 
-@pytest.mark.slow  # an interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 40])
 def test_a_terminal_shows_a_bar_a_table_and_a_panel(colours, tmp_path, width):
     output = shown(width, tmp_path, *fit(colours))
@@ -108,20 +102,13 @@ def test_no_color_is_respected_and_errors_are_red_without(tmp_path, colours):
     assert not COLOR.search(shown(80, tmp_path, "fit", "nowhere", NO_COLOR="1"))
 
 
-def run_in_pipes(colours: Path, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "finetune", *map(str, fit(colours))]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+def run_in_pipes(colours: Path, folder: Path, **changes: str) -> Process:
+    process = Process(["finetune", *map(str, fit(colours))], folder, environment(**changes))
+    assert process.wait(300) == 0, process.stderr
+    return process
 
 
-def assert_plain(result: subprocess.CompletedProcess[str]) -> None:
+def assert_plain(result: Process) -> None:
     assert "\x1b" not in result.stdout + result.stderr and "─" not in result.stdout
     epoch = (
         r"epoch 2/2  train/loss \d\.\d{4}  val/loss \d\.\d{4}  val/accuracy \d\.\d{4}  \d+ images/s"
@@ -150,22 +137,10 @@ def test_a_terminal_of_ci_gets_plain_lines(colours, tmp_path):
 def test_results_go_to_a_file_while_the_bar_is_on_the_terminal(colours, tmp_path):
     """rich would redirect them to the bar's stream."""
     out = tmp_path / "out.txt"
-    command = " ".join(map(str, [sys.executable, "-m", "finetune", *fit(colours)]))
-    reader, writer = pty.openpty()
-    child = subprocess.Popen(
-        ["sh", "-c", f"{command} > {out}"], cwd=tmp_path, env=environment(), stderr=writer
-    )
-    os.close(writer)
-    screen = b""
-    while True:
-        try:
-            screen += os.read(reader, 65536)
-        except OSError:
-            break
-    os.close(reader)
-    assert child.wait(60) == 0
+    screen = shown(80, tmp_path, *fit(colours), out=out)
+    assert "epoch 1/2" in CODES.sub("", screen)
     assert re.search(rf"^{HEADLINE}$", out.read_text(), re.M)
-    assert out.read_text().startswith("test/accuracy ") and b"test/accuracy" not in screen
+    assert out.read_text().startswith("test/accuracy ") and "test/accuracy" not in screen
 
 
 @pytest.mark.parametrize("width", range(20, 100))

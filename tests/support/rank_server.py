@@ -25,7 +25,8 @@ assert finetune.inference.exporters  # imported here, before a process is forked
 def become(argv: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
     """Run a script, or the command `finetune`, in this forked process."""
     for stream, path in ((0, os.devnull), (1, out), (2, err)):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        # a terminal that became its own would lose what is last written to it
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOCTTY)
         os.dup2(descriptor, stream)
         os.close(descriptor)
     os.chdir(folder)
