@@ -1,6 +1,7 @@
 """How many processes: what torchrun or srun started, or what was given where nothing did."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,13 +101,19 @@ def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
         "-m",
         "finetune",
     ]
-    command += ["fit", "--data.root", str(colours), *QUICKEST, "--test_after_fit", "false"]
+    command += ["fit", "--data.root", str(colours), *QUICKEST]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("run in") == 1
+    assert result.stdout.count("test/accuracy") == 1
+    assert " of 30; 95 % interval " in result.stdout  # each image counts once
+    # by one process, and nothing else
+    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", result.stderr)
+    assert "training: 2 x cpu, " in result.stderr
     (run,) = (tmp_path / "runs/fit").iterdir()
     # of 54 pictures by 16
     assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pytest
 import torch
 import yaml
-from colours import QUICK
+from colours import QUICKEST
 from processes import finetune, run_script, start
 
 from finetune import __version__
@@ -190,7 +190,10 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
         (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
-        (["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICK], "the stages are"),
+        (
+            ["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICKEST],
+            "the stages are",
+        ),
         (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
         (["fit", "--data.root", "COLOURS", "--data.val_fraction", "2"], "val_fraction"),
         (["fit", "--data.root", os.fsdecode(b"caf\xe9")], r"b'caf\xe9' is not UTF-8"),
@@ -251,11 +254,11 @@ WRONG_VALUES = {
         "predict",
         "--model.backbone",
         "lenet",
-    ): "backbone lenet: the checkpoint decides that it is mobilenet_v3_small",
+    ): "backbone lenet: the checkpoint decides that it is small_cnn",
     (
         "predict",
         "--data.image_size=64",
-    ): "--data.image_size 64: the checkpoint decides that it is 32; leave it out",
+    ): "--data.image_size 64: the checkpoint decides that it is 28; leave it out",
     ("predict", "--data.class_names", "[a]"): "--data.class_names ['a']: the checkpoint decides",
     ("predict", "--output", "x.xls"): "suffix must be one of",
     ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
@@ -281,7 +284,7 @@ def test_a_value_that_no_option_takes_is_wrong_usage(
     with pytest.raises(SystemExit) as caught:
         main(
             {
-                "fit": ["fit", "--data.root", str(colours), *QUICK, *wrong],
+                "fit": ["fit", "--data.root", str(colours), *QUICKEST, *wrong],
                 "predict": ["predict", *checkpoint, "--data.predict", str(colours), *cpu, *wrong],
                 "sheet": ["sheet", *checkpoint, "--pictures", str(colours), *wrong],
             }[command]
@@ -297,7 +300,7 @@ def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     with pytest.raises(SystemExit) as caught:
-        main(["fit", "--data.root", "empty", *QUICK])
+        main(["fit", "--data.root", "empty", *QUICKEST])
     assert caught.value.code == 1 and "no class folders" in capsys.readouterr().err
 
 
@@ -309,7 +312,7 @@ def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
         "image_folder.yaml",
         "--data.root",
         colours,
-        *QUICK,
+        *QUICKEST,
         "--test_after_fit",
         "false",
     )
@@ -327,7 +330,7 @@ def fitted(colours, tmp_path_factory) -> Path:
     os.chdir(folder)
     try:
         for _ in range(2):
-            run(["fit", "--data.root", str(colours), *QUICK])
+            run(["fit", "--data.root", str(colours), *QUICKEST])
     finally:
         os.chdir(here)
     return folder
@@ -493,7 +496,7 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     """On two devices, whose processes are started with the words in full."""
     short = [
         "--size",
-        32,
+        28,
         "--batch",
         16,
         "--workers",
@@ -501,7 +504,7 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
         "--weights",
         "null",
         "--backbone",
-        "mobilenet_v3_small",
+        "small_cnn",
     ]
     short += [
         "--epochs",
@@ -522,7 +525,7 @@ def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
     about = json.loads((tmp_path / "short/fit/version_0/about.json").read_text())
     assert about["command"] == " ".join(map(str, ["finetune", *typed]))
     more = ["--config", "image_folder.yaml", "--trainer.devices", 2, "--seed_everything", 3]
-    full = ["fit", "--data.root", colours, *QUICK, *more, "--trainer.default_root_dir", "full"]
+    full = ["fit", "--data.root", colours, *QUICKEST, *more, "--trainer.default_root_dir", "full"]
     assert finetune(*full, cwd=tmp_path).returncode == 0
     a, b = (
         yaml.safe_load((tmp_path / name / "fit/version_0/config.yaml").read_text())
@@ -573,7 +576,7 @@ def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, ca
 
 @pytest.mark.slow
 def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
-    fit = ["fit", "--resume", "--data.root", colours, *QUICK]
+    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST]
     cli(*fit)
     first = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
     cli(*fit)
@@ -587,25 +590,16 @@ def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, 
 
 @pytest.mark.slow
 def test_without_validation_best_is_last(colours, cli, tmp_path):
-    cli("fit", "--data.root", colours, *QUICK, "--data.val_fraction", 0)
+    cli("fit", "--data.root", colours, *QUICKEST, "--data.val_fraction", 0)
     folder = tmp_path / "runs/fit/version_0/checkpoints"
     assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()
 
 
-STARTS = {
-    "ddp": ["-m", "finetune", "fit", "--trainer.devices", "2"],
-    "torchrun": [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"),
-        *("finetune", "fit", "--trainer.devices", "2"),
-    ],
-}
-
-
-@pytest.mark.slow  # two or three interpreters each
-@pytest.mark.parametrize("start", STARTS)
-def test_ways_of_starting_two_processes(start, colours, tmp_path):
-    """One run folder, one result, nothing else on the screen."""
-    command = [sys.executable, *STARTS[start], "--data.root", str(colours), *QUICK]
+@pytest.mark.slow  # two interpreters
+def test_two_processes_make_one_run(colours, tmp_path):
+    """One run folder, one result, nothing else on the screen; tests/distributed/test_launch.py has torchrun's."""
+    fit = ["fit", "--trainer.devices", "2", "--data.root", str(colours), *QUICKEST]
+    command = [sys.executable, "-m", "finetune", *fit]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
@@ -627,7 +621,7 @@ def test_ways_of_starting_two_processes(start, colours, tmp_path):
 @pytest.mark.parametrize(("profiler", "num"), [("simple", 2), ("null", 0)])
 def test_a_profile_is_shown(colours, tmp_path, profiler, num):
     result = finetune(
-        "fit", "--data.root", colours, *QUICK, "--trainer.profiler", profiler, cwd=tmp_path
+        "fit", "--data.root", colours, *QUICKEST, "--trainer.profiler", profiler, cwd=tmp_path
     )
     assert result.returncode == 0 and result.stderr.count("Profiler Report") == num, result.stderr
 
@@ -638,7 +632,7 @@ def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
         "fit",
         "--data.root",
         colours,
-        *QUICK,
+        *QUICKEST,
         "--trainer.max_epochs",
         "9",
         "--data.val_fraction",
@@ -661,7 +655,7 @@ def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
 def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
     """As test_promises.py has it of forked processes."""
     arguments = [
-        str(a) for a in ("fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 500)
+        str(a) for a in ("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 500)
     ]
     # which may be told of in a line
     arguments += ["--trainer.devices", "2", "--data.cache_limit_gb", "0"]
@@ -722,7 +716,7 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
 
 
 def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
-    both = [start("fit", "--data.root", colours, *QUICK, cwd=tmp_path) for _ in range(2)]
+    both = [start("fit", "--data.root", colours, *QUICKEST, cwd=tmp_path) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     runs = sorted((tmp_path / "runs/fit").iterdir())
     assert [run.name for run in runs] == ["version_0", "version_1"]
@@ -733,7 +727,7 @@ def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
 def test_a_full_disk_is_told_in_one_line_and_loses_nothing(
     colours, cli, tmp_path, monkeypatch, capsys
 ):
-    fit = ["fit", "--resume", "--data.root", str(colours), *QUICK]
+    fit = ["fit", "--resume", "--data.root", str(colours), *QUICKEST]
     monkeypatch.chdir(tmp_path)
     cli(*fit)
     before = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
@@ -764,7 +758,7 @@ def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, cap
         "--resume",
         "--data.root",
         colours,
-        *QUICK,
+        *QUICKEST,
         "--trainer.max_epochs",
         9,
         "--trainer.callbacks",
@@ -786,7 +780,7 @@ def test_a_run_that_early_stopping_ended_is_finished(colours, cli, tmp_path, cap
 
 @pytest.mark.slow
 def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICK, "--trainer.max_epochs", 3]
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
     with pytest.raises(
         ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"
