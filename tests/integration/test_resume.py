@@ -30,14 +30,14 @@ def differences(result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("world_size", "num"), [(1, 5), (2, 3)])
+@pytest.mark.parametrize(("world_size", "num"), [(1, 4), (2, 2)])
 def test_killed_at_random_moments(results, world_size, num):
     killed = [results[f"killed{world_size}_{i}"] for i in range(num)]
     for result in killed:
         assert result["killed"] == [-9] * world_size
         assert result["resumed"] == [0] * world_size
         assert differences(result) == []
-    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= num // 2 + 1, (
+    assert sum(result["step"] % STEPS_PER_EPOCH != 0 for result in killed) >= num // 2, (
         "too few inside an epoch"
     )
 
