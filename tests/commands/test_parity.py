@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from parity_ways import WAYS
+from processes import forked_subprocess
 
 from finetune.commands import parity
 from finetune.commands.parity import Row, compare
@@ -14,7 +15,10 @@ from finetune.parity.one_process import Job, Trained
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> list[Row]:
-    return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
+    with pytest.MonkeyPatch.context() as patch:
+        # test_many_processes.py starts an interpreter
+        patch.setattr(many_processes, "subprocess", forked_subprocess())
+        return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 LIMIT = 800  # seconds
@@ -106,6 +107,21 @@ def finetune(*arguments: object, cwd: Path, timeout: float = 300, **environment:
     process = start(*arguments, cwd=cwd, **environment)
     process.wait(timeout)
     return process
+
+
+def forked_subprocess() -> SimpleNamespace:
+    """Return what stands for `subprocess` in a module that starts `python -m finetune …`: it forks the command."""
+
+    def popen(command: list[str], **_: object) -> Process:
+        assert command[:3] == [sys.executable, "-m", "finetune"]
+        return start(*command[3:], cwd=Path.cwd())
+
+    def run(command: list[str], **_: object) -> Process:
+        process = popen(command)
+        process.wait()
+        return process
+
+    return SimpleNamespace(Popen=popen, run=run, DEVNULL=subprocess.DEVNULL)
 
 
 def start_script(script: Path, *arguments: object, cwd: Path) -> Process:
