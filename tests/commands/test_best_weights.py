@@ -92,7 +92,7 @@ def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours
 
 @pytest.mark.slow
 def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
-    network = ("--model.backbone", "resnet18_small", "--data.image_size", 28)
+    network = ("--model.backbone", "timm/test_resnet", "--data.image_size", 32)
     cli("fit", colours, *QUICKEST, *PROBE, *network, "--model.freeze_batch_norm", "false")
     assert [
         one["share"] for one in checkpoint("best")["finetune"]["interpolation"]["candidates"]
