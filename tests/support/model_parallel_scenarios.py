@@ -20,14 +20,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from networks import subnets
+from networks import NarrowResNet, subnets
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.models.backbones import build
 from finetune.models.stages import head_name
 from finetune.parity.pipeline import Pipeline, layers, partition
 from finetune.parity.tensor_parallel import full_state, linear_names, shard_linear
@@ -95,7 +94,7 @@ def resnet_task(is_batch_norm_trained: bool = False) -> Task:
     Without them activations grow from block to block, and training is chaos that blows any rounding up.
     """
     torch.manual_seed(0)
-    network = build("resnet18", 10).double()
+    network = NarrowResNet(10).double()
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
