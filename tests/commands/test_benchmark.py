@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from colours import QUICK
+from processes import forked_subprocess
 
 from finetune.profiling import recorder
 
@@ -69,7 +70,8 @@ def test_a_wrong_number_of_repeats_is_wrong_usage(cli, colours, capsys):
 
 
 @pytest.mark.slow
-def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys):
+def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys, monkeypatch):
+    monkeypatch.setattr("finetune.commands.benchmark.subprocess", forked_subprocess())
     cli(
         "benchmark",
         "--data.root",
