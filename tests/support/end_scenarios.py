@@ -39,6 +39,7 @@ from finetune.data.train_loader import TrainLoader
 from finetune.training.classifier import Classifier
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
+DEADLINE_OF_CONTROL = 5.0  # it never ends
 SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM, "sighup": signal.SIGHUP}
 AXES = {
     "failure": [
@@ -165,6 +166,7 @@ class Run:
         self, scenario: Scenario, out: Path, before: Callable[[], Any] | None = None
     ) -> None:
         self.scenario, self.before = scenario, before
+        self.deadline = DEADLINE_OF_CONTROL if before else DEADLINE
         # it may be named several times
         self.out = out / f"{scenario.name}.{len(list(out.glob(f'{scenario.name}.*')))}"
         self.out.mkdir()
@@ -374,7 +376,7 @@ class Run:
         self.left = processes_of(self.pids) if len(self.codes) == len(self.pids) else ["the first"]
         since = max(self.told, self.event)
         return (not self.left and self.screen < 0) or (
-            self.ended > (since + DEADLINE if since else self.began + 120)
+            self.ended > (since + self.deadline if since else self.began + 120)
         )
 
     def result(self) -> dict[str, Any]:
@@ -513,10 +515,8 @@ def main(out: Path, names: list[str]) -> None:
     gc.freeze()
     found = {"results": run_all(scenarios, out, jobs=int(os.environ.get("END_JOBS", "2")))}
     if names[0] == "cover":
-        (out / "control").mkdir()
-        draw(out / "control")
         control = Scenario("exception", "train", "1", "one", "file")
-        found["control"] = run_all([control], out / "control", as_it_was)
+        found["control"] = run_all([control], out, as_it_was)
     (out / "results.json").write_text(json.dumps(found, indent=1))
     for result in found["results"]:
         if result["wrong"]:
