@@ -14,6 +14,7 @@ from colours import QUICK
 from timm.models import save_for_hf
 from timm_scenarios import FAMILIES
 
+from finetune.cli import run
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference.predictor import Predictor
@@ -25,8 +26,11 @@ NETWORK = "test_convnext.r160_in1k"  # timm's smallest of its kind: 160 pixels, 
 
 @pytest.fixture
 def weights(tmp_path):
+    return write_weights(tmp_path / "weights")
+
+
+def write_weights(folder: Path) -> Path:
     torch.manual_seed(0)
-    folder = tmp_path / "weights"
     network = timm.create_model(NETWORK, num_classes=5)
     save_for_hf(network, str(folder), safe_serialization=True)
     about = json.loads((folder / "config.json").read_text())
@@ -48,21 +52,41 @@ def options(weights, *more):
 
 @pytest.fixture
 def no_network(monkeypatch):
+    refuse_connections(monkeypatch)
+
+
+def refuse_connections(patch: pytest.MonkeyPatch) -> None:
     def refuse(*_, **__):
         pytest.fail("asked the network")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+    patch.setattr(socket.socket, "connect", refuse)
+    patch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+
+
+@pytest.fixture(scope="module")
+def trained(colours, tmp_path_factory) -> Path:
+    """The folder of a fit, without the weights that it began with."""
+    root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        refuse_connections(patch)
+        weights = write_weights(root / "weights")
+        run(["fit", str(colours), *options(weights)])
+    shutil.rmtree(weights)
+    return root / "runs"
+
+
+@pytest.fixture
+def fitted(trained, tmp_path) -> Path:
+    shutil.copytree(trained, tmp_path / "runs")
+    return tmp_path / "runs/fit/version_0"
 
 
 def test_a_checkpoint_alone_predicts_as_the_weights_want_it(
-    colours, weights, cli, tmp_path, no_network, caplog
+    colours, fitted, cli, tmp_path, no_network
 ):
-    cli("fit", colours, *options(weights))
-    run = tmp_path / "runs/fit/version_0"
-    shutil.rmtree(weights)
-    cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
-    known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    cli("predict", fitted, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
+    known = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
     data = known["datamodule_hyper_parameters"]
     wanted = {
         "image_size": 40,
@@ -73,7 +97,7 @@ def test_a_checkpoint_alone_predicts_as_the_weights_want_it(
     assert {name: data[name] for name in wanted} == wanted
     assert known["state_dict"]["mean"].flatten().tolist() == pytest.approx([102.0] * 3)
     assert known["state_dict"]["std"].flatten().tolist() == pytest.approx([76.5] * 3)
-    predictor = Predictor(run / "checkpoints/best.ckpt")
+    predictor = Predictor(fitted / "checkpoints/best.ckpt")
     image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
     assert np.array_equal(
         predictor.prepare(image),
@@ -82,7 +106,7 @@ def test_a_checkpoint_alone_predicts_as_the_weights_want_it(
     assert not np.array_equal(predictor.prepare(image), eval_transform(40)(image=image)["image"])
     with open("out.csv") as file:
         assert len(list(csv.DictReader(file))) == 30
-    cli("test", run, "--data.num_workers", "0")
+    cli("test", fitted, "--data.num_workers", "0")
     again, first = (
         json.loads((tmp_path / "runs" / name / "version_0/test.json").read_text())
         for name in ("test", "fit")
@@ -91,8 +115,7 @@ def test_a_checkpoint_alone_predicts_as_the_weights_want_it(
 
 
 @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
-def test_exported_files_say_what_the_network_says(colours, weights, cli, kind, no_network):
-    cli("fit", colours, *options(weights))
+def test_exported_files_say_what_the_network_says(colours, fitted, cli, kind, no_network):
     cli(
         "export",
         "runs/fit/version_0",
@@ -148,15 +171,12 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
     assert told in Path("runs/fit/version_0/report.html").read_text()
 
 
-def test_preparing_inside_the_file_is_refused_before_anything_is_written(
-    colours, weights, cli, tmp_path
-):
-    cli("fit", colours, *options(weights))
+def test_preparing_inside_the_file_is_refused_before_anything_is_written(fitted, cli, tmp_path):
     with pytest.raises(
         ValueError,
         match="--input any_size does not support the resize of this network, bicubic: leave it",
     ):
-        cli("export", "runs/fit/version_0", "--input", "any_size", "--output", "any.onnx")
+        cli("export", fitted, "--input", "any_size", "--output", "any.onnx")
     assert not (tmp_path / "any.onnx").exists()
 
 
@@ -196,11 +216,11 @@ def test_a_checkpoint_of_each_family_predicts_without_the_hub(
         "--trainer.precision": "32-true",
     }
     cli("fit", colours, *quick, *(part for pair in given.items() for part in pair))
-    run = Path("runs/fit/version_0")
-    cli("predict", run, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
+    folder = Path("runs/fit/version_0")
+    cli("predict", folder, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
     with open("out.csv") as file:
         rows = list(csv.DictReader(file))[:3]
-    said = Predictor(run / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
+    said = Predictor(folder / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
     told = [[float(value) for name, value in row.items() if name.startswith("p_")] for row in rows]
     # alone or among others, folded batch norm or not
     np.testing.assert_allclose(told, said, rtol=0, atol=1e-4)
