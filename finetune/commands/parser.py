@@ -41,7 +41,7 @@ _KEY = re.compile(r'Parser key "([^"]+)":')
 _VALUE = re.compile(r"(?:.*Given|.*?Got) value: (.*)$", re.S)
 _EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: .*)?$", re.M)
 _NO_CLASS = re.compile(
-    r"Expected a dot import path string: (\S+)|module '\S+' has no attribute '(\S+?)'"
+    r"Expected a dot import path string: (?!-?(?:nan|inf)\s)(\S+)|module '\S+' has no attribute '(\S+?)'"
 )
 _NO_IMPORT = re.compile(r"(No module named '\S+?'|Multiple subclasses with name .+)$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")

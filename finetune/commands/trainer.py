@@ -166,8 +166,12 @@ def check_allowed(config: Any) -> None:
             "remove trainer.sync_batchnorm: batch norm uses the statistics of the global batch anyway"
         )
     check_strategy(config["strategy"])
-    if isinstance(num := config["accumulate_grad_batches"], int) and num < 1:
-        raise WrongUsage(f"trainer.accumulate_grad_batches must be at least 1, got {num}")
+    for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
+        if isinstance(num := config[name], int) and num < 1:
+            raise WrongUsage(f"trainer.{name} must be at least 1, got {num}")
+    interval = config["val_check_interval"]
+    if isinstance(interval, int | float) and interval <= 0:
+        raise WrongUsage(f"trainer.val_check_interval must be above 0, got {interval}")
 
 
 def check_strategy(strategy: Any) -> None:

@@ -40,6 +40,18 @@ WRONG = [
         ["--trainer.accumulate_grad_batches", "0"],
         "^--trainer.accumulate_grad_batches must be at least 1",
     ),
+    (
+        ["--trainer.check_val_every_n_epoch", "0"],
+        "^--trainer.check_val_every_n_epoch must be at least 1, got 0",
+    ),
+    (
+        ["--trainer.val_check_interval", "0"],
+        "^--trainer.val_check_interval must be above 0, got 0",
+    ),
+    (
+        ["--trainer.val_check_interval", "0.0"],
+        "^--trainer.val_check_interval must be above 0, got 0.0",
+    ),
     (["--trainer.limit_val_batches", "-1"], "limit_val_batches"),
     (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
     (

@@ -164,6 +164,7 @@ def test_an_option_of_another_command_is_told_as_such():
     [
         (["--data", "nowhere.Data"], "data: No module named 'nowhere'"),
         (["--data", "os.path"], "data: os.path is not valid"),
+        (["--model.optimizer.lr", "nan"], "lr: nan is not valid; expected float"),
         (
             ["--model.scheduler", "ReduceLROnPlateau"],
             "model.scheduler: Multiple subclasses with name ReduceLROnPlateau. Give the full class path to avoid "
