@@ -163,14 +163,14 @@ def _answer(
         better = names[0] if points > 0 else names[1]
         return f"{abs(points):.1f} points", f"more {metric} with {better}"
     tested = [
-        (share, name)
+        (found, name)
         for run, name in zip(runs, names, strict=True)
-        if (share := _share(run)) is not None
+        if (found := headline(run)).split == "test" and found.num
     ]
-    if not tested:
+    if not tested or len({found.metric for found, _ in tested}) > 1:
         return None
-    share, best = max(tested, key=lambda row: row[0])
-    return percent(share), f"highest test accuracy, {best}"
+    best, name = max(tested, key=lambda row: row[0].share)
+    return best.value, f"highest test {best.metric}, {name}"
 
 
 def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
@@ -266,11 +266,6 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
 def _accuracy(run: RunRecord) -> str:
     num, right = _counts(run)
     return f"{percent(right / num)} ({interval(right, num)})" if num else "not tested"
-
-
-def _share(run: RunRecord) -> float | None:
-    num, right = _counts(run)
-    return right / num if num else None
 
 
 def _counts(run: RunRecord) -> tuple[int, int]:

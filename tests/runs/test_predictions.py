@@ -566,7 +566,7 @@ def predict_labels(
     bad: dict[int, str] | None = None,
     names: list[str] = NAMES,
     **options: Any,
-) -> Path:
+) -> PredictionWriter:
     bad = bad or {}
     calibration = SimpleNamespace(thresholds=THRESHOLDS)
     model = model_of(names, "several", calibration=calibration)
@@ -579,7 +579,7 @@ def predict_labels(
     writer.on_predict_batch_end(trainer, model, outputs, None, 0)
     with nullcontext() if len(good) else pytest.raises(ValueError):
         writer.on_predict_end(trainer, model)
-    return writer.target
+    return writer
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -588,7 +588,7 @@ def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
     probs = torch.rand(len(PATHS), 4, generator=generator, dtype=torch.float64)
     probs[3] = 0.01  # no label
     bad = {2: "with, comma.png: cannot be decoded: torn"}
-    target = predict_labels(run, probs, PATHS, bad, output=str(run.root / f"out{suffix}"))
+    target = predict_labels(run, probs, PATHS, bad, output=str(run.root / f"out{suffix}")).target
     columns, rows = read(target)
     assert columns == ["path", "labels", *(f"p_{name}" for name in NAMES), "error"]
     assert [row["path"] for row in rows] == PATHS
@@ -613,7 +613,7 @@ def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
 
 def test_labels_that_contain_the_separator_have_another_one(run):
     names = ["a;b", "c", "d", "e"]
-    target = predict_labels(run, torch.ones(1, 4).double(), ["x.png"], names=names)
+    target = predict_labels(run, torch.ones(1, 4).double(), ["x.png"], names=names).target
     assert read(target)[1][0]["labels"] == "a;b|c|d|e"
 
 

@@ -20,11 +20,11 @@ CALIBRATION = {
 }
 
 
-def drawn(num: int = 30, num_labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (N, K) and probabilities (N, K) that are mostly right."""
+def drawn(num: int = 60, num_labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels (N, K) and probabilities (N, K) that are mostly right, with both kinds of mistakes."""
     rng = np.random.default_rng(0)
     labels = rng.random((num, num_labels)) < 0.4
-    return labels, 1 / (1 + np.exp(-rng.normal(size=labels.shape) - 3 * labels + 1.5))
+    return labels, 1 / (1 + np.exp(-1.2 * rng.normal(size=labels.shape) - 2.2 * labels + 1.1))
 
 
 def write_labels_run(
