@@ -242,9 +242,9 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
 def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
     have_labels = [run.has_labels for run in runs]
     if not all(have_labels):
-        yield "test accuracy", [_accuracy(run) for run in runs]
+        yield "test accuracy", ["" if run.has_labels else _accuracy(run) for run in runs]
     if any(have_labels):
-        yield "test mAP", [_mean_precision(run) for run in runs]
+        yield "test mAP", [_mean_precision(run) if run.has_labels else "" for run in runs]
     for name in ("f1", "f1_macro", "f1_micro", "exact_match", "loss", "calibration_error"):
         values = [run.result.get(f"test/{name}") for run in runs]
         if any(value is not None for value in values):
