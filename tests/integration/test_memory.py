@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from colours import QUICK
+from colours import QUICKEST
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ print("growth", seen[-1] - seen[4])
 def growth(leak: int, colours: Path, folder: Path) -> int:
     """Return how much a fit that leaks so many bytes in each epoch has grown."""
     done = subprocess.run(
-        [sys.executable, "-c", _FIT, str(leak), "--data.root", str(colours), *QUICK],
+        [sys.executable, "-c", _FIT, str(leak), "--data.root", str(colours), *QUICKEST],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
