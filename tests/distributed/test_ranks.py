@@ -65,7 +65,7 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
         ]
         started = time.monotonic()
         ranks._observe([subprocess.Popen([sys.executable, "-Sc", end]) for end in ends])
-        while time.monotonic() < started + 5:
+        while time.monotonic() < started + 3:
             time.sleep(0.1)
         os._exit(7)
     os.close(write)
@@ -78,14 +78,14 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 7), (60.0, 1)])
+@pytest.mark.parametrize(("seconds", "expected"), [(0.5, 7), (60.0, 1)])
 def test_the_first_process_may_end_with_an_error_of_its_own(monkeypatch, seconds, expected):
     """Once it is at that, it has its time to write what waits, but not for ever."""
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         monkeypatch.setattr(ranks, "_GRACE", 0.2)
-        monkeypatch.setattr(ranks, "_TIME_TO_STOP", 4.0)
+        monkeypatch.setattr(ranks, "_TIME_TO_STOP", 2.5)
         ranks.ending.set()
         ranks._observe([subprocess.Popen([sys.executable, "-Sc", "raise SystemExit(1)"])])
         time.sleep(seconds)
