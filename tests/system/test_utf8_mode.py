@@ -74,6 +74,7 @@ def pictures(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("locale", ["ascii"], indirect=True)  # four interpreters
 def test_fit_check_predict_and_report(locale, pictures, tmp_path):
     def finetune(*arguments: object) -> str:
         done = python(["-m", "finetune", *map(str, arguments)], tmp_path, locale)
