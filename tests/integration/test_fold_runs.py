@@ -66,7 +66,9 @@ def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_a_whole_one(
     deadline = time.monotonic() + 30  # after a kill the fold notices that its parent is gone
     while is_held(second) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not (folder / "test.json").exists() and not (second / "test.json").exists()
+    assert not (folder / "test.json").exists()
+    # within the second in which it notices that, the fold may end
+    assert signum == signal.SIGKILL or not (second / "test.json").exists()
     resumed = finetune("fit", images, *OPTIONS, "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "fold 1 of 2" in resumed.stderr and "resuming" in resumed.stderr
