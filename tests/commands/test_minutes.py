@@ -65,7 +65,7 @@ def config_of(run: Path) -> dict:
 def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_path, caplog):
     fit = ["fit", "--data.root", colours, *SHORT]
     with caplog.at_level("INFO", "finetune"):
-        cli(*fit, "--minutes", "0.2", "--test_after_fit", "false")
+        cli(*fit, "--minutes", "0.1", "--test_after_fit", "false")
     first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))
     chosen = config_of(first)
     assert chosen["minutes"] is None and chosen["trainer"]["max_epochs"] >= 1
@@ -350,6 +350,7 @@ from pathlib import Path
 from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
+from forked import fork_devices
 
 
 class Recorded(FinetuneCLI):
@@ -369,6 +370,7 @@ def trial(*_):
 
 if __name__ == "__main__":
     fit_length.trial = trial
+    fork_devices(lambda: run_lightning(sys.argv[1:], Recorded))
     run_lightning(sys.argv[1:], Recorded)
 """
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import NoReturn
 from unittest.mock import patch
@@ -52,8 +53,14 @@ def become_finetune(arguments: list[str]) -> None:
     """
     use_default_signals()
     sys.argv = ["finetune", *arguments]
-    patch.object(subprocess_script, "subprocess", SimpleNamespace(Popen=ForkedDevice)).start()
+    fork_devices(main)
     run_forked(main)
+
+
+def fork_devices(program: Callable[[], object]) -> None:
+    """Let the processes for further devices call a function, each in a fork of this process."""
+    popen = partial(ForkedDevice, program)
+    patch.object(subprocess_script, "subprocess", SimpleNamespace(Popen=popen)).start()
 
 
 class ForkedDevice:
@@ -61,13 +68,19 @@ class ForkedDevice:
 
     returncode: int | None = None
 
-    def __init__(self, command: list[str], env: dict[str, str], cwd: str | None) -> None:
+    def __init__(
+        self,
+        program: Callable[[], object],
+        command: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+    ) -> None:
         self.pid = os.fork()
         if self.pid == 0:
             os.environ.clear()
             os.environ.update(env)
             use_default_signals()
-            run_forked(main)
+            run_forked(program)
 
     def poll(self) -> int | None:
         if self.returncode is None:
