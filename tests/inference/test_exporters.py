@@ -20,13 +20,18 @@ from finetune.training.calibration import Calibration
 
 MORE = [
     ("resnet18", 64),
-    ("mobilenet_v3_small", 64),
     # of these, one with few blocks
+    ("mobilenet", 64),
     ("efficientnet", 64),
     ("convnext", 64),
     ("vit", 32),
 ]
-FULL_NAMES = {"efficientnet": "efficientnet_b0", "convnext": "convnext_tiny", "vit": "vit_b_16"}
+FULL_NAMES = {
+    "mobilenet": "mobilenet_v3_small",
+    "efficientnet": "efficientnet_b0",
+    "convnext": "convnext_tiny",
+    "vit": "vit_b_16",
+}
 NETWORKS = [("lenet", 28), *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchvision import models
-from torchvision.models import convnext, efficientnet, vision_transformer
+from torchvision.models import convnext, efficientnet, mobilenetv3, vision_transformer
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from finetune.models.backbones import build
@@ -73,6 +73,12 @@ def few_blocks(backbone: str) -> nn.Module:
             for expand, kernel, stride, channels in ((1, 3, 1, (8, 8)), (6, 5, 2, (8, 16)))
         ]
         return efficientnet.EfficientNet(blocks, 0.2, num_classes=3, last_channel=64)
+    if backbone == "mobilenet":
+        rows = [
+            mobilenetv3.InvertedResidualConfig(8, 3, 8, 8, True, "RE", 2, 1, 1.0),
+            mobilenetv3.InvertedResidualConfig(8, 5, 24, 16, True, "HS", 2, 1, 1.0),
+        ]
+        return mobilenetv3.MobileNetV3(rows, 32, num_classes=3)
     if backbone == "convnext":
         shapes = [convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 2)]
         return convnext.ConvNeXt(shapes, 0.1, num_classes=3)
