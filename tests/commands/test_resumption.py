@@ -310,7 +310,7 @@ def test_a_run_without_its_config_fetches_and_imports_nothing(
     fetched = []
     monkeypatch.setattr("finetune.data.datasets.fashion_mnist.write_images", fetched.append)
     with pytest.raises(
-        ValueError, match="does not hold the data set of the checkpoint, finetune.FashionMNIST"
+        ValueError, match="does not have the data set of the checkpoint, finetune.FashionMNIST"
     ):
         cli("fit", "--resume", run_to_go_on, *UNFINISHED)
     checkpoint["finetune"]["data_class"] = "finetune.ImageFolderData"

@@ -111,7 +111,7 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
 
 
 def test_batch_norm_is_synchronised_once(colours, cli):
-    with pytest.raises(WrongUsage, match=r"leave --trainer\.sync_batchnorm out"):
+    with pytest.raises(WrongUsage, match=r"remove --trainer\.sync_batchnorm"):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.sync_batchnorm", "true")
 
 
@@ -177,7 +177,8 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
     with pytest.raises(AttributeError, match="val_check_interval"):  # the control
         plain.setup(trainer, None, "fit")
     with pytest.raises(
-        WrongUsage, match=r"clock of its own, .*: give --trainer\.val_check_interval in batches"
+        WrongUsage,
+        match=r"would validate by different clocks, .*: give --trainer\.val_check_interval in batches",
     ):
         made(colours, *interval, "--trainer.devices", "2")
 

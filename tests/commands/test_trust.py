@@ -193,7 +193,7 @@ def test_what_the_user_names_is_imported(fitted, tmp_path, monkeypatch, has_run)
     ):
         predict(altered(fitted, tmp_path / "own.ckpt", *HOSTILE[place]), fitted, *flags)
         assert has_run()  # also the control of all tests above: the module does leave its file
-    with pytest.raises(ValueError, match="--trust_modules hostile lets it"):
+    with pytest.raises(ValueError, match="--trust_modules hostile allows it"):
         predict(tmp_path / "own.ckpt", fitted, "--trust_modules", "hosti,other")
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
     checkpoint["finetune"]["data_class"] = "finetune.datamodules.SampleData"
     torch.save(checkpoint, tmp_path / "stranger.ckpt")
     given = [command, "--ckpt_path", "stranger.ckpt", "--trainer.accelerator", "cpu"]
-    place = rf"are not in .*/elsewhere/source any more: .*: finetune {command} CKPT FOLDER \(--data\.root\)$"
+    place = rf"are no longer in .*/elsewhere/source: .*: finetune {command} CKPT FOLDER \(--data\.root\)$"
     with pytest.raises(ValueError, match=place):
         cli(*given)
     assert not (tmp_path / "elsewhere").exists()
@@ -231,7 +231,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
         made,
         pytest.raises(
             ValueError,
-            match="does not hold the data set .* --data finetune.SampleData to fetch it$",
+            match="does not have the data set .* --data finetune.SampleData to download it$",
         ),
     ):
         cli(*given, "--data.root", root)
@@ -250,7 +250,7 @@ def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(
     given = [command, ckpt, fitted / "colours", "--workers", 0, "--trainer.accelerator", "cpu"]
     with patch.object(FashionMNIST, "obtain", side_effect=ValueError("fetched")):
         with pytest.raises(
-            ValueError, match="colours does not hold the data set .*FashionMNIST, and a checkpoint"
+            ValueError, match="colours does not have the data set .*FashionMNIST, and a checkpoint"
         ):
             cli(*given)
         with pytest.raises(ValueError, match="fetched"):  # the control
@@ -428,7 +428,11 @@ def test_a_precision_whose_package_is_missing_is_one_line(fitted, tmp_path, read
 ESCAPE = "\x1b[2J"  # clears a terminal
 TEXTS = {
     "data class": ("finetune", {"data_class": f"mine{ESCAPE}.Data"}, "would import mine\\x1b"),
-    "folder": ("datamodule_hyper_parameters", {"root": f"/gone{ESCAPE}"}, "are not in /gone\\x1b"),
+    "folder": (
+        "datamodule_hyper_parameters",
+        {"root": f"/gone{ESCAPE}"},
+        "are no longer in /gone\\x1b",
+    ),
     "network": ("hyper_parameters", {"backbone": f"x{ESCAPE}"}, "x\\x1b"),
     "key": ("finetune", {f"x{ESCAPE}": 1}, "finetune.x\\x1b"),
 }

@@ -843,7 +843,7 @@ def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
         main(["fit"])
     assert caught.value.code == 1
     assert re.fullmatch(
-        r"finetune: error: a process that reads.*--data.num_workers may help\n",
+        r"finetune: error: a DataLoader worker was killed.*--data.num_workers may help\n",
         capsys.readouterr().err,
     )
 

@@ -54,6 +54,7 @@ def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(
 def test_a_missing_compiler_is_told_before_training(monkeypatch, colours, cli):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
-        ValueError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"
+        ValueError,
+        match="needs a C\\+\\+ compiler, and there is no no-such-compiler on this machine",
     ):
         cli("fit", "--data.root", colours, *QUICKEST, "--model.compile", "true")
