@@ -69,11 +69,11 @@ class OwnData(ImageFolderData):
 
 @pytest.mark.parametrize("is_in_config", [False, True])
 def test_a_data_class_of_the_user_has_its_own_defaults(
-    colours, cli, tmp_path, monkeypatch, capsys, is_in_config
+    colours, cli, monkeypatch, capsys, is_in_config
 ):
-    (tmp_path / "own_data.py").write_text(OWN_DATA)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own.yaml").write_text("data: {class_path: own_data.OwnData}")
+    Path("own_data.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("own.yaml").write_text("data: {class_path: own_data.OwnData}")
     named = ["--config", "own.yaml"] if is_in_config else ["--data", "own_data.OwnData"]
     with pytest.raises(SystemExit):
         cli("fit", *named, "--data.root", colours, "--data.image_size", 48, "--print_config")
