@@ -319,7 +319,7 @@ def test_int8_files_say_nearly_the_same(run, cli, tmp_path, monkeypatch, capsys)
     best = run / "checkpoints" / "best.ckpt"
     out = tmp_path / "int8.onnx"
     cli("export", "--ckpt_path", best, "--quantize", "int8", "--output", out)
-    assert "have other labels" in capsys.readouterr().out
+    assert "with other labels; one image" in capsys.readouterr().out
     floats, ints = json.loads(Path(f"{out}.json").read_text())["quantized"]["mAP"]
     expected = json.loads((run / "test.json").read_text())["test/mAP"]
     assert floats == pytest.approx(expected, abs=5e-3) and ints == pytest.approx(floats, abs=0.1)
@@ -338,3 +338,22 @@ def test_written_predictions_are_a_table_of_images(checkpoint, images, expected,
         for row, (_, labels) in zip(train.targets.labels, expected.values(), strict=True):
             found = [name for name, has in zip(data.class_names, row, strict=True) if has]
             assert found == sorted(labels)
+
+
+@pytest.mark.slow
+def test_an_exported_ensemble_has_the_mean_probability_of_each_label(images, cli, tmp_path):
+    run = fit_labels(images, tmp_path / "runs", "--trainer.max_epochs", "2", "--model.members", "2")
+    paths = sorted(map(str, (images / "test").iterdir()))
+    cli("export", run, "--output", tmp_path / "file.onnx")
+    expected = load(run, "cpu").predict(paths)
+    found = load(tmp_path / "file.onnx", "cpu").predict(paths)
+    assert [one.labels for one in found] == [one.labels for one in expected]
+    p = [list(one.probabilities.values()) for one in found]
+    np.testing.assert_allclose(p, [list(one.probabilities.values()) for one in expected], atol=1e-5)
+    predictor = Predictor(run / "checkpoints" / "best.ckpt")
+    image = torch.from_numpy(predictor.prepare(decode(paths[0]))).permute(2, 0, 1)[None]
+    with torch.no_grad():
+        members = [member(predictor.model.normalized(image)) for member in predictor.model.members]
+    odds = torch.stack(members).double().sigmoid().mean(dim=0).logit()
+    mean = predictor.calibration.probabilities(odds)[0]
+    np.testing.assert_allclose(p[0], mean, atol=1e-5)
