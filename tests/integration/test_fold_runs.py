@@ -106,6 +106,6 @@ def test_the_folds_are_exported_as_one_network(images, whole, tmp_path):
     folds = [Predictor(whole / f"fit/fold_{fold}/checkpoints/best.ckpt") for fold in (1, 2)]
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
     session = onnxruntime.InferenceSession(os.fspath(tmp_path / "all.onnx"))
-    (found,) = session.run(None, {session.get_inputs()[0].name: pixels})
+    (found,) = session.run(["probabilities"], {session.get_inputs()[0].name: pixels})
     expected = np.mean([fold.classify(pixels) for fold in folds], axis=0)
     np.testing.assert_allclose(found, expected, atol=1e-4)  # as export itself checks
