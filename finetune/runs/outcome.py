@@ -77,7 +77,7 @@ def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
     num_images = int(np.sum(counts[0]))
     mean = mean_precision_text(result[f"{split}/mAP"], tested_trials(result))
     exact = percent(result[f"{split}/exact_match"])
-    return f"{name} mAP {mean}, on {num_images:,} images; all labels of {exact} are right"
+    return f"{name} mAP {mean}, on {num_images:,} images; exact match {exact}"
 
 
 def num_in_split(about: Mapping[str, Any], split: str) -> int:

@@ -33,7 +33,7 @@ def test_a_line_has_the_mean_average_precision_with_its_interval():
     num_trials = num_trials_of_labels(np.array([40, 10, 0]))
     low, high = wilson(0.6 * num_trials, num_trials)
     assert outcome_line(RESULT, "val") == (
-        f"validation mAP 0.600 (95 % interval {low:.3f}–{high:.3f}), on 100 images; all labels of 50.0 % are right"
+        f"validation mAP 0.600 (95 % interval {low:.3f}–{high:.3f}), on 100 images; exact match 50.0 %"
     )
     assert outcome_line({**RESULT, "val/mAP": None}, "val") == ""
     assert outcome_line({}) == ""
