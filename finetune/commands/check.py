@@ -25,9 +25,10 @@ from finetune.data.checking.picture_facts import Facts, collect_facts, inspect_i
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
+from finetune.data.corrections import read_corrections
 from finetune.data.datasets.folder_source import FolderSource
 from finetune.data.datasets.image_source import ImageSource
-from finetune.data.datasets.listing import Listing
+from finetune.data.datasets.listing import Listing, correct_listing
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_file import check_supported, is_table
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _NUM_NEIGHBOURS = 5  # of each image, which are searched for crops of it
 
 
-class _Network(NamedTuple):
+class LabelNetwork(NamedTuple):
     """The network that computes features for the check."""
 
     name: str
@@ -62,6 +63,7 @@ def check(
     columns: str | None = None,
     labels: Literal["auto", "single", "several"] = "auto",
     label_separator: str | None = None,
+    corrections: str | None = None,
 ) -> None:
     """Find errors in a data set: files, classes, copies across splits, likely label errors, shortcuts.
 
@@ -84,6 +86,7 @@ def check(
         columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
         labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
         label_separator: Character between several labels of an image in a table.
+        corrections: File of corrected labels, which `finetune review` writes.
     """
     began = time.perf_counter()
     try:
@@ -92,9 +95,14 @@ def check(
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         listing = _source(folder, root, columns, labels, label_separator).listing()
+        if corrections is not None:
+            listing, applied = correct_listing(
+                listing, read_corrections(corrections, "--corrections")
+            )
+            print(applied.line())
         # before images are read, so that an error comes early
         with as_wrong_usage("--weights" if ckpt_path is None else "--ckpt_path"):
-            network = _network(weights, backbone, image_size, ckpt_path)
+            network = label_network(weights, backbone, image_size, ckpt_path)
         num = len(listing.paths)
         facts = collect_facts(track(inspect_images(listing.paths), num, "reading images"), num)
         findings = worst_first([*_findings(listing, facts, network)])
@@ -148,9 +156,9 @@ def _source(
     return TableSource(Path(folder), options)
 
 
-def _network(
+def label_network(
     weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
-) -> _Network | None:
+) -> LabelNetwork | None:
     """Return the network for features, and how images are prepared for it; None without weights."""
     preparation: dict[str, Any] = {}
     if image_size < 1:
@@ -191,14 +199,14 @@ def _network(
         raise WrongUsage(
             f"{backbone} does not support images of {size} pixels ({reason(error)}){hint}"
         ) from error
-    return _Network(
+    return LabelNetwork(
         f"{backbone} of {weights} at {image_size} pixels",
         features,
         {"image_size": image_size, **preparation},
     )
 
 
-def _findings(listing: Listing, facts: Facts, network: _Network | None) -> Iterator[Finding]:
+def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
     shows_something = facts.is_readable & ~is_blank(facts)
     exact = equal_files(listing.paths, np.where(shows_something, facts.num_bytes, -1))
     copies = [i for members in exact for i in members[1:]]

@@ -286,6 +286,9 @@ class FinetuneCLI(LightningCLI):
                 self.checkpoint,
                 self.trainer.is_global_zero,
             )
+            corrections = self.datamodule.applied_corrections
+            if corrections is not None and self.trainer.is_global_zero:
+                log.info("%s", corrections.line())
         if subcommand == "predict":
             return {**kwargs, "return_predictions": False}
         return kwargs if subcommand == "fit" else {**kwargs, "verbose": False}

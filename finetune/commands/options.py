@@ -56,6 +56,8 @@ not shown: fit benchmark
       progressive_resizing size_schedule
   --data.class_names NAMES
       classes
+  --data.corrections FILE
+      corrected_labels label_fixes
   --model.optimizer.weight_decay SHARE
       wd decay
   --trainer.max_steps N
@@ -125,6 +127,7 @@ limits: serve
 output: check
   --out, --output FOLDER                   where check.html and check.json go [.]
   --lists FOLDER                           a list of files for each kind of finding, too
+  --corrections FILE                       labels that were corrected by finetune review
 of a table: check
   --root FOLDER                            what its paths are relative to; unsaid, the folder of the table
   --columns ROLE:NAME                      its columns, such as path:photo,label:breed, if not found by usual names

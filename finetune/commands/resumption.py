@@ -253,14 +253,14 @@ def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) ->
 
 
 def _locate_data(settings: dict[str, Any], folder: str) -> None:
-    """Make a relative data folder or table one of the folder in which the run began, which may not be this one."""
+    """Make relative paths of the data those of the folder in which the run began, which may not be this one."""
     data = settings.get("data") or {}
     arguments = data.get("init_args") or {}
     if not os.path.isdir(folder) or os.path.samefile(folder, os.curdir):
         return
     located = {
         name: os.path.join(folder, arguments[name])
-        for name in ("root", "table")
+        for name in ("root", "table", "corrections")
         if arguments.get(name)
     }
     if located:

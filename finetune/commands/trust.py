@@ -14,6 +14,7 @@ import finetune
 from finetune import REMOVED, public_paths
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
+from finetune.data.corrected_samples import for_other_place
 from finetune.data.data_place import at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
@@ -43,6 +44,8 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
         ValueError: The checkpoint names another module, which is not trusted.
     """
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
+    place = explicit.flags.get("data.table") or explicit.flags.get("data.root")
+    settings = for_other_place(settings, place)
     # A data class of the user, or an earlier version, may have saved these.
     for name in (*_OF_THE_MACHINE, *REMOVED):
         settings.pop(name, None)

@@ -6,6 +6,7 @@ Lists of images:
 - `tables`: the package that reads tables of images, such as .csv.
 - `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
   `splits` splits them.
+- `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
 - `storage`: stats files and opens them. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 

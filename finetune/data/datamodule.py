@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
+from finetune.data.corrected_samples import AppliedCorrections
 from finetune.data.data_settings import (
     check_folds,
     check_lists,
@@ -115,6 +116,8 @@ class ImageDataModule(pl.LightningDataModule):
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
         exclude: Names of classes to skip, one or more.
         merge: Classes to merge: `a,b:c` makes one class c of a and b. One or more.
+        corrections: File of corrected labels, which `finetune review` writes. They hold for train and val images.
+        correct_test: Correct the test images, too.
         predict: Images for `finetune predict`: an image, a folder, a glob, a table, a text file with a path per line,
             or a list.
     """
@@ -155,10 +158,13 @@ class ImageDataModule(pl.LightningDataModule):
         columns: dict[str, str | list[str]] | str | None = None,
         labels: Literal["auto", "single", "several"] = "auto",
         label_separator: str | None = None,
+        corrections: str | None = None,
+        correct_test: bool = False,
         predict: list[str] | str | None = None,
     ) -> None:
         root = root and os.path.expanduser(root)
         table = table and os.path.expanduser(table)
+        corrections = corrections and os.path.expanduser(corrections)
         super().__init__()
         sizes = parse_sizes(image_size_schedule, image_size)
         check_sizes(
@@ -192,6 +198,11 @@ class ImageDataModule(pl.LightningDataModule):
         self.group_by = group_by
         self.num_folds = num_folds
         self.fold = fold
+        if correct_test and corrections is None:
+            raise WrongUsage("--data.correct_test needs a file: --data.corrections FILE")
+        self.corrections = corrections
+        self.correct_test = correct_test
+        self.applied_corrections: AppliedCorrections | None = None
         self.batch_size = batch_size
         self.image_size = image_size
         self.sizes = sizes

@@ -122,6 +122,8 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "columns": Rule("names of columns, or null", are_columns),
         "labels": one_of("auto", "single", "several"),
         "label_separator": _OPTIONAL_TEXT,
+        "corrections": _OPTIONAL_TEXT,
+        "correct_test": _BOOL,
         "batch_size": Rule(
             f"a whole number from 1 to {MAX_IN_A_BATCH}",
             lambda value: is_count(value, 1, MAX_IN_A_BATCH),

@@ -11,7 +11,14 @@ from typing import Any
 # With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
 _PICTURES = (
-    *("data.root", "data.table", "data.val_fraction", "data.test_fraction", "data.split_seed"),
+    *(
+        "data.root",
+        "data.table",
+        "data.corrections",
+        "data.val_fraction",
+        "data.test_fraction",
+        "data.split_seed",
+    ),
     *("data.columns", "data.labels", "data.label_separator", "data.merge"),
     *("data.group_by", "data.num_folds", "data.fold"),
 )
@@ -50,7 +57,8 @@ _WITHOUT_EFFECT = (
         "checkpoint_every_n_steps",
         "model.compile",
     ),
-    *("data.num_workers", "data.cache_limit_gb", "data.predict", "data.root", "data.table"),
+    *("data.num_workers", "data.cache_limit_gb", "data.predict"),
+    *("data.root", "data.table", "data.corrections"),
     *(
         "trainer.accelerator",
         "trainer.strategy",

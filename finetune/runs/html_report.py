@@ -17,6 +17,7 @@ from finetune.runs.label_report import label_judgement, label_kinds, label_secti
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import num_in_split
 from finetune.runs.record import RunRecord
+from finetune.runs.side_files import are_corrections
 from finetune.runs.statistics import (
     coverage,
     interval,
@@ -103,12 +104,19 @@ def write_report(
             look=run.about.get("first_look"),
             ranking=run.about.get("backbone_ranking"),
             check=check,
+            corrections=_corrections(run),
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,
         ),
         errors="replace",
     )
     return target
+
+
+def _corrections(run: RunRecord) -> dict[str, Any] | None:
+    """Return what a file of corrections changed in the images of the run; None if there was none."""
+    corrections = run.about.get("corrections") or run.result.get("corrections")
+    return corrections if corrections and are_corrections(corrections) else None
 
 
 def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:

@@ -78,6 +78,10 @@ class Results(pl.Callback):
             if pl_module.interpolation
             else None,
         }
+        # without a data module there are no corrections
+        corrections = getattr(getattr(trainer, "datamodule", None), "applied_corrections", None)
+        if corrections is not None:
+            details["corrections"] = corrections.plain()
         write_results(file, {**values, **details})
         if not self.is_printed:
             return

@@ -100,6 +100,30 @@ def is_about(content: dict[str, Any]) -> bool:
         and all(type(num) is int and num >= 0 for num in numbers)
         and all(type(text) is str for text in texts)
         and _is_ranking(content.get("backbone_ranking"))
+        and are_corrections(content.get("corrections"))
+    )
+
+
+def are_corrections(content: Any) -> bool:
+    """Return whether a value is None or the numbers of `AppliedCorrections.plain`."""
+    if content is None:
+        return True
+    if not isinstance(content, dict) or type(content.get("file")) is not str:
+        return False
+    splits = content.get("splits")
+    if not isinstance(splits, dict) or not all(map(_is_corrected_split, splits.values())):
+        return False
+    return all(type(content.get(name)) is int for name in ("unknown", "in_test"))
+
+
+def _is_corrected_split(split: Any) -> bool:
+    names = ("changed", "excluded", "confirmed", "outdated")
+    if not isinstance(split, dict) or not all(type(split.get(name)) is int for name in names):
+        return False
+    pairs = split.get("pairs")
+    return isinstance(pairs, list) and all(
+        isinstance(pair, list) and [type(value) for value in pair] == [str, str, int]
+        for pair in pairs
     )
 
 

@@ -48,6 +48,9 @@ def log_overview(
     if not trainer.is_global_zero:
         return {}
     lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
+    corrections = data.applied_corrections
+    if corrections is not None:
+        lines.insert(1, corrections.line())
     doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
     look = first_look(data.splits, data.class_names, data.folder, data.table)
     doubtful += filter(None, [look.line()])
@@ -71,6 +74,7 @@ def log_overview(
         "doubts": doubtful,
         "first_look": look.plain(),
         "fingerprint": data.fingerprint,
+        **({} if corrections is None else {"corrections": corrections.plain()}),
     }
 
 

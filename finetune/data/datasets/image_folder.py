@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune.data.corrected_samples import Classes, correct_splits
+from finetune.data.corrections import read_corrections
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.download import fetch_archive
@@ -48,6 +50,8 @@ class ImageFolderData(ImageDataModule):
             for split, part in splits.items()
             if len(part)
         }
+        # after the split, so that no image moves to another one
+        self._correct()
         if "train" in self.splits:
             self.seen = build_record(self.splits["train"], self.splits.get("val"))
             self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
@@ -111,6 +115,23 @@ class ImageFolderData(ImageDataModule):
                 splits[name] = replace(everything.take(rows), origin=SET_APART)
         return splits
 
+    def _correct(self) -> None:
+        """Apply the file of corrections to the splits."""
+        if self.corrections is None:
+            return
+        self.splits, self.applied_corrections = correct_splits(
+            self.splits,
+            read_corrections(self.corrections),
+            self.folder,
+            Classes(self.class_names, self.exclude, self.merge),
+            self.correct_test,
+        )
+        if "train" in self.splits:
+            lacking = set(empty_classes(self.splits["train"], self.class_names))
+            if self.fold is not None:  # those that are in too few folds
+                lacking |= set(self.classes_without_images)
+            self.classes_without_images = tuple(n for n in self.class_names if n in lacking)
+
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_can_train()
@@ -157,6 +178,7 @@ class ImageFolderData(ImageDataModule):
             found[split] = replace(found["all"], origin="all")
         if split in found:
             self.splits[split] = self._prepared(split, found[split], skip=True)
+            self._correct()
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.

@@ -6,6 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune.data.corrected_samples import (
+    SEVERAL_LABELS,
+    AppliedCorrections,
+    Classes,
+    correct_labels,
+    relative_paths,
+)
+from finetune.data.corrections import Corrections
 from finetune.data.datasets import misplaced
 from finetune.data.datasets.folders import (
     class_folders,
@@ -141,6 +149,34 @@ def with_label_sets(listing: Listing, splits: Mapping[str, Samples]) -> Listing:
         label_counts=np.array([samples.targets.counts() for samples in splits.values()]),
         label_sets=sets,
     )
+
+
+def correct_listing(
+    listing: Listing, corrections: Corrections
+) -> tuple[Listing, AppliedCorrections]:
+    """Return the images with corrected labels, without excluded ones, and what was changed.
+
+    Raises:
+        WrongUsage: The images have several labels.
+        ValueError: An image is corrected to an unknown class.
+    """
+    if listing.has_several_labels:
+        raise WrongUsage(f"{corrections.file}: {SEVERAL_LABELS}")
+    labels, is_kept, changes, num_known = correct_labels(
+        relative_paths(listing.paths, listing.root),
+        listing.class_of,
+        corrections,
+        Classes(listing.class_names),
+    )
+    rows = np.flatnonzero(is_kept)
+    corrected = replace(
+        listing,
+        paths=PathList(listing.paths[i] for i in rows.tolist()),
+        split_of=listing.split_of[rows],
+        class_of=labels[rows],
+    )
+    unknown = len(corrections.by_path) - num_known
+    return corrected, AppliedCorrections(corrections.file, {"all": changes}, unknown)
 
 
 def listing_of(

@@ -1,0 +1,284 @@
+"""corrections.csv: labels that people have corrected. Each decision is a line; the last line of an image counts.
+
+The columns are path, was, now, by and when:
+
+- `path`: path of the image relative to the folder of the data set.
+- `was`: its class by the folder or table.
+- `now`: its class by the decision. The same class confirms the label, `excluded` excludes the image, and an empty value
+  withdraws earlier decisions.
+- `by`, `when`: the name of the person, and the time. They are not read.
+
+A line is appended by one `write`, under a lock, and only after a complete line. So several processes may append to one
+file, and a killed process leaves complete lines.
+"""
+
+import contextlib
+import csv
+import errno
+import fcntl
+import io
+import logging
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from finetune.system.file_names import composed
+from finetune.system.messages import NotFound, WrongUsage, shown
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("path", "was", "now", "by", "when")
+EXCLUDED = "excluded"
+WITHDRAWN = ""
+_REQUIRED = {"path", "was", "now"}
+_MAX_BYTES = 2**28  # about two million lines
+_BOM = b"\xef\xbb\xbf"
+
+
+class Correction(NamedTuple):
+    """A decision about the label of an image; see the columns of the file."""
+
+    path: str
+    was: str
+    now: str
+    by: str = ""
+    when: str = ""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """The decisions that count.
+
+    Attributes:
+        file: Path of the file.
+        by_path: The last decision about each image, by its path in composed Unicode. Withdrawn ones are left out.
+    """
+
+    file: str
+    by_path: dict[str, Correction] = field(default_factory=dict)
+
+    def find(self, path: str) -> Correction | None:
+        """Return the decision about an image, by its path relative to the data set."""
+        return self.by_path.get(composed(path))
+
+
+def read_corrections(file: str | Path, option: str = "--data.corrections") -> Corrections:
+    """Read a file of corrections.
+
+    Args:
+        file: Its path.
+        option: The option that names it, for error messages.
+
+    Raises:
+        NotFound: It does not exist.
+        ValueError: It is not a file of corrections. The message names the line.
+        OSError: It cannot be read.
+    """
+    try:
+        with _opened(file, os.O_RDONLY) as descriptor:
+            content = _read_all(descriptor, file)
+    except FileNotFoundError as error:
+        raise NotFound(f"{option}: there is no file {str(file)!r}") from error
+    return Corrections(str(file), last_decisions(parse_corrections(content, file)))
+
+
+def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:
+    """Return the last decision about each image, by its path in composed Unicode, without withdrawn ones."""
+    last = {composed(line.path): line for line in lines}
+    return {path: line for path, line in last.items() if line.now != WITHDRAWN}
+
+
+def parse_corrections(content: bytes, file: object) -> list[Correction]:
+    """Return the lines of a file in order. An incomplete last line, of a computer that crashed, is skipped.
+
+    Args:
+        content: The content of the file.
+        file: Its path, for messages.
+
+    Raises:
+        ValueError: A line is not valid.
+    """
+    num_complete = _complete_length(content)
+    try:  # the last line may lack only its end, after a change in an editor
+        return list(_parse(content, file))
+    except ValueError:
+        if num_complete == len(content):
+            raise
+    lines = list(_parse(content[:num_complete], file))
+    log.warning("%s ends in an incomplete line, which is skipped", file)
+    return lines
+
+
+def _parse(content: bytes, file: object) -> Iterator[Correction]:
+    text = content.decode("utf-8-sig", "surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [name.strip().lower() for name in next(reader, [])]
+        _check_header(header, file)
+        for values in reader:
+            if values:
+                where = f"{file}, line {reader.line_num}"
+                yield _correction(header, values, where)
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {reader.line_num}: {error}") from error
+
+
+def _check_header(header: list[str], file: object) -> None:
+    if not set(header) >= _REQUIRED or not set(header) <= set(COLUMNS):
+        raise ValueError(
+            f"{file} is not a file of corrections: its first line must be {','.join(COLUMNS)}"
+        )
+    if len(set(header)) < len(header):
+        raise ValueError(f"{file} has a column twice in its first line")
+
+
+def _correction(header: list[str], values: list[str], where: str) -> Correction:
+    if len(values) != len(header):
+        raise ValueError(f"{where} has {len(values)} values, expected {len(header)}")
+    row = dict(zip(header, values, strict=True))
+    if not row["path"] or not row["was"]:
+        raise ValueError(f"{where} has no {'path' if not row['path'] else 'was'}")
+    for name in ("was", "now"):
+        if shown(row[name]) != row[name]:
+            raise ValueError(f"{where}: '{shown(row[name])}' in {name} is not the name of a class")
+    return Correction(**row)
+
+
+def _complete_length(content: bytes) -> int:
+    """Return the length of the content without a last record that has no line end.
+
+    A line end within quotes, of a file name that has one, does not end a record.
+    """
+    end = content.rfind(b"\n") + 1
+    while end and content.count(b'"', 0, end) % 2:
+        end = content.rfind(b"\n", 0, end - 1) + 1
+    return end
+
+
+@contextlib.contextmanager
+def _opened(file: str | Path, flags: int) -> Iterator[int]:
+    # O_NONBLOCK: opening a pipe would otherwise block until it is written to
+    descriptor = os.open(file, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise WrongUsage(f"{file} is not a file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, file: object, start: int = 0) -> bytes:
+    size = os.fstat(descriptor).st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{file} has {size:,} bytes, more than {_MAX_BYTES:,}")
+    content = bytearray()
+    while part := os.pread(descriptor, 2**20, start + len(content)):
+        content += part
+    return bytes(content)
+
+
+class CorrectionsFile:
+    """A file of corrections that this process and others append to.
+
+    Args:
+        path: Its path. The first line creates the file.
+
+    Raises:
+        ValueError: The file exists, and is not a file of corrections with all columns in order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[Correction] = []
+        self._identity = (0, 0)  # device and inode of the file that was read
+        self._num_read = 0  # bytes
+        self._num_complete = 0  # bytes that end with a complete line
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the lines that other processes have appended."""
+        try:
+            with _opened(self.path, os.O_RDONLY) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                self._load(descriptor)
+        except FileNotFoundError:
+            self._forget()
+
+    def append(self, correction: Correction) -> None:
+        """Append a line, and read those of other processes.
+
+        Raises:
+            OSError: The line cannot be written. The file is as it was.
+        """
+        with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._load(descriptor)
+            record = _record(correction)
+            if self._num_read == 0:
+                record = _record(COLUMNS) + record
+            elif self._num_complete < self._num_read:
+                record = self._end_last_line(descriptor) + record
+            num_before = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, record) < len(record):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, num_before)
+                raise
+            self._load(descriptor)
+
+    def _end_last_line(self, descriptor: int) -> bytes:
+        """Remove a last line that is incomplete. If it only lacks its end, return the end."""
+        content = _read_all(descriptor, self.path)
+        try:
+            list(_parse(content, self.path))
+        except ValueError:
+            os.ftruncate(descriptor, self._num_complete)
+            return b""
+        return b"\n"
+
+    def _load(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        is_appended = (status.st_dev, status.st_ino) == self._identity and self._num_complete > 0
+        is_appended &= self._num_complete == self._num_read <= status.st_size
+        if not is_appended:
+            self._forget()
+        elif status.st_size == self._num_read:
+            return
+        content = _read_all(descriptor, self.path, self._num_read)
+        if not content:
+            return
+        if not is_appended:
+            self._check_columns(content)
+        self.lines += parse_corrections(
+            _record(COLUMNS) + content if is_appended else content, self.path
+        )
+        self._identity = (status.st_dev, status.st_ino)
+        self._num_complete = self._num_read + _complete_length(content)
+        self._num_read += len(content)
+
+    def _check_columns(self, content: bytes) -> None:
+        header = content.removeprefix(_BOM).splitlines()[0].decode("utf-8", "replace")
+        if header != ",".join(COLUMNS):
+            raise ValueError(
+                f"{self.path} is not a file that lines can be appended to: its first line is not "
+                f"{','.join(COLUMNS)}. Name another file"
+            )
+
+    def _forget(self) -> None:
+        self.lines = []
+        self._identity = (0, 0)
+        self._num_read = 0
+        self._num_complete = 0
+
+
+def _record(values: Iterable[str]) -> bytes:
+    line = io.StringIO(newline="")
+    # with \r\n, because csv quotes a carriage return in a field only then
+    csv.writer(line, lineterminator="\r\n").writerow(list(values))
+    return line.getvalue().removesuffix("\r\n").encode("utf-8", "surrogateescape") + b"\n"

@@ -1,0 +1,185 @@
+"""Corrected labels in a data module: what changes, and that splits, names and order do not."""
+
+import numpy as np
+import pytest
+from data_files import paths, small
+
+from finetune.data.corrected_samples import for_other_place
+from finetune.data.corrections import Correction, CorrectionsFile
+from finetune.data.datasets.image_folder import ImageFolderData
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a file of corrections from {path: (was, now)}; returns its path."""
+
+    def into(rows: dict[str, tuple[str, str]]) -> str:
+        file = CorrectionsFile(tmp_path / "corrections.csv")
+        for path, (was, now) in rows.items():
+            file.append(Correction(path, was, now, "me", "now"))
+        return str(file.path)
+
+    return into
+
+
+def labels(data: ImageFolderData) -> dict[str, str]:
+    """Return the class of each image by split and path."""
+    return {
+        f"{split}: {path}": data.class_names[label]
+        for split, samples in data.splits.items()
+        for path, label in zip(paths(data, split), samples.targets.labels, strict=True)
+    }
+
+
+ROWS = {
+    "train/blue/00.png": ("blue", "red"),
+    "train/blue/01.png": ("blue", "excluded"),
+    "train/green/02.png": ("green", "green"),
+    "train/red/gone.png": ("red", "blue"),
+    "train/red/03.png": ("blue", "green"),  # its label has changed since
+    "test/red/00.png": ("red", "blue"),
+    "test/red/01.png": ("red", "excluded"),
+}
+
+
+def test_labels_change_and_images_go_but_none_moves(colours, write):
+    before = labels(small(colours, val_fraction=0.3))
+    file = write(ROWS)
+    data = small(colours, val_fraction=0.3, corrections=file)
+    after = labels(data)
+    (gone,) = before.keys() - after.keys()
+    assert gone.endswith(" train/blue/01.png") and after.keys() <= before.keys()
+    changed = {key: after[key] for key in after if after[key] != before[key]}
+    (key,) = changed
+    assert key.endswith(" train/blue/00.png") and changed[key] == "red"
+    assert [key for key in before if key in after] == list(after)  # in the same order
+    assert data.applied_corrections.line() == (
+        f"corrections: {file}: 1 label changed, 1 image excluded; 2 of test images not applied "
+        "(--data.correct_test true); 1 skipped, because the label has changed since; "
+        "1 of images that are not in the data set"
+    )
+
+
+def test_control_moved_files_would_change_the_split(colours, tmp_path):
+    """Why corrections keep the names: files of other names may come into another split."""
+    from finetune.data.splits import stratified
+
+    data = small(colours, val_fraction=0.3)
+    names = [*data.splits["train"].names(), *data.splits["val"].names()]
+    moved = [name.replace("blue/", "red/m") for name in names]
+    strata = np.zeros(len(names), np.int64)
+    assert (
+        stratified(names, strata, (0.3,), 0)[1].tolist()
+        != stratified(moved, strata, (0.3,), 0)[1].tolist()
+    )
+
+
+def test_test_images_are_corrected_when_asked(colours, write):
+    file = write(ROWS)
+    data = small(colours, corrections=file, correct_test=True)
+    assert len(data.splits["test"]) == 29
+    assert labels(data)["test: test/red/00.png"] == "blue"
+    plain = data.applied_corrections.plain()
+    assert plain["in_test"] == 0 and plain["splits"]["test"] == {
+        "changed": 1,
+        "excluded": 1,
+        "confirmed": 0,
+        "outdated": 0,
+        "pairs": [["red", "blue", 1]],
+    }
+    assert ", 2 of them in test" in data.applied_corrections.line()
+    with pytest.raises(ValueError, match="--data.correct_test needs a file"):
+        small(colours, correct_test=True)
+
+
+def test_without_a_correction_everything_is_as_without_the_file(colours, write):
+    plain = small(colours, val_fraction=0.3)
+    data = small(colours, val_fraction=0.3, corrections=write({"x.png": ("red", "blue")}))
+    assert labels(data) == labels(plain) and data.fingerprint == plain.fingerprint
+    other = small(colours, val_fraction=0.3, corrections=write(ROWS))
+    assert other.fingerprint != plain.fingerprint  # the control
+
+
+def test_the_record_of_seen_images_lacks_excluded_ones_and_keeps_names(colours, write):
+    plain = small(colours, val_fraction=0.3)
+    data = small(colours, val_fraction=0.3, corrections=write(ROWS))
+    assert data.seen is not None and plain.seen is not None
+    assert set(data.seen.names.tolist()) < set(plain.seen.names.tolist())
+    assert len(plain.seen.names) - len(data.seen.names) == 1
+
+
+def test_an_unknown_class_is_refused_by_its_name(colours, write):
+    file = write({"train/blue/00.png": ("blue", "rad")})
+    with pytest.raises(
+        ValueError, match="train/blue/00.png is corrected to 'rad', which is not a class.*'red'"
+    ):
+        small(colours, corrections=file)
+
+
+def test_an_image_of_an_excluded_class_is_excluded(colours, write):
+    file = write({"train/blue/00.png": ("blue", "red")})
+    data = small(colours, corrections=file, exclude=["red"])
+    assert sum(split.excluded for split in data.applied_corrections.splits.values()) == 1
+
+
+def test_of_merged_classes_both_names_are_understood(colours, write):
+    file = write({"train/blue/00.png": ("blue", "red"), "train/red/00.png": ("red", "green")})
+    data = small(colours, corrections=file, merge="red,green:warm", val_fraction=0.2)
+    applied = data.applied_corrections
+    assert data.class_names == ["blue", "warm"]
+    assert sum(split.changed for split in applied.splits.values()) == 1
+    assert sum(split.confirmed for split in applied.splits.values()) == 1
+
+
+def test_a_table_is_corrected_as_its_folder_is(colours, tmp_path, write):
+    rows = [
+        f"{path.relative_to(colours)},{path.parent.name}"
+        for path in sorted((colours / "train").glob("*/*.png"))
+    ]
+    table = tmp_path / "of_colours.csv"
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    file = write({path: label for path, label in ROWS.items() if path.startswith("train")})
+    options = {"val_fraction": 0.2, "corrections": file}
+    data = ImageFolderData(table=str(table), root=str(colours), test_fraction=0.0, **options)
+    assert (
+        data.applied_corrections.line()
+        .split(": ", 2)[2]
+        .startswith("1 label changed, 1 image excluded")
+    )
+    assert data.applied_corrections.unknown == 1
+
+
+def test_several_labels_are_refused_in_one_line(colours, tmp_path, write):
+    table = tmp_path / "several.csv"
+    table.write_text(
+        "path,label\ntrain/red/00.png,red;warm\ntrain/blue/00.png,blue\ntrain/red/01.png,red\n"
+    )
+    with pytest.raises(ValueError, match="several labels are not supported"):
+        ImageFolderData(
+            table=str(table),
+            root=str(colours),
+            labels="several",
+            corrections=write({"train/red/00.png": ("red", "blue")}),
+        )
+
+
+def test_a_class_without_images_is_named(colours, write):
+    rows = {f"train/red/{i:02d}.png": ("red", "excluded") for i in range(20)}
+    data = small(colours, corrections=write(rows), val_fraction=0.2)
+    with pytest.raises(ValueError, match="to train on of red"):
+        data.setup("fit")
+
+
+def test_corrections_belong_to_their_folder(tmp_path):
+    arguments = {
+        "root": str(tmp_path / "a"),
+        "corrections": "c.csv",
+        "correct_test": True,
+        "batch_size": 3,
+    }
+    assert for_other_place(arguments, None) == arguments
+    assert for_other_place(arguments, str(tmp_path / "b/../a")) == arguments
+    assert for_other_place(arguments, str(tmp_path / "b")) == {
+        "root": str(tmp_path / "a"),
+        "batch_size": 3,
+    }
