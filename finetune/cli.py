@@ -66,6 +66,10 @@ OWN = {
         "finetune.commands.list_backbones:list_backbones",
         "List the networks of torchvision and timm with size and licence",
     ),
+    "review": (
+        "finetune.commands.review:review",
+        "Correct labels on a page, the most doubtful ones first",
+    ),
     "cache": (
         "finetune.commands.cache:cache",
         "List or remove cached images and features",
@@ -274,7 +278,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in ("backbones", "benchmark", "report", "runs"):
         function(arguments)
         return
-    has_folder = command == "check"
+    has_folder = command in ("check", "review")
     name = f"finetune {command}"
     auto_cli(
         function,

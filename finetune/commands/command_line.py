@@ -46,7 +46,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
         for value in (
             value
             for name, value in line.flags
-            if name == "config" and command not in ("sheet", "check", "export", "serve")
+            if name == "config" and command not in ("sheet", "check", "review", "export", "serve")
         ):
             find(value or "")
     return format_line(command, line)
@@ -120,9 +120,11 @@ def _is_rank_zero() -> bool:
 def _take_positionals(command: str, line: ParsedLine) -> None:
     """Replace positional arguments by flags, in the order of `POSITIONS`.
 
-    Images stay after `--`, since Linux limits an argument to 128 KiB. The folder of `check` stays positional, too: its
-    function takes it by position.
+    Images stay after `--`, since Linux limits an argument to 128 KiB. The folder of `check` and `review` stays
+    positional, too: their functions take it by position.
     """
+    if command == "review" and len(line.positionals) == 2:
+        _add_flag(command, line, "run", line.positionals.pop())
     for full in POSITIONS[command]:
         if full == "ckpt_path":
             _take_checkpoint(command, line)

@@ -139,6 +139,21 @@ nothing. Exit codes: 0 nothing found, 1 something found (also notes), 2 the chec
         ("output", "of a table", "doubtful labels"),
         has_all=True,
     ),
+    "review": Page(
+        "FOLDER|TABLE [RUN] [options]",
+        """\
+Opens a page on this machine on which people correct labels by the keyboard, the most doubtful ones first. Each
+decision is a line of corrections.csv. No image is changed, moved or deleted. `fit` trains with the corrections:
+--data.corrections FILE.""",
+        (
+            "finetune review photos",
+            "finetune review photos runs/fit/version_0",
+            "finetune review photos --weights resnet18.pt --out corrections.csv",
+            "finetune fit photos --data.corrections corrections.csv",
+        ),
+        ("what is reviewed",),
+        has_all=True,
+    ),
     "benchmark": Page(
         "FOLDER [options]",
         """\

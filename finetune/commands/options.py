@@ -86,7 +86,7 @@ not shown: sheet
       predict pictures picture images image files input source
 not shown: export serve
   CKPT, --ckpt_path CKPT
-not shown: check
+not shown: check review
   FOLDER, --folder FOLDER
 the measurement: benchmark
   --repeats N                              how often each part is measured, two seconds of steps at a time [5]
@@ -138,6 +138,11 @@ doubtful labels: check
   --backbone NAME                          the network of these weights [resnet18]
   --size, --image_size PIXELS              side of its input [96]
   --ckpt_path CKPT                         a checkpoint of fit instead, or a run; it has seen its own labels
+what is reviewed: review
+  --run FOLDER                             a run, or the second argument: its mistakes in the test come early
+  --out, --output FILE                     the file of decisions; unsaid, corrections.csv in FOLDER
+  --weights FILE                           weights of a ResNet-18; unsaid, the network of the run
+  --port N                                 0 takes one that is free [0]
 data: fit benchmark
   --batch, --data.batch_size N             images in a batch, over all devices together [32]
       batch bs b

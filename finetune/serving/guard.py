@@ -80,7 +80,7 @@ class Guard:
                 "a token is needed: send the header Authorization: Bearer TOKEN",
                 headers=bearer,
             )
-        name = _name_of(headers.get("host", ""))
+        name = host_name(headers.get("host", ""))
         if self.is_local and not is_loopback(name):
             return Refused(
                 403,
@@ -89,7 +89,7 @@ class Guard:
         return None
 
 
-def _name_of(host: str) -> str:
+def host_name(host: str) -> str:
     """Return the name in a Host header, without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]

@@ -84,6 +84,8 @@ IN_FULL = {
     "fit pictures --weights run": f"fit --model.weights {BEST} --data.root pictures",
     "check pictures --size 3": "check --image_size 3 -- pictures",
     "check": "check",
+    "review pictures run --port 3": "review --port 3 --run run -- pictures",
+    "review pictures --run run": "review --run run -- pictures",
     "fit --help all": "fit --help",
 }
 

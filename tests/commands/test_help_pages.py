@@ -16,6 +16,7 @@ from finetune.commands.flag_checks import check_flags
 from finetune.commands.help_pages import PAGES, help_page, options, page
 from finetune.commands.options import OPTIONS
 from finetune.commands.parsed_line import parse_line
+from finetune.commands.review import review
 from finetune.commands.serve import serve
 from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
@@ -171,7 +172,7 @@ def test_control_another_default_would_be_noticed():
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("sheet", sheet), ("export", export), ("serve", serve), ("check", check)],
+    [("sheet", sheet), ("export", export), ("serve", serve), ("check", check), ("review", review)],
 )
 def test_the_defaults_of_our_own_commands(command, function):
     defaults = {

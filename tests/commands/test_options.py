@@ -37,6 +37,7 @@ FROZEN = {
     "export": "out",
     "serve": "",
     "check": "out size",
+    "review": "out",
 }
 
 

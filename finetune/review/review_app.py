@@ -1,0 +1,168 @@
+"""The routes of a review. Requests name images and classes by their numbers, never by a path."""
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from finetune.review.image_previews import SIDES, TYPE, ImagePreviews
+from finetune.review.ranking_job import RankingJob
+from finetune.review.review_guard import ReviewGuard
+from finetune.review.review_session import Conflict, ReviewSession
+from finetune.serving.refusal import Refused
+from finetune.system.html_page import render
+from finetune.system.machine import num_cores
+from finetune.system.messages import reason
+
+_MAX_BODY = 4096  # bytes
+_FRESH = {"Cache-Control": "no-store"}
+_KEPT = {"Cache-Control": "private, max-age=3600"}
+_ACTIONS = ("class", "exclude", "right", "none")
+
+
+class Routes:
+    """The handlers of requests.
+
+    Args:
+        session: The state of the review.
+        job: The job that looks for doubtful labels.
+        title: The title of the page.
+    """
+
+    def __init__(self, session: ReviewSession, job: RankingJob, title: str) -> None:
+        self.session = session
+        self.job = job
+        self.previews = ImagePreviews(session.images.listing.paths)
+        self._page = render("review/review_page.html", title=title)
+        self._decoders: anyio.CapacityLimiter | None = None
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(self._page, headers=_FRESH)
+
+    async def state(self, request: Request) -> Response:
+        state = await run_in_threadpool(self.session.state)
+        progress = {
+            "is_ready": self.session.version > 0,
+            "done": self.job.done,
+            "total": self.job.total,
+            "error": self.job.error,
+            "has_network": self.job.network is not None,
+        }
+        return JSONResponse({**state, "ranking": progress}, headers=_FRESH)
+
+    async def item(self, request: Request) -> Response:
+        try:
+            item = await run_in_threadpool(self.session.item, request.path_params["position"])
+        except IndexError:
+            return Refused(404, "there is no image at this position").response()
+        return JSONResponse(item, headers=_FRESH)
+
+    async def image(self, request: Request) -> Response:
+        index, side = request.path_params["index"], request.path_params["side"]
+        if side not in SIDES or not 0 <= index < len(self.session.images):
+            return Refused(404, "there is no such image").response()
+        if self._decoders is None:  # decoding a malicious image may take 2.5 GB
+            self._decoders = anyio.CapacityLimiter(min(num_cores(), 4))
+        content = await anyio.to_thread.run_sync(
+            partial(self.previews.get, index, side), limiter=self._decoders
+        )
+        if content is None:
+            return Refused(
+                410, "the image cannot be read: it is damaged, or not there any more"
+            ).response()
+        return Response(content, media_type=TYPE, headers=_KEPT)
+
+    async def decide(self, request: Request) -> Response:
+        try:
+            decision = _parsed(await _body(request))
+        except Refused as refused:
+            return refused.response()
+        try:
+            answer = await run_in_threadpool(self.session.decide, **decision)
+        except IndexError:
+            return Refused(404, "there is no such image or class").response()
+        except Conflict:
+            message = "somebody else has decided about this image: look at it again"
+            return Refused(409, message).response()
+        except (OSError, ValueError) as error:
+            return Refused(507, f"not saved: {reason(error)}").response()
+        return JSONResponse(answer, headers=_FRESH)
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        Refused: It is too large.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY:
+            raise Refused(413, f"a decision has at most {_MAX_BODY} bytes")
+    return body
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """Return the arguments of `ReviewSession.decide`.
+
+    Raises:
+        Refused: The body is not a decision.
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "the body is not JSON") from error
+    names = {"index", "action", "class", "line"}
+    if not isinstance(content, dict) or content.keys() != names:
+        raise Refused(400, f"a decision has {', '.join(sorted(names))}")
+    is_number = all(type(content[name]) is int for name in ("index", "line"))
+    is_class = content["class"] is None or type(content["class"]) is int
+    if not is_number or not is_class or content["action"] not in _ACTIONS:
+        raise Refused(400, f"action is one of {', '.join(_ACTIONS)}, all others are whole numbers")
+    return {
+        "index": content["index"],
+        "action": content["action"],
+        "number": content["class"],
+        "line": content["line"],
+    }
+
+
+def make_review_app(session: ReviewSession, job: RankingJob, token: str, title: str) -> Starlette:
+    """Return the ASGI application.
+
+    Args:
+        session: The state of the review.
+        job: The job that looks for doubtful labels.
+        token: The first part of all paths.
+        title: The title of the page.
+    """
+    routes = Routes(session, job, title)
+
+    def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return Refused(error.status_code, error.detail).response()
+
+    def internal_error(request: Request, error: Exception) -> Response:
+        return Refused(500, "the review failed, and the terminal says why").response()
+
+    paths = [
+        Route("/", routes.page),
+        Route("/state", routes.state),
+        Route("/item/{position:int}", routes.item),
+        Route("/image/{index:int}/{side}", routes.image),
+        Route("/decide", routes.decide, methods=["POST"]),
+    ]
+    return Starlette(
+        routes=[Mount(f"/{token}", routes=paths)],
+        middleware=[Middleware(ReviewGuard, token=token)],
+        exception_handlers={HTTPException: http_error, Exception: internal_error},
+    )

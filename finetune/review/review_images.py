@@ -1,0 +1,60 @@
+"""The images of a review, as the data module finds them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finetune.data.corrected_samples import relative_paths
+from finetune.data.corrections import EXCLUDED
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.datasets.listing import Listing, listing_of
+from finetune.data.tables.table_file import is_table
+from finetune.data.targets import ClassIndex
+from finetune.data.walk import SkippedFiles
+from finetune.system.file_names import composed
+from finetune.system.messages import WrongUsage
+
+
+@dataclass(frozen=True)
+class ReviewImages:
+    """The images of a review, N.
+
+    Attributes:
+        listing: The images with their labels, which no correction has changed.
+        names: Path of each image relative to the folder of the data set, as in a file of corrections.
+        index_of: The index of each image by its name in composed Unicode.
+    """
+
+    listing: Listing
+    names: list[str]
+    index_of: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.listing.class_names
+
+
+def list_images(folder: str | Path) -> ReviewImages:
+    """Return the images of a folder or a table, of all its splits.
+
+    Raises:
+        ValueError: It is not a data set, its images have several labels, or a class has a reserved name.
+        OSError: The folder cannot be read.
+    """
+    place = {"table" if is_table(folder) and not Path(folder).is_dir() else "root": str(folder)}
+    # without fractions: the images of a data set without splits stay together
+    data = ImageFolderData(**place, val_fraction=0.0, test_fraction=0.0, on_bad_image="skip")
+    if not all(isinstance(samples.targets, ClassIndex) for samples in data.splits.values()):
+        raise WrongUsage(f"{folder}: review does not support images with several labels")
+    if EXCLUDED in map(composed, data.class_names):
+        raise WrongUsage(
+            f"{folder} has a class {EXCLUDED!r}, which means an excluded image in a file of corrections: rename it"
+        )
+    folders = np.ones((len(data.splits), len(data.class_names)), bool)
+    listing = listing_of(data.folder, data.splits, data.class_names, folders, SkippedFiles())
+    names = list(relative_paths(listing.paths, data.folder))
+    return ReviewImages(listing, names, {composed(name): i for i, name in enumerate(names)})

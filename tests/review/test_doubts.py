@@ -1,0 +1,97 @@
+"""The order of a review, from evidence that is written by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetune.data.datasets.listing import Listing
+from finetune.data.samples import PathList
+from finetune.data.walk import SkippedFiles
+from finetune.review.doubts import Evidence, find_mistakes, order_images
+from finetune.runs.answers import Answers
+
+NAMES = ["cat", "dog", "owl"]
+
+
+def listing(labels: list[int], splits: list[int]) -> Listing:
+    return Listing(
+        root=Path("/data"),
+        paths=PathList(f"/data/{i}.png" for i in range(len(labels))),
+        splits=["train", "test"],
+        class_names=NAMES,
+        split_of=np.array(splits),
+        class_of=np.array(labels),
+        folders=np.ones((2, 3), bool),
+        skipped=SkippedFiles(),
+    )
+
+
+def sure(labels: list[int]) -> np.ndarray:
+    """Probabilities of 0.8 for each label."""
+    found = np.full((len(labels), 3), 0.1)
+    found[np.arange(len(labels)), labels] = 0.8
+    return found
+
+
+def test_the_least_probable_label_is_first_and_then_what_is_known_to_be_right():
+    labels = [0, 0, 1, 1, 2]
+    probabilities = sure(labels)
+    probabilities[1] = [0.3, 0.6, 0.1]
+    probabilities[3] = [0.9, 0.02, 0.08]
+    order = order_images(listing(labels, [0] * 5), Evidence(np.array(labels), probabilities))
+    assert order.images.tolist() == [3, 1, 0, 2, 4] and order.num_doubtful == 2
+    assert order.reasons[3] == "similar images suggest cat"
+
+
+def test_copies_in_two_classes_are_first_and_copies_in_two_splits_after_doubtful_labels():
+    labels, splits = [0, 1, 1, 2, 2, 0], [0, 0, 0, 0, 1, 0]
+    probabilities = sure(labels)
+    probabilities[2] = [0.9, 0.05, 0.05]
+    evidence = Evidence(
+        np.array(labels), probabilities, copies=[[0, 1], [3, 4]], errors={5: "damaged"}
+    )
+    order = order_images(listing(labels, splits), evidence)
+    assert order.images.tolist() == [0, 1, 2, 3, 4, 5] and order.num_doubtful == 6
+    assert [order.reasons[i] for i in (0, 1, 3, 4, 5)] == [
+        "the same image is also in dog",
+        "the same image is also in cat",
+        "the same image is also in the test split",
+        "the same image is also in the train split",
+        "cannot be decoded: damaged",
+    ]
+
+
+def test_a_run_s_mistakes_are_among_the_doubtful_ones():
+    labels = [0, 0, 1, 1]
+    probabilities = sure(labels)
+    probabilities[1] = [0.2, 0.7, 0.1]
+    evidence = Evidence(np.array(labels), probabilities, mistakes={2: (0, 0.01), 1: (1, 0.3)})
+    order = order_images(listing(labels, [1] * 4), evidence)
+    assert order.images.tolist() == [2, 1, 0, 3]
+    assert order.reasons[1] == "similar images suggest dog; the run predicts dog"
+
+
+def test_images_without_features_are_last_and_nothing_else_is_known_of_them():
+    labels = [0, 1]
+    probabilities = np.full((2, 3), np.nan)
+    probabilities[1] = [0.9, 0.05, 0.05]
+    order = order_images(listing(labels, [0, 0]), Evidence(np.array(labels), probabilities))
+    assert order.images.tolist() == [1, 0] and list(order.reasons) == [1]
+    plain = order_images(listing(labels, [0, 0]), Evidence(np.array(labels)))
+    assert plain.images.tolist() == [0, 1] and plain.num_doubtful == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_mistakes_of_a_run_are_found_by_path(is_whole):
+    answers = Answers(
+        class_names=["cat", "dog"],
+        paths=["a", "b", "c"],
+        labels=np.array([0, 1, 0]),
+        predicted=np.array([1, 1, 1]),
+        confidence=np.array([0.9, 0.8, 0.6]),
+        probabilities=np.array([[0.1, 0.9], [0.2, 0.8], [0.4, 0.6]]) if is_whole else None,
+        unread=[],
+    )
+    found = find_mistakes(answers, {"a": 5, "b": 6, "d": 7}, np.zeros(8, np.int64), NAMES)
+    assert {i: (k, round(p, 6)) for i, (k, p) in found.items()} == {5: (1, 0.1), 6: (1, 0.2)}

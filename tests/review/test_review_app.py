@@ -1,0 +1,150 @@
+"""The routes of a review: what a hostile request gets, and that the page's own requests are answered."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+from reviews import TOKEN, job_of
+from starlette.testclient import TestClient
+
+from finetune.review import review_app
+from finetune.review.image_previews import ImagePreviews
+from finetune.review.review_app import make_review_app
+
+DECISION = {"index": 0, "action": "exclude", "class": None, "line": 0}
+
+
+def test_the_page_its_state_and_its_images(client):
+    page = client.get("")
+    assert page.status_code == 200 and "connect-src 'self'" in page.text
+    assert page.headers["cache-control"] == "no-store" and page.headers["x-frame-options"] == "DENY"
+    state = client.get("state").json()
+    assert state["class_names"] == ["blue", "green", "red"] and state["ranking"]["is_ready"]
+    item = client.get("item/0").json()
+    for side, most in (("large", 1024), ("small", 224)):
+        answer = client.get(f"image/{item['index']}/{side}")
+        assert answer.headers["content-type"] == "image/webp"
+        assert max(Image.open(io.BytesIO(answer.content)).size) <= most
+    answer = client.post("decide", json={**DECISION, "index": item["index"]}).json()
+    assert answer["item"]["action"] == "exclude" and answer["counts"]["excluded"] == 1
+    assert client.post("decide", json={**DECISION, "index": item["index"]}).status_code == 409
+
+
+HOSTILE = {
+    "no token": ("GET", "http://127.0.0.1:8000/", {}, 403),
+    "no token for an image": ("GET", "http://127.0.0.1:8000/image/0/large", {}, 403),
+    "another token": ("GET", "http://127.0.0.1:8000/wrod/", {}, 403),
+    "a longer token": ("GET", f"http://127.0.0.1:8000/{TOKEN}x/", {}, 403),
+    "a token that is not ASCII": ("GET", "http://127.0.0.1:8000/w%C3%B6rd/", {}, 403),
+    "another host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": "evil.example"}, 403),
+    "no host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": ""}, 403),
+    "another origin": ("POST", "decide", {"Origin": "http://evil.example"}, 403),
+    "the origin null": ("POST", "decide", {"Origin": "null"}, 403),
+    "another port": ("POST", "decide", {"Origin": "http://127.0.0.1:9"}, 403),
+    "a form": ("POST", "decide", {"Content-Type": "text/plain"}, 415),
+    "another method": ("PUT", "decide", {}, 405),
+    "no such path": ("GET", "etc/passwd", {}, 404),
+    "a path for an image": ("GET", "image/..%2f..%2fetc%2fpasswd/large", {}, 404),
+    "an index out of range": ("GET", "image/60/large", {}, 404),
+    "an index below zero": ("GET", "image/-1/large", {}, 404),
+    "a huge index": ("GET", f"image/{10**30}/large", {}, 404),
+    "another side": ("GET", "image/0/99999", {}, 404),
+    "a position out of range": ("GET", "item/60", {}, 404),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_requests_are_refused_in_one_line_and_change_nothing(client, wrong, kind):
+    method, url, headers, status = HOSTILE[kind]
+    content = {"content": json.dumps(DECISION)} if method != "GET" else {}
+    types = {"Content-Type": "application/json"} if content else {}
+    answer = client.request(method, url, headers={**types, **headers}, **content)
+    assert answer.status_code == status and "\n" not in answer.json()["error"]
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert not (wrong.parent / "corrections.csv").exists()
+
+
+BODIES = {
+    b"": 400,
+    b"[]": 400,
+    b"{" * 2000: 400,
+    b"[" * 4000: 400,
+    b" " * 5000: 413,
+    json.dumps({**DECISION, "path": "x"}).encode(): 400,
+    json.dumps({**DECISION, "index": "0"}).encode(): 400,
+    json.dumps({**DECISION, "index": True}).encode(): 400,
+    json.dumps({**DECISION, "action": "delete"}).encode(): 400,
+    json.dumps({**DECISION, "index": 10**30}).encode(): 404,
+    json.dumps({**DECISION, "action": "class", "class": 3}).encode(): 404,
+    json.dumps({**DECISION, "action": "class", "class": "red"}).encode(): 400,
+    json.dumps({**DECISION, "line": 7}).encode(): 409,
+}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_bodies_that_are_no_decisions_are_refused(client, wrong, body):
+    answer = client.post("decide", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == BODIES[body] and answer.json()["error"]
+    assert not (wrong.parent / "corrections.csv").exists()
+
+
+def test_an_image_that_is_gone_is_told_and_can_be_excluded(client, wrong):
+    index = client.get("item/0").json()["index"]
+    name = client.get("item/0").json()["name"]
+    (wrong / name).unlink()
+    assert client.get(f"image/{index}/large").status_code == 410
+    assert client.post("decide", json={**DECISION, "index": index}).status_code == 200
+
+
+def test_a_file_that_cannot_be_written_is_told(client, monkeypatch):
+    def fails(*_):
+        raise OSError(30, "Read-only file system", "corrections.csv")
+
+    session = "finetune.review.review_session.CorrectionsFile.append"
+    monkeypatch.setattr(session, fails)
+    answer = client.post("decide", json=DECISION)
+    assert answer.status_code == 507
+    assert answer.json()["error"] == "not saved: Read-only file system: corrections.csv"
+    assert client.get("item/0").json()["action"] == "none"
+
+
+def test_a_ranking_that_fails_is_told_and_the_review_goes_on(wrong, begin):
+    session = begin(wrong)
+    job = job_of(session)
+    job.network = job.network._replace(preparation={"image_size": -1})
+    job.run()
+    app = make_review_app(session, job, TOKEN, "Review")
+    with TestClient(app, f"http://127.0.0.1:8000/{TOKEN}/") as client:
+        ranking = client.get("state").json()["ranking"]
+        assert ranking["error"] and not ranking["is_ready"]
+        assert client.get("item/0").status_code == 200
+
+
+def test_a_job_that_is_stopped_ends_without_a_ranking(wrong, begin):
+    session = begin(wrong)
+    job = job_of(session)
+    job.stop()
+    job.run()
+    assert not job.error and session.version == 0 and job.done == 0
+
+
+def test_previews_in_memory_are_bounded_and_images_are_decoded_when_asked_for(
+    wrong, begin, monkeypatch
+):
+    decoded = []
+    scaled = review_app.ImagePreviews.__init__.__globals__["_scaled"]
+    module = "finetune.review.image_previews"
+    monkeypatch.setattr(
+        f"{module}._scaled", lambda path, side: decoded.append(path) or scaled(path, side)
+    )
+    previews = ImagePreviews(begin(wrong).images.listing.paths)
+    assert not decoded
+    sizes = [len(previews.get(i, "small")) for i in range(5)]
+    previews.get(4, "small")
+    assert len(decoded) == 5
+    monkeypatch.setattr(f"{module}._MAX_BYTES", sum(sizes[:2]))
+    for i in range(20):
+        previews.get(i, "small")
+    assert previews._num_bytes <= max(sum(sizes[:2]), max(sizes) * 2)
+    assert previews._num_bytes == sum(map(len, previews._kept.values()))

@@ -1,0 +1,146 @@
+"""The state of a review: decisions, conflicts of two browsers, and what the ranking changes."""
+
+import shutil
+
+import numpy as np
+import pytest
+from reviews import MOVED, job_of
+
+from finetune.data.corrections import Correction, CorrectionsFile
+from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.review.review_images import list_images
+from finetune.review.review_session import Conflict
+
+
+def name_at(session, position):
+    return session.images.names[int(session.order.images[position])]
+
+
+def test_the_moved_images_come_first(wrong, begin):
+    session = begin(wrong)
+    before = [name_at(session, i) for i in range(3)]
+    job = job_of(session)
+    job.run()
+    assert not job.error and job.done == job.total == 120 and session.version == 1
+    first = {name_at(session, i) for i in range(3)}
+    assert first == {f"blue/{name.replace('/', '_')}" for name in MOVED} != set(before)
+    item = session.item(0)
+    assert session.images.class_names[item["suggestions"][0]["class"]] in item["name"]
+    assert item["reason"].startswith("similar images suggest ")
+    labels = [near["label"] for near in item["neighbours"]]
+    assert (
+        len(labels) == 6
+        and len({near["index"] for near in item["neighbours"]} | {item["index"]}) == 7
+    )
+
+
+def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
+    session = begin(wrong)
+    red = session.images.class_names.index("red")
+    i = session.images.index_of["blue/red_00.png"]
+    session.decide(i, "class", red, 0)
+    session.decide(0, "exclude", None, 0)
+    session.decide(1, "right", None, 0)
+    answer = session.decide(2, "class", red, 0)
+    session.decide(2, "none", None, answer["item"]["line"])
+    lines = [line[:4] for line in session.file.lines]
+    assert lines == [
+        ("blue/red_00.png", "blue", "red", "me"),
+        ("blue/00.png", "blue", "excluded", "me"),
+        ("blue/01.png", "blue", "blue", "me"),
+        ("blue/02.png", "blue", "red", "me"),
+        ("blue/02.png", "blue", "", "me"),
+    ]
+    counts = session.state()["counts"]
+    assert [counts[name] for name in ("decided", "changed", "excluded", "right")] == [3, 1, 1, 1]
+    data = ImageFolderData(root=str(wrong), corrections=str(session.file.path), val_fraction=0.2)
+    applied = data.applied_corrections.splits.values()
+    assert sum(split.excluded for split in applied) <= 1 and data.applied_corrections.unknown == 0
+
+
+def test_the_next_image_is_the_first_without_a_decision(wrong, begin):
+    session = begin(wrong)
+    assert session.state()["next"] == 0
+    session.decide(0, "right", None, 0)
+    session.decide(1, "right", None, 0)
+    assert session.state()["next"] == 2 == session.item(0)["next"]
+    last = len(session.images) - 1
+    assert session.item(last)["next"] == 2  # from the beginning again
+    for i in range(2, len(session.images)):
+        session.decide(i, "right", None, 0)
+    assert session.state()["next"] is None
+
+
+def test_of_two_browsers_the_later_one_is_told(wrong, begin):
+    session = begin(wrong)
+    line = session.decide(0, "right", None, 0)["item"]["line"]
+    with pytest.raises(Conflict):
+        session.decide(0, "exclude", None, 0)
+    assert session.item(0)["action"] == "right"
+    session.decide(0, "exclude", None, line)
+    assert session.item(0)["action"] == "exclude"
+
+
+def test_of_two_processes_each_sees_what_the_other_has_decided(wrong, begin):
+    first, second = begin(wrong, "a"), begin(wrong, "b")
+    first.decide(0, "exclude", None, 0)
+    assert second.item(0)["action"] == "exclude" and second.state()["next"] == 1
+    with pytest.raises(Conflict):
+        second.decide(0, "right", None, 0)
+    second.decide(1, "right", None, 0)
+    assert first.state()["counts"]["decided"] == 2
+    first.file.path.unlink()
+    assert second.state()["counts"]["decided"] == 0
+
+
+def test_a_review_goes_on_where_it_ended_and_ranks_by_corrected_labels(wrong, begin):
+    session = begin(wrong)
+    for name in MOVED[:2]:
+        i = session.images.index_of[f"blue/{name.replace('/', '_')}"]
+        session.decide(i, "class", session.images.class_names.index("red"), 0)
+    i = session.images.index_of["blue/05.png"]
+    session.decide(i, "exclude", None, 0)
+    again = begin(wrong)
+    assert again.state()["counts"]["decided"] == 3 and not again.at_start.is_kept[i]
+    job_of(again).run()
+    assert name_at(again, 0) == "blue/green_02.png"
+    evidence = again._ranked.evidence
+    assert np.isnan(evidence.probabilities[i]).all()  # an excluded image has no say
+
+
+def test_lines_of_other_images_and_classes_do_no_harm(wrong, begin):
+    file = CorrectionsFile(wrong.parent / "corrections.csv")
+    file.append(Correction("gone/1.png", "gone", "red", "me", "now"))
+    file.append(Correction("blue/00.png", "blue", "pink", "me", "now"))
+    session = begin(wrong)
+    assert session.item(0)["action"] == "none" and session.state()["next"] == 0
+    session.decide(0, "right", None, 2)
+    assert session.state()["next"] == 1
+
+
+def test_nothing_outside_of_the_images_and_classes_can_be_decided(wrong, begin):
+    session = begin(wrong)
+    for index, number in ((-1, 0), (60, 0), (0, -1), (0, 3), (0, None)):
+        with pytest.raises(IndexError):
+            session.decide(index, "class", number, 0)
+    for position in (-1, 60):
+        with pytest.raises(IndexError):
+            session.item(position)
+    assert not session.file.path.exists()
+
+
+def test_a_class_of_the_reserved_name_is_refused(wrong):
+    (wrong / "red").rename(wrong / "excluded")
+    with pytest.raises(ValueError, match="has a class 'excluded'"):
+        list_images(wrong)
+
+
+def test_copies_in_two_classes_come_first_and_unreadable_images_are_named(wrong, begin):
+    shutil.copy(wrong / "red/07.png", wrong / "green/copy.png")
+    (wrong / "red/08.png").write_bytes(b"no image")
+    session = begin(wrong)
+    job_of(session, has_network=False).run()
+    assert {name_at(session, i) for i in range(2)} == {"red/07.png", "green/copy.png"}
+    assert name_at(session, 2) == "red/08.png"
+    assert session.item(2)["reason"].startswith("cannot be decoded: ")
+    assert session.item(0)["neighbours"] == []
