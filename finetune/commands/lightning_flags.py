@@ -33,6 +33,12 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             default=None,
             help="Predict unsure if the class is less probable than that, from 0 to 1.",
         )
+        parser.add_argument(
+            "--unsure",
+            type=int | None,
+            default=None,
+            help="Write the N least certain images, too: a table, and tasks for Label Studio.",
+        )
 
 
 def _add_fit_flags(parser: LightningArgumentParser) -> None:

@@ -98,6 +98,7 @@ predictions: predict
   --top_k K                                the k best classes of each image, not a column for each class
       k top topk
   --abstain_below P                        predict unsure if the class is less probable
+  --unsure N                               write the N least certain images, too: a table, and Label Studio's JSON
 the sheet: sheet
   --out, --output FILE                     the PNG file to write [sheet.png]
   --num N                                  images on it at most, chosen at random [24]

@@ -18,7 +18,7 @@ Other files of a run:
 - `metrics_csv`: metrics.csv and steps.csv.
 - `results`: test.json or val.json, and skipped.txt. `outcome` is the result in a line.
 - `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns, `parquet` writes
-  .parquet files.
+  .parquet files. `unsure_images` writes the least certain images.
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
 - `side_files` reads small JSON files, and renames damaged ones.
