@@ -81,7 +81,8 @@ def read_corrections(file: str | Path, option: str = "--data.corrections") -> Co
         with _opened(file, os.O_RDONLY) as descriptor:
             content = _read_all(descriptor, file)
     except FileNotFoundError as error:
-        raise NotFound(f"{option}: there is no file {str(file)!r}") from error
+        message = f"{option}: there is no file {str(file)!r}; null applies none"
+        raise NotFound(message) from error
     return Corrections(str(file), last_decisions(parse_corrections(content, file)))
 
 

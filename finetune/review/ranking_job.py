@@ -120,7 +120,7 @@ class RankingJob(threading.Thread):
         facts = collect_facts(self._counted(inspect_images(paths)), num)
         shows_something = facts.is_readable & ~is_blank(facts) & self.is_kept
         exact = equal_files(paths, np.where(shows_something, facts.num_bytes, -1))
-        copies = [i for members in exact for i in members[1:]]
+        copies = [copy for members in exact for copy in members[1:]]
         chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
         near = near_duplicates(facts, chosen)
         probabilities = None
@@ -134,15 +134,15 @@ class RankingJob(threading.Thread):
                 )
             )
             features = np.stack(list(computed))
-            near = larger_crops(
-                facts, *(chosen[pair] for pair in neighbours(features, _NUM_NEIGHBOURS)), near
-            )
+            i, j = neighbours(features, _NUM_NEIGHBOURS)
+            near = larger_crops(facts, chosen[i], chosen[j], near)
             unit = _unit(features, chosen, num)
             probabilities = self._probabilities(features, chosen, near)
         edges = [pair[:2] for pair in near]
-        edges += [(members[0], i) for members in exact for i in members[1:]]
+        edges += [(members[0], copy) for members in exact for copy in members[1:]]
         errors = {
-            int(i): facts.errors[i] for i in np.flatnonzero(~facts.is_readable & self.is_kept)
+            index: facts.errors[index]
+            for index in np.flatnonzero(~facts.is_readable & self.is_kept).tolist()
         }
         evidence = Evidence(
             self.labels, probabilities, connected(edges, num), self.mistakes, errors

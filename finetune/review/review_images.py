@@ -45,9 +45,15 @@ def list_images(folder: str | Path) -> ReviewImages:
         ValueError: It is not a data set, its images have several labels, or a class has a reserved name.
         OSError: The folder cannot be read.
     """
-    place = {"table" if is_table(folder) and not Path(folder).is_dir() else "root": str(folder)}
+    is_of_table = is_table(folder) and not Path(folder).is_dir()
     # without fractions: the images of a data set without splits stay together
-    data = ImageFolderData(**place, val_fraction=0.0, test_fraction=0.0, on_bad_image="skip")
+    data = ImageFolderData(
+        root=None if is_of_table else str(folder),
+        table=str(folder) if is_of_table else None,
+        val_fraction=0.0,
+        test_fraction=0.0,
+        on_bad_image="skip",
+    )
     if not all(isinstance(samples.targets, ClassIndex) for samples in data.splits.values()):
         raise WrongUsage(f"{folder}: review does not support images with several labels")
     if EXCLUDED in map(composed, data.class_names):

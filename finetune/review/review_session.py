@@ -71,7 +71,7 @@ class ReviewSession:
         self._decisions: dict[int, Decision] = {}
         self._is_decided = np.zeros(len(images), bool)  # by index
         self._ranked: Ranked | None = None
-        self._has_features = np.zeros(len(images), bool)
+        self._has_features: NDArray[np.bool_] = np.zeros(len(images), bool)
         self._sync()
         self.at_start = Labelled(images.listing, *self._labels_now())
         self._put_order(
@@ -95,7 +95,7 @@ class ReviewSession:
         with self._lock:
             self._ranked = ranked
             if ranked.features is not None:
-                self._has_features = ranked.features.any(axis=1)
+                self._has_features = np.any(ranked.features != 0, axis=1)
             self._put_order(order)
             self.version += 1
 

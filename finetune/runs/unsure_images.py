@@ -24,7 +24,7 @@ class UnsureImage(NamedTuple):
     """The prediction for an image. The least certain one is the smallest, and of equal ones the first."""
 
     probability: float
-    index: int
+    row: int  # in the order of the input
     path: str
     predicted: str
 

@@ -144,3 +144,15 @@ def test_copies_in_two_classes_come_first_and_unreadable_images_are_named(wrong,
     assert name_at(session, 2) == "red/08.png"
     assert session.item(2)["reason"].startswith("cannot be decoded: ")
     assert session.item(0)["neighbours"] == []
+
+
+def test_a_table_is_reviewed_as_its_folder_and_several_labels_are_refused(wrong, tmp_path):
+    names = sorted(path.relative_to(wrong).as_posix() for path in wrong.rglob("*.png"))
+    table = wrong / "labels.csv"
+    table.write_text("\n".join(["path,label", *(f"{n},{n.split('/')[0]}" for n in names)]) + "\n")
+    images, folder = list_images(table), list_images(wrong)
+    assert sorted(images.names) == names and images.class_names == folder.class_names
+    assert images.listing.class_of.tolist() == folder.listing.class_of.tolist()
+    table.write_text(f"path,label\n{names[0]},a;b\n{names[1]},b\n{names[2]},a\n")
+    with pytest.raises(ValueError, match="does not support images with several labels"):
+        list_images(table)
