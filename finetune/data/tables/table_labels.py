@@ -53,6 +53,7 @@ def read_labels(
         return _read_indicators(table, columns.labels, kind)
     column = columns.labels[0]
     values = table.columns[column]
+    nested = _nested(table, values, column)
     has_lists = any(isinstance(value, (list, tuple)) for value in values)
     separators = [] if kind == "single" or has_lists else _separators(table, values, separator)
     if kind == "auto":
@@ -68,11 +69,24 @@ def read_labels(
             for i, value in enumerate(labels)
             if not value and not isinstance(values[i], (list, tuple))
         ]
-        return Labels("single", labels, "one label per image", column), faults
+        return Labels("single", labels, "one label per image", column), nested + faults
     mark = separators[0] if separators else None
     how = f"labels separated by {mark!r}" if mark else "lists of labels" if has_lists else ""
     how = ", ".join(part for part in ("several labels per image", how) if part)
-    return Labels("several", _each_once(values, _splitter(mark)), how, column), []
+    return Labels("several", _each_once(values, _splitter(mark)), how, column), nested
+
+
+def _nested(table: TableFile, values: Sequence[Any], column: str) -> list[Fault]:
+    """Return the rows whose label, or one of whose labels, is an object or a list itself."""
+    faults: list[Fault] = []
+    for i, value in enumerate(values):
+        if isinstance(value, str):
+            continue
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(part, (dict, list, tuple)) for part in parts):
+            fault = f"'{shown(value)}' is neither a label nor a list of labels"
+            faults.append(Fault(i, table.lines[i], column, fault))
+    return faults
 
 
 def _each_once(
