@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from finetune.data.samples import Samples
-from finetune.data.splits import SET_APART, group_ids
+from finetune.data.splits import NOT_SET_APART, SET_APART, group_ids
 from finetune.system.messages import WrongUsage, counted, shown
 
 FOLDER = "folder"
@@ -94,9 +94,18 @@ def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]
         fractions: The fraction that each split was to have of all images that were split.
     """
     apart = {name: part for name, part in splits.items() if part.origin == SET_APART}
-    if not apart or not has_groups(splits):
+    if not has_groups(splits):
         return
-    total = len(splits.get("train", ())) + sum(map(len, apart.values()))
+    train = splits["train"]
+    for name in ("val", "test"):
+        is_drawn = name == "val" or train.origin == NOT_SET_APART
+        if name not in splits and is_drawn and fractions[name] > 0:
+            num_groups = len(np.unique(train.groups)) if train.groups is not None else 0
+            yield (
+                f"{name} has no images, because groups are kept whole and are too few: "
+                f"{counted(num_groups, 'group')} in train"
+            )
+    total = len(train) + sum(map(len, apart.values()))
     for name, part in apart.items():
         share = len(part) / total
         wanted = fractions[name]

@@ -157,6 +157,26 @@ def test_a_share_that_is_far_off_is_stated(tmp_path):
     assert list(unequal_shares(data(tmp_path).splits, {"val": 0.1, "test": 0.2})) == []
 
 
+def test_a_split_that_is_empty_because_groups_are_few_is_stated(tmp_path):
+    write(
+        tmp_path, *(f"{name}/{group}/{i}.png" for name in "ab" for group in "xy" for i in range(9))
+    )
+    shares = {"val": 0.1, "test": 0.2}
+    lines = list(unequal_shares(data(tmp_path, group_by="folder").splits, shares))
+    assert (
+        lines[0]
+        == "test has no images, because groups are kept whole and are too few: 1 group in train"
+    )
+    assert lines[1].startswith("val has 50% of the images, not 10%") and len(lines) == 2
+    without = data(tmp_path, group_by="folder", test_fraction=0, split_seed=3)
+    assert not any("test" in line for line in unequal_shares(without.splits, {**shares, "test": 0}))
+    (tmp_path / "train").mkdir()  # folders of one's own: no test split was asked for
+    for name in "ab":
+        (tmp_path / name).rename(tmp_path / "train" / name)
+    lines = list(unequal_shares(data(tmp_path, group_by="folder").splits, shares))
+    assert not any(line.startswith("test") for line in lines)
+
+
 def test_a_class_whose_groups_are_all_set_apart_is_named(tmp_path):
     """Two classes share their groups; the fewest hold a third class, once each."""
     write(tmp_path, *(f"{name}/p{i}/1.png" for i in range(30) for name in ("a", "b")), "c/p3/1.png")

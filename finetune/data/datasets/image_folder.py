@@ -17,7 +17,7 @@ from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.seen_record import add_digests, build_record
-from finetune.data.splits import SET_APART, fold_parts, folds, stratified, units_of
+from finetune.data.splits import NOT_SET_APART, SET_APART, fold_parts, folds, stratified, units_of
 from finetune.data.storage import file_stats
 from finetune.data.tables.table_rows import TableOptions
 from finetune.distributed.signals import is_rank_zero
@@ -104,7 +104,7 @@ class ImageFolderData(ImageDataModule):
             parts = [np.arange(len(everything))]
         train = everything.take(parts[0])
         if "all" in found:
-            train = replace(train, origin="all that are not set apart")
+            train = replace(train, origin=NOT_SET_APART)
         if has_groups({"train": everything}):
             lacking |= set(empty_classes(train, self.class_names))
         self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
