@@ -1,4 +1,4 @@
-"""A folder of labelled pictures in, a trained and measured image classifier out."""
+"""Turns a folder of labelled images into a trained and measured image classifier."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ from finetune.system.quick_process import without_gc
 
 __version__ = "0.1.0"
 
-# albumentations asks a server for newer versions when it is imported, unless told not to: nothing leaves the machine.
+# By default albumentations asks a server for newer versions when it is imported. With this, nothing leaves the machine.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _PUBLIC = {
     "fit": "finetune.api.fitting",
     "load": "finetune.api.loaded_model",
 }
-# What checkpoints and config.yaml of earlier versions call them: where they were then, whatever becomes of that module.
+# Public names of classes by their paths in checkpoints and config.yaml of earlier versions. Those modules may be gone.
 _WRITTEN = {
     "finetune.classifier.Classifier": "finetune.Classifier",
     "finetune.datamodules.FashionMNIST": "finetune.FashionMNIST",
@@ -55,7 +55,7 @@ _WRITTEN = {
     "finetune.datamodules.SampleData": "finetune.SampleData",
     "finetune.schedules.WarmupCosine": "finetune.WarmupCosine",
 }
-# Arguments of the data that their config.yaml and checkpoints may have, and that are ignored.
+# Arguments of the data in config.yaml and checkpoints of earlier versions that are ignored.
 REMOVED = ("num_views",)
 __all__ = [
     *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
@@ -80,17 +80,17 @@ def __getattr__(name: str) -> object:
 
 
 def public_paths(value: Any) -> Any:
-    """Return a checkpoint's or a config's values with our classes by their public names.
+    """Return the values of a checkpoint or a config with the public names of our classes.
 
-    What was written before a class had one says its module, which may have another name by now. Arguments that no class
-    takes any more are left out.
+    Earlier versions wrote the path of a class in its module, and modules may have moved since. Arguments that no class
+    accepts any more are removed.
     """
     if isinstance(value, dict):
         has_arguments = isinstance(value.get("init_args"), dict)
-        kept = (
+        supported = (
             {**value, "init_args": _without_removed(value["init_args"])} if has_arguments else value
         )
-        return {key: public_paths(inner) for key, inner in kept.items()}
+        return {key: public_paths(inner) for key, inner in supported.items()}
     if isinstance(value, list):
         return [public_paths(inner) for inner in value]
     return _WRITTEN.get(value, value) if isinstance(value, str) else value

@@ -16,7 +16,7 @@ from benchmarks.common.documents import ROOT, markdown, period, publish
 from benchmarks.common.driver import command_line
 from benchmarks.common.records import load
 from benchmarks.quality.plan import SMALL
-from finetune.runs.best_epoch import kept_epoch
+from finetune.runs.best_epoch import chosen_epoch
 
 RECORDS = ROOT / "benchmarks/techniques/techniques.json"
 # The rows of the table.
@@ -146,9 +146,9 @@ def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
         )
         sums["the highest"] += others[accuracies.argmax()]
         num = ended(accuracies)
-        sums["patience"] += others[kept_epoch(accuracies[:num], _NUM_CHOOSING)]
+        sums["patience"] += others[chosen_epoch(accuracies[:num], _NUM_CHOOSING)]
         sums["epochs"] += num / len(accuracies)
-        sums["kept"] += others[kept_epoch(accuracies, _NUM_CHOOSING)]
+        sums["kept"] += others[chosen_epoch(accuracies, _NUM_CHOOSING)]
         sums["the last"] += others[-1]
     return {name: value / num_draws for name, value in sums.items()}
 

@@ -55,7 +55,7 @@ def fit(
     resume: bool | str | os.PathLike[str] = False,
     options: Mapping[str, Any] | None = None,
 ) -> FittedRun:
-    """Train a classifier on a folder of labelled pictures, then test the best checkpoint: `finetune fit` in Python.
+    """Train a classifier on a folder of labelled images, then test the best checkpoint: `finetune fit` in Python.
 
     Arguments that are not passed have the value of the config, or else the default of the command. The run is the same
     as that of the command, which its about.json states. The process is restored afterwards: random numbers, signal

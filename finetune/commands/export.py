@@ -160,7 +160,7 @@ def _workplace() -> Iterator[Path]:
 def _check(agreement: Agreement, suffix: str, what: str) -> None:
     if not agreement.is_good:
         differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have other classes"
-        where = f"on {agreement.num_pictures} {what}"
+        where = f"on {agreement.num_images} {what}"
         raise ValueError(
             f"the {suffix} file was discarded, since it does not predict as the checkpoint: {where} {differs}"
         )
@@ -168,7 +168,7 @@ def _check(agreement: Agreement, suffix: str, what: str) -> None:
 
 def _describe(agreement: Agreement, what: str, answers: str) -> str:
     return (
-        f"verified against the checkpoint on {agreement.num_pictures} {what}: same {answers}, largest difference of a "
+        f"verified against the checkpoint on {agreement.num_images} {what}: same {answers}, largest difference of a "
         f"probability {agreement.largest:.1e}; one image takes "
         f"{agreement.milliseconds[0]:.1f} ms with the checkpoint, {agreement.milliseconds[1]:.1f} ms with the file"
     )

@@ -77,7 +77,7 @@ def _decisions(predictor: Predictor) -> dict[str, Any]:
 
 def _as_plain(agreement: Agreement) -> dict[str, Any]:
     return {
-        "num_pictures": agreement.num_pictures,
+        "num_pictures": agreement.num_images,
         "largest_difference": agreement.largest,
         "milliseconds_of_the_network": round(agreement.milliseconds[0], 3),
         "milliseconds_of_the_file": round(agreement.milliseconds[1], 3),

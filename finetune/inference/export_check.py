@@ -47,13 +47,13 @@ class Agreement(NamedTuple):
     """The result of a comparison of two runs on the same images.
 
     Attributes:
-        num_pictures: Number of images.
+        num_images: Number of images.
         largest: Largest difference of a probability.
         num_other: Number of images with different predicted classes, without ties.
         milliseconds: Median time for one image, of the checkpoint and of the file.
     """
 
-    num_pictures: int
+    num_images: int
     largest: float
     num_other: int
     milliseconds: tuple[float, float]
@@ -86,7 +86,7 @@ def compare_prepared(predictor: Predictor, run: Run, images: np.ndarray) -> Agre
 
 
 def compare_any_size(
-    predictor: Predictor, reference: Run, run: Run, pictures: Iterable[np.ndarray]
+    predictor: Predictor, reference: Run, run: Run, images: Iterable[np.ndarray]
 ) -> Agreement:
     """Compare two runs on images (H, W, 3) of any sizes.
 
@@ -96,13 +96,13 @@ def compare_any_size(
         predictor: Gives the predicted class for probabilities.
         reference: Computes the expected probabilities.
         run: Computes the probabilities to verify.
-        pictures: Any number of images. Only the first few are held in memory; the others one at a time.
+        images: Any number of images. Only the first few are held in memory; the others one at a time.
     """
-    rest = iter(pictures)
+    rest = iter(images)
     first = list(islice(rest, _MOST_TIMED))
-    pieces = (piece for picture in first for piece in _pieces(picture))
-    singles = (picture[None] for picture in chain(first, pieces, rest))
-    pairs = (np.stack([picture, picture[::-1]]) for picture in first)
+    pieces = (piece for image in first for piece in _pieces(image))
+    singles = (image[None] for image in chain(first, pieces, rest))
+    pairs = (np.stack([image, image[::-1]]) for image in first)
     num = 0
     largest = 0.0
     num_other = 0
@@ -114,9 +114,9 @@ def compare_any_size(
     return Agreement(num, largest, num_other, time_in_turns(reference, run, first))
 
 
-def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
+def _pieces(image: np.ndarray) -> Iterator[np.ndarray]:
     """Yield parts of an image (H, W, 3), and a mosaic of four copies of it."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     for rows, columns in (
         (1, 1),
         (3, width),
@@ -124,8 +124,8 @@ def _pieces(picture: np.ndarray) -> Iterator[np.ndarray]:
         (-(-height // 3), -(-width // 2)),
         (height, -(-width // 7)),
     ):
-        yield np.ascontiguousarray(picture[-rows:, -columns:])
-    yield np.tile(picture, (2, 2, 1))
+        yield np.ascontiguousarray(image[-rows:, -columns:])
+    yield np.tile(image, (2, 2, 1))
 
 
 def _differences(

@@ -1,4 +1,4 @@
-"""Images for the pages: as the network sees them, with or without a class activation map over them."""
+"""Loads images for reports: prepared as for the network, with or without a class activation map over them."""
 
 from collections.abc import Sequence
 
@@ -16,41 +16,41 @@ _BATCH_SIZE = 16
 
 
 def image_viewer(predictor: Predictor) -> Lens:
-    """Return functions that show an image as a checkpoint sees it, and the class activation maps over images."""
+    """Return functions that prepare an image as for a checkpoint's network, and draw its class activation maps."""
 
     def see(path: str, side: int) -> np.ndarray | None:
         try:
-            picture = decode(path, shorter_side=2 * side)
+            image = decode(path, shorter_side=2 * side)
         except (OSError, DecodeError):
             return None
-        return predictor.prepare(picture, side)
+        return predictor.prepare(image, side)
 
     def overlay(paths: Sequence[str], classes: Sequence[int], side: int) -> list[np.ndarray] | str:
         overlays: list[np.ndarray] = []
         for start in range(0, len(paths), _BATCH_SIZE):
             batch = slice(start, start + _BATCH_SIZE)
-            pictures = [predictor.prepare(decode(path)) for path in paths[batch]]
-            maps = predictor.activation(np.stack(pictures), classes[batch])
+            images = [predictor.prepare(decode(path)) for path in paths[batch]]
+            maps = predictor.activation(np.stack(images), classes[batch])
             reason = why_not_shown(maps)
             if maps is None or reason:
                 return reason
             overlays += [
-                overlay_heat_map(cv2.resize(p, (side, side)), m)
-                for p, m in zip(pictures, maps, strict=True)
+                overlay_heat_map(cv2.resize(image, (side, side)), heat)
+                for image, heat in zip(images, maps, strict=True)
             ]
         return overlays
 
     return Lens(see, overlay)
 
 
-def overlay_heat_map(picture: np.ndarray, activation: np.ndarray) -> np.ndarray:
+def overlay_heat_map(image: np.ndarray, activation: np.ndarray) -> np.ndarray:
     """Return an image (h, h, 3) uint8 in grey, with `activation` (u, v) in [0, 1] over it as a heat map."""
-    side = picture.shape[0]
+    side = image.shape[0]
     resized = cv2.resize(activation.astype(np.float32), (side, side), interpolation=cv2.INTER_CUBIC)
     share = resized.clip(0, 1)
     heat = cv2.cvtColor(
         cv2.applyColorMap((255 * share).astype(np.uint8), cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB
     )
-    grey = np.repeat(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[:, :, None], 3, axis=2)
+    grey = np.repeat(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None], 3, axis=2)
     weight = 0.65 * share[:, :, None]
     return (grey * (1 - weight) + heat * weight).astype(np.uint8)

@@ -127,11 +127,11 @@ class Predictor:
             "torch": checkpoint["finetune"]["torch"],
         }
 
-    def prepare(self, picture: np.ndarray, side: int | None = None) -> np.ndarray:
+    def prepare(self, image: np.ndarray, side: int | None = None) -> np.ndarray:
         """Crop and resize an image (H, W, 3) uint8 RGB as for the network.
 
         Args:
-            picture: The image.
+            image: The image.
             side: Side of the result in pixels, `image_size` by default.
 
         Returns:
@@ -140,15 +140,15 @@ class Predictor:
         size = side or self.image_size
         if size not in self._transforms:  # building a transform takes longer than applying it
             self._transforms[size] = eval_transform(**{**self.preparation, "image_size": size})
-        return self._transforms[size](image=picture)["image"]
+        return self._transforms[size](image=image)["image"]
 
-    def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    def __call__(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Return the probability of each class, (N, K) float64, for N images (H, W, 3) uint8 RGB of any sizes.
 
         Raises:
             NotFinite: Some probabilities are not finite.
         """
-        probabilities = self.classify(np.stack([self.prepare(picture) for picture in pictures]))
+        probabilities = self.classify(np.stack([self.prepare(image) for image in images]))
         self.check(probabilities)
         return probabilities
 

@@ -20,7 +20,7 @@ MONITORS = MappingProxyType({"single": MONITOR, "several": "val/mAP"})
 
 
 def standard_error(accuracy: float, num_images: float) -> float:
-    """Return the standard error of an accuracy on `num_images` images; 0 if the number is unknown, which is 0."""
+    """Return the standard error of an accuracy on `num_images` images; 0 if the number is unknown, that is 0."""
     return math.sqrt(accuracy * (1 - accuracy) / num_images) if num_images else 0.0
 
 
@@ -40,7 +40,7 @@ def num_trials_of_labels(counts: np.ndarray) -> float:
     return float(len(present) ** 2 / (1 / present).sum()) if len(present) else 0.0
 
 
-def lowest_kept(
+def lowest_acceptable(
     highest: float, num_images: float, error_of: Callable[[float, float], float] = standard_error
 ) -> float:
     """Return the lowest value of the monitored metric that is within a standard error of the highest.
@@ -48,19 +48,19 @@ def lowest_kept(
     Args:
         highest: The highest value so far.
         num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
-        error_of: Returns the standard error of a value on so many images.
+        error_of: Returns the standard error of a value, for the value and a number of images.
     """
     return highest - error_of(highest, num_images)
 
 
-def kept_epoch(accuracies: Sequence[float], num_images: float) -> int:
-    """Return the index of the validation that is kept.
+def chosen_epoch(accuracies: Sequence[float], num_images: float) -> int:
+    """Return the index of the chosen validation: the latest one within a standard error of the highest value.
 
     Args:
         accuracies: The monitored metric of each validation of a run, (num_validations,), at least one.
         num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
     """
-    lowest = lowest_kept(max(accuracies), num_images)
+    lowest = lowest_acceptable(max(accuracies), num_images)
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= lowest)
 
 

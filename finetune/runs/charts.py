@@ -1,4 +1,4 @@
-"""Charts as SVG to lie inside a page, whose colours they take: light, dark or on paper."""
+"""Charts as SVG elements of a page. They have the page's colours: light, dark or for print."""
 
 import io
 import logging
@@ -20,7 +20,7 @@ from finetune.system.cache_dir import cache_dir
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colours that stand in the drawing for the page's own: text, lines of the grid, and what is drawn, in turn.
+# Placeholder colours in the drawing and the page's variables for them: text, grid lines, then the lines in order.
 _STANDING_IN = {
     "#010101": "--ink",
     "#020202": "--line",
@@ -68,20 +68,20 @@ def curves(
     is_log: bool = False,
     has_legend: bool = True,
 ) -> str:
-    """Return lines over one axis, of which the first forty differ in colour or dashes.
+    """Draw a line chart. The first forty lines differ in colour or dashes.
 
     Args:
-        lines: Name of each and its x and y, N each.
-        x: What the axis shows.
-        y: What the other shows.
-        about: The chart in a sentence, for who can't see it.
-        mark: A place on the x axis, and what is there.
+        lines: Coordinates x and y of each line by its name, N each.
+        x: Label of the x axis.
+        y: Label of the y axis.
+        about: The chart in a sentence, for screen readers.
+        mark: A position on the x axis, and its label.
         is_log: Whether the y axis is logarithmic.
-        has_legend: Whether several lines have a legend, below the axes; else the page has one, of `line_sample`.
+        has_legend: Whether several lines have a legend, below the axes; else the page has one of `line_sample`.
     """
     with _chart(about) as (axes, made):
         for i, (name, (places, values)) in enumerate(lines.items()):
-            # what is told apart is at the end
+            # long names usually differ at their end
             label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
             color, style = _look_of(i)
             axes.plot(
@@ -96,7 +96,7 @@ def curves(
         if is_log:
             _write_numbers(axes.yaxis)
         if x == "epoch":
-            # of one epoch: no parts of it
+            # only whole epochs have ticks, even if there is only one
             axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         if mark is not None:
             axes.axvline(mark[0], color=_INK, linewidth=0.8, linestyle=":")
@@ -141,19 +141,19 @@ def reliability_chart(
     lowest: float = 0.0,
     names: tuple[str, str] = ("confidence", "accuracy"),
 ) -> str:
-    """Return accuracy against confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
+    """Draw accuracy by confidence: a dot and its 95 % interval for each bin, and the diagonal as reference.
 
     Args:
-        bins: By name, each bin's mean confidence, accuracy, and number of images.
+        bins: Mean confidence, accuracy and number of images of each bin, by the name of the series.
         about: The chart in a sentence.
         lowest: The lowest confidence that is possible.
         names: Names of the axes.
     """
     with _chart(about, square=True) as (axes, made):
         axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
-        for marker, (name, found) in zip("osDv", bins.items(), strict=False):
-            confidence, accuracy, _ = np.array(found).reshape(-1, 3).T
-            bounds = np.array([wilson(share * num, int(num)) for _, share, num in found])
+        for marker, (name, rows) in zip("osDv", bins.items(), strict=False):
+            confidence, accuracy, _ = np.array(rows).reshape(-1, 3).T
+            bounds = np.array([wilson(share * num, int(num)) for _, share, num in rows])
             below, above = np.abs(bounds.reshape(-1, 2).T - accuracy)
             axes.errorbar(
                 confidence,
@@ -175,7 +175,7 @@ def reliability_chart(
 
 
 def _write_numbers(axis: Any) -> None:
-    """Let a logarithmic axis have numbers where matplotlib would write formulas, which are not parsed here."""
+    """Write plain numbers on a logarithmic axis. matplotlib would write formulas, which `_STYLE` disables."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
@@ -191,14 +191,14 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     name = "MPLCONFIGDIR"
     before = os.environ.get(name)
-    # matplotlib keeps a list of fonts: with what else we keep, since the user's settings may be read-only.
+    # matplotlib caches a list of fonts. Our cache is used because the user's folder may be read-only.
     os.environ.setdefault(name, str(cache_dir() / "matplotlib"))
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    finally:  # what is started from here has the user's again
+    finally:  # subprocesses get the user's value
         if before is None:
-            os.environ.pop(name, None)  # another thread may have
+            os.environ.pop(name, None)  # another thread may have removed it
 
     made: list[str] = []
     with rc_context(_STYLE):
@@ -207,21 +207,21 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
         with warnings.catch_warnings():
-            # of names: the page's own fonts show them
+            # the page's fonts have these glyphs
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(content, format="svg", transparent=True, metadata=nothing)
     made.append(_inline(content.getvalue(), about))
 
 
 def _inline(svg: str, about: str) -> str:
-    """Return an SVG document as an element of a page: named, as wide as there is room, in the page's colours."""
+    """Return an SVG document as an element of a page: with a label, scalable, in the page's colours."""
     svg = svg[svg.index("<svg") :]
     for standing_in, variable in _STANDING_IN.items():
         svg = svg.replace(standing_in, f"var({variable})")
-    # rules for all of a page
+    # these styles would apply to the whole page
     svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
     used, own = set(re.findall(r"#([\w.]+)", svg)), blake2b(svg.encode(), digest_size=4).hexdigest()
-    svg = re.sub(r' id="([\w.]+)"', lambda found: found[0] if found[1] in used else "", svg)
-    svg = re.sub(r'(?<= id=")|(?<="#)|(?<=url\(#)', f"c{own}-", svg)  # several charts on a page
+    svg = re.sub(r' id="([\w.]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    svg = re.sub(r'(?<= id=")|(?<="#)|(?<=url\(#)', f"c{own}-", svg)  # IDs are unique on a page
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" class="chart" ', 1)

@@ -1,4 +1,4 @@
-"""Which test images a report shows: those of each cell of the confusion matrix, and those that are worth a look."""
+"""Chooses the test images of a report: some of each cell of the confusion matrix, and the most informative ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,22 +9,22 @@ import numpy as np
 from finetune.runs.answers import Answers, LabelAnswers
 from finetune.system.html_page import thumbnail
 
-# Shapes: N test pictures, K classes, h and w pixels.
+# Shapes: N test images, K classes, h and w pixels.
 
 NUM_SHOWN = 12  # of each kind
-_SMALL, _LARGE = 144, 192  # pixels: of an image in a cell, and of one that is worth a look
-_MOST = 600  # images in all cells together: up to 5 MB of a page at about 8 kB each
+_SMALL, _LARGE = 144, 192  # pixels: side of an image in a cell, and of a highlighted one
+_MOST = 600  # images in all cells: about 8 kB each, 5 MB in all
 
 
 @dataclass(frozen=True)
 class Lens:
-    """What lets a report look at pictures.
+    """Functions with which a report loads images and heat maps.
 
     Attributes:
-        see: Gives the picture of a path as (h, w, 3) uint8, as the network sees it but so many pixels wide; None where
-            there is none any more.
-        overlay: Returns for images and one class each a heat map of the class, (h, w, 3) uint8 with the given width;
-            or a sentence that says why there is none.
+        see: Returns the image of a path, prepared as for the network, (h, w, 3) uint8, with a width in pixels; None if
+            it cannot be read.
+        overlay: Returns a heat map (h, w, 3) uint8 for each image and its class, with a width in pixels; or a sentence
+            with the reason why there are no heat maps.
     """
 
     see: Callable[[str, int], np.ndarray | None]
@@ -35,8 +35,8 @@ class Lens:
 class Shown:
     """An image on the page: data URLs of it and of its heat map, and its caption.
 
-    `no_overlay` says why there is no heat map, if one was wanted. If images have several labels, `label` and
-    `predicted` name all of them, and `subject` is the label that the confidence and the heat map are of.
+    `no_overlay` is the reason why a requested heat map is missing. If images have several labels, `label` and
+    `predicted` list all of them, and the confidence and the heat map are those of the label `subject`.
     """
 
     image: str
@@ -50,7 +50,7 @@ class Shown:
 
 
 def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield what is worth looking at: a heading, a sentence, and the pictures, the most telling first."""
+    """Yield a heading, a sentence, and indices of images, the most informative first, of each kind of highlights."""
     right, confidence = answers.is_right, answers.confidence
     wrong = np.flatnonzero(~right)
     yield (
@@ -72,7 +72,7 @@ def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def _in_turn(chosen: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the same pictures, one of each class, then the second of each, and so on."""
+    """Return the indices in a new order: the first image of each class, then the second of each, and so on."""
     place = np.zeros(len(chosen), np.int64)
     for label in np.unique(labels[chosen]):
         of_class = labels[chosen] == label
@@ -81,7 +81,7 @@ def _in_turn(chosen: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def most_of_cells(counts: Sequence[int]) -> int:
-    """Return how many pictures of each cell can be shown, given how many each has: all, or fewer for a small page."""
+    """Return the number of images that a cell may show, for a small page, given the number of images of each cell."""
     most = max(counts, default=0)
     while most > 1 and sum(min(count, most) for count in counts) > _MOST:
         most = most * 9 // 10
@@ -89,12 +89,12 @@ def most_of_cells(counts: Sequence[int]) -> int:
 
 
 def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool) -> list[Shown]:
-    """Return pictures as the page shows them; those that are gone have an empty address.
+    """Return images for the page. The data URL of an image that cannot be read is empty.
 
     Args:
-        answers: Of all test pictures.
-        chosen: Which of them.
-        lens: How to look at them.
+        answers: Predictions for all test images.
+        chosen: Indices of the images.
+        lens: Loads the images.
         has_overlay: Whether to add a heat map of the predicted class to each.
     """
     paths = [answers.paths[i] for i in chosen]
@@ -118,12 +118,12 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
 def shown_labels(
     answers: LabelAnswers, chosen: Sequence[tuple[int, int]], lens: Lens, has_overlay: bool
 ) -> list[Shown]:
-    """Return images with several labels as the page shows them; those that are gone have an empty address.
+    """Return images with several labels for the page. The data URL of an image that cannot be read is empty.
 
     Args:
-        answers: Of all test images.
-        chosen: Which of them, each with one of the labels.
-        lens: How to look at them.
+        answers: Predictions for all test images.
+        chosen: Indices of the images, each with the index of a label.
+        lens: Loads the images.
         has_overlay: Whether to add a heat map of that label to each.
     """
     paths = [answers.paths[i] for i, _ in chosen]
@@ -147,7 +147,7 @@ def shown_labels(
 
 @dataclass(frozen=True)
 class _Views:
-    """Data URLs of images and heat maps; "" for those that are gone."""
+    """Data URLs of images and heat maps; "" for those that are missing."""
 
     images: list[str]
     overlays: list[str]
@@ -155,21 +155,21 @@ class _Views:
 
 
 def _views(paths: Sequence[str], classes: Sequence[int], lens: Lens, has_overlay: bool) -> _Views:
-    """Return images, and heat maps of a class for each if they are wanted."""
+    """Load images, and a heat map of one class for each if `has_overlay`."""
     side = _LARGE if has_overlay else _SMALL
     with ThreadPoolExecutor() as threads:
-        seen = list(threads.map(lambda path: lens.see(path, side), paths))
+        loaded = list(threads.map(lambda path: lens.see(path, side), paths))
         images = list(
-            threads.map(lambda image: "" if image is None else thumbnail(image, side), seen)
+            threads.map(lambda image: "" if image is None else thumbnail(image, side), loaded)
         )
-    there = [k for k, image in enumerate(seen) if image is not None]
+    readable = [k for k, image in enumerate(loaded) if image is not None]
     overlays = [""] * len(paths)
     no_overlay = ""
-    if has_overlay and there:
-        found = lens.overlay([paths[k] for k in there], [classes[k] for k in there], side)
-        if isinstance(found, str):
-            no_overlay = found
+    if has_overlay and readable:
+        heat_maps = lens.overlay([paths[k] for k in readable], [classes[k] for k in readable], side)
+        if isinstance(heat_maps, str):
+            no_overlay = heat_maps
         else:
-            for k, overlay in zip(there, found, strict=True):
+            for k, overlay in zip(readable, heat_maps, strict=True):
                 overlays[k] = thumbnail(overlay, side)
     return _Views(images, overlays, no_overlay)

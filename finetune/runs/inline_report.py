@@ -1,4 +1,4 @@
-"""What came out of a run, small enough for a notebook's cell: the result, how it learned, some test pictures."""
+"""A short report for a cell of a notebook: the result, the training curves and some test images."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from finetune.system.html_page import render
 
 
 def inline_report(run: RunRecord, sheet: str = "", about_sheet: str = "") -> str:
-    """Return a piece of HTML that needs nothing else, and no script.
+    """Return the report as HTML without scripts or other files.
 
     Args:
-        run: What the folder holds.
-        sheet: The address that holds a picture of predicted pictures; "" for none.
-        about_sheet: The same in a sentence.
+        run: The content of the run's folder.
+        sheet: Data URL of a contact sheet of predictions; "" for none.
+        about_sheet: A sentence that describes the contact sheet.
     """
-    # A notebook is handed around: no more of a machine's folders than one needs.
+    # Notebooks are shared: a relative path, where possible, does not reveal the machine's folders.
     place = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     report = place / "report.html"
     return render(

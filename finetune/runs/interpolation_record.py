@@ -1,11 +1,11 @@
-"""The record of a run's choice between its start and its end (`finetune.training.interpolation`)."""
+"""The record of the choice among interpolated weights (see `finetune.training.interpolation`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 FILE = "kept_weights.json"
-METRICS = ("accuracy", "mAP")  # by which candidates are described; checkpoints have their names
+METRICS = ("accuracy", "mAP")  # metrics of candidates; these names are keys in checkpoints
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Interpolation:
         return cls(plain["share"], candidates, plain["num_images"], metric)
 
     def message(self, epoch: int | None = None) -> str:
-        """Return what best.ckpt holds and why, in words.
+        """Return a sentence on the weights of best.ckpt and why they were chosen.
 
         Args:
             epoch: The epoch of the fine-tuned weights, counted from one; None if it is unknown.
@@ -69,19 +69,21 @@ class Interpolation:
         by_share = {candidate.share: candidate for candidate in self.candidates}
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         if self.share == 0:
-            kept = "the weights before training (frozen features, fitted head)"
+            weights = "the weights before training (frozen features, fitted head)"
         elif self.share == 1:
-            kept = f"the fine-tuned weights{of_epoch}"
+            weights = f"the fine-tuned weights{of_epoch}"
         else:
-            kept = f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
+            weights = (
+                f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
+            )
         name, form = ("Accuracy", ".1%") if self.metric == "accuracy" else (self.metric, ".3f")
         return (
-            f"{kept}. {name} on {self.num_images} validation images: "
+            f"{weights}. {name} on {self.num_images} validation images: "
             f"frozen features {by_share[0.0].score:{form}}, fine-tuned {by_share[1.0].score:{form}}, "
             f"kept {by_share[self.share].score:{form}}"
         )
 
     @property
-    def kept_score(self) -> float:
+    def chosen_score(self) -> float:
         """The score of the chosen candidate."""
         return next(one.score for one in self.candidates if one.share == self.share)

@@ -57,7 +57,7 @@ class LiveReport(pl.Callback):
 
 
 def end_page(run: Run, is_stale: bool = False) -> None:
-    """Rewrite the page of a run that has ended if the page says that it is running. An error is only logged.
+    """Rewrite the page of a run that has ended if the page has the state of a running one. An error is only logged.
 
     Args:
         run: The run. It may have no page.

@@ -126,11 +126,11 @@ class MetricsCSV(Logger):
         # Earlier versions wrote the rows of steps to metrics.csv, and no other file.
         if epochs.exists() and not steps.exists():
             epochs.rename(steps)
-        kept = _keep(steps, lambda row: int(row["step"]) < global_step)
-        self._columns = list(kept[0]) if kept else []
+        earlier = _keep(steps, lambda row: int(row["step"]) < global_step)
+        self._columns = list(earlier[0]) if earlier else []
         ended = _keep(epochs, lambda row: int(row["epoch"]) > 0 and int(row["step"]) <= global_step)
         current = int(ended[-1]["epoch"]) if ended else 0  # Lightning's count, from zero
-        for row in kept:
+        for row in earlier:
             if not row.get("epoch") or int(row["epoch"]) >= current:
                 self._epoch |= {
                     name: value for name, value in row.items() if value and name != "step"
@@ -155,13 +155,13 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
-def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
-    """Rewrite a file with the rows for which `is_kept` returns True, and return them; rename a damaged file."""
+def _keep(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
+    """Rewrite a file with only the rows for which `is_wanted` returns True, and return them; rename a damaged file."""
     try:
         rows = read_metrics(path)
         for row in rows:
             _check(row)
-        kept = [row for row in rows if is_kept(row)]
+        wanted = [row for row in rows if is_wanted(row)]
     except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
         set_aside(
             path,
@@ -172,8 +172,8 @@ def _keep(path: Path, is_kept: Callable[[dict[str, str]], bool]) -> list[dict[st
         path.touch()
         return []
     if rows:
-        replace_text(path, _csv(kept, list(rows[0]), header=True))
-    return kept
+        replace_text(path, _csv(wanted, list(rows[0]), header=True))
+    return wanted
 
 
 def _check(row: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from finetune import lightning_private
 from finetune.data.samplers import evaluated_targets
 from finetune.distributed.signals import Interrupted, SignalFlag
-from finetune.runs.best_epoch import highest_of, lowest_kept
+from finetune.runs.best_epoch import highest_of, lowest_acceptable
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.folder import Run
 from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
@@ -152,7 +152,7 @@ class Checkpoints(Checkpoint):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         targets = data.splits["val"].targets
         measured = evaluated_targets(targets, trainer.limit_val_batches, data.batch_size)
-        lowest = lowest_kept(self.highest, task.num_trials(measured), task.standard_error)
+        lowest = lowest_acceptable(self.highest, task.num_trials(measured), task.standard_error)
         is_best = value >= lowest
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._is_best = (

@@ -47,7 +47,7 @@ class PredictionWriter(pl.Callback):
     The rows of `test` also have a column with the true class or labels. `prediction_rows` has all columns.
 
     The parts are files next to the target. In `test` the other ranks send their rows to rank 0 instead. If writing
-    fails, the part of this process is kept, and the error message names it.
+    fails, the part file of this process is not deleted, and the error message names it.
 
     Args:
         run: The run. `predictions.csv` or `test_predictions.csv` is written to its folder.

@@ -1,4 +1,4 @@
-"""A run's folder read back: what it was told, how it learned, what it says of the test pictures."""
+"""Reads the folder of a run: its settings, its metrics, and its predictions for the test images."""
 
 import csv
 import os
@@ -14,7 +14,7 @@ import yaml
 from finetune.data.batch_limits import num_within
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
-from finetune.runs.best_epoch import MONITORS, describe, kept_epoch
+from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.outcome import label_trials, mean_precision_text, num_in_split
@@ -26,20 +26,20 @@ _Answers = TypeVar("_Answers", Answers, LabelAnswers)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's folder holds; what it does not hold is empty.
+    """The content of a run's folder. The value of a file that does not exist is empty.
 
     Attributes:
         path: The folder.
-        about: about.json: the command, and what the run began with.
+        about: about.json: the command, and facts that were known when the run began.
         config: config.yaml, plain values.
-        config_text: The same as it stands there.
-        metrics: Rows of steps.csv; of a run of an earlier version those of metrics.csv, which had them.
+        config_text: The text of config.yaml.
+        metrics: Rows of steps.csv. Earlier versions wrote them to metrics.csv.
         seconds: seconds.json.
         result: test.json.
         answers: test_predictions.csv, or predictions.csv of a cross-validation; None if images have several labels.
         label_answers: test_predictions.csv if images have several labels.
         skipped: Lines of skipped.txt.
-        interpolation: kept_weights.json; None where the run chose no weights between its start and its end.
+        interpolation: kept_weights.json; None if the run did not interpolate its weights.
     """
 
     path: Path
@@ -66,19 +66,19 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The folder's name; of a version, its place as well: `demo/fit/version_0`."""
+        """The folder's name. The name of a version has its parent folders as well: `demo/fit/version_0`."""
         parts = self.path.resolve().parts
         return "/".join(parts[-3:] if parts[-1].startswith("version_") else parts[-1:])
 
     def setting(self, *keys: str) -> Any:
-        """Return one of the config's values, None where it is not there."""
+        """Return a value of the config; None if the config does not have it."""
         value: Any = self.config
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def line(self, name: str, over: str = "epoch") -> tuple[list[float], list[float]]:
-        """Return how a metric went: at which step or in which epoch, counted from one, and its values."""
+        """Return the steps or the epochs of a metric, epochs counted from one, and its values."""
         rows = [row for row in self.metrics if row.get(name) and row.get(over)]
         places = (
             [float(row[over]) + 1 for row in rows]
@@ -88,14 +88,14 @@ class RunRecord:
         return places, [float(row[name]) for row in rows]
 
     def names(self, prefix: str) -> list[str]:
-        """Return the metrics whose names begin so."""
+        """Return the names of the metrics that begin with `prefix`."""
         return [
             name for name in (self.metrics[0] if self.metrics else ()) if name.startswith(prefix)
         ]
 
     @property
     def num_validated(self) -> int:
-        """On how many images each validation measures."""
+        """Number of images of each validation."""
         num = num_in_split(self.about, "val")
         limit = self.setting("trainer", "overfit_batches") or self.setting(
             "trainer", "limit_val_batches"
@@ -104,18 +104,18 @@ class RunRecord:
 
     @property
     def num_trials(self) -> float:
-        """Number of images, or of trials of a mean average precision, by which a validation is judged."""
+        """Number of images in a validation, or of trials of a mean average precision, for its standard error."""
         num = self.num_validated
         return label_trials(self.about, num) if self.has_labels else num
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The epoch of best.ckpt, counted from one, and its value of `monitor`; None where nothing was validated."""
+        """The epoch of best.ckpt, counted from one, and its value of `monitor`; None without a validation."""
         epochs, accuracies = self.line(self.monitor)
         if not epochs:
             return None
-        kept = kept_epoch(accuracies, self.num_trials)
-        return int(epochs[kept]), accuracies[kept]
+        best = chosen_epoch(accuracies, self.num_trials)
+        return int(epochs[best]), accuracies[best]
 
     @property
     def validated(self) -> tuple[float, int] | None:
@@ -125,11 +125,11 @@ class RunRecord:
         chosen = self.interpolation
         if chosen is None:
             return self.best[1], self.num_validated
-        return chosen.kept_score, chosen.num_images
+        return chosen.chosen_score, chosen.num_images
 
     @property
     def date(self) -> str:
-        """When the run began, `2026-01-31 14:05` in local time; of an older run, when its config.yaml was written."""
+        """When the run began, `2026-01-31 14:05` in local time; for an older run, when its config.yaml was written."""
         try:
             began = datetime.fromisoformat(self.about["began"]).astimezone()
         except (LookupError, TypeError, ValueError):  # an older run, or a damaged about.json
@@ -138,7 +138,7 @@ class RunRecord:
 
     @property
     def why_best(self) -> str:
-        """What best.ckpt is, and why; "" where nothing was validated."""
+        """Which weights best.ckpt has, and why; "" without a validation."""
         if self.best and self.interpolation:
             return self.interpolation.message(self.best[0])
         if self.best is None:
@@ -163,14 +163,14 @@ def read_run(path: Path) -> RunRecord:
     """Read the folder of a run of `fit` or `test`.
 
     Raises:
-        FileNotFoundError: It is no run's folder.
+        FileNotFoundError: It is not the folder of a run.
         ValueError: A file in it is damaged.
     """
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
     config_text, config = _config(path / "config.yaml")
     about, result = read_side_file(path / "about.json", is_about), _result(path / "test.json")
-    kept = read_side_file(path / FILE, is_interpolation)
+    interpolation = read_side_file(path / FILE, is_interpolation)
     rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
     steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
@@ -178,9 +178,9 @@ def read_run(path: Path) -> RunRecord:
     begun_in = about.get("folder") or result.get("folder", "")
     answers = label_answers = None
     if rows.is_file() and names and "label_counts" in result:
-        label_answers = _found(read_label_answers(rows, names), begun_in)
+        label_answers = _with_existing_paths(read_label_answers(rows, names), begun_in)
     elif rows.is_file() and names:
-        answers = _found(read_answers(rows, names), begun_in)
+        answers = _with_existing_paths(read_answers(rows, names), begun_in)
     return RunRecord(
         path,
         about,
@@ -191,7 +191,7 @@ def read_run(path: Path) -> RunRecord:
         result,
         answers,
         skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
-        Interpolation.from_plain(kept) if kept else None,
+        Interpolation.from_plain(interpolation) if interpolation else None,
         label_answers,
     )
 
@@ -199,10 +199,10 @@ def read_run(path: Path) -> RunRecord:
 def _config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text("utf-8")
-        found = yaml.safe_load(text)
+        config = yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    return text, found if isinstance(found, dict) else {}
+    return text, config if isinstance(config, dict) else {}
 
 
 def _result(path: Path) -> dict[str, Any]:
@@ -243,12 +243,12 @@ def _metrics(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _found(answers: _Answers, folder: str) -> _Answers:
-    """Return the same, with pictures that lie relative to the folder in which the run was begun found from here.
+def _with_existing_paths(answers: _Answers, folder: str) -> _Answers:
+    """Return predictions with paths that are valid in the working directory.
 
-    Where nobody knows that folder, this one is as good as any.
+    Args:
+        answers: Predictions, whose paths may be relative to `folder`.
+        folder: The working directory of the run; "" if it is unknown, then the present one is tried.
     """
     joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in answers.paths]
-    return replace(
-        answers, paths=[there if os.path.isfile(there) else path for path, there in joined]
-    )
+    return replace(answers, paths=[full if os.path.isfile(full) else path for path, full in joined])

@@ -27,7 +27,7 @@ class Removal:
         run: The run's folder.
         text: What is deleted, in words.
         num_bytes: Bytes that this frees.
-        only_last: Whether the run is kept with its best.ckpt.
+        only_last: Whether only the files for resuming are deleted; the run and its best.ckpt remain.
         has_any: Whether there is something to delete.
     """
 

@@ -14,7 +14,7 @@ import yaml
 
 from finetune.data.batch_limits import num_within
 from finetune.data.data_place import place_of
-from finetune.runs.best_epoch import MONITORS, kept_epoch
+from finetune.runs.best_epoch import MONITORS, chosen_epoch
 from finetune.runs.fold_record import has_folds
 from finetune.runs.interpolation_record import METRICS
 from finetune.runs.outcome import label_trials, num_in_split, tested_trials
@@ -155,7 +155,7 @@ class _SideFiles:
 
 
 def read_row(run: Path) -> RunRow:
-    """Return the row of a run; of a damaged one as much as can be read."""
+    """Return the row of a run. The row of a damaged run has the values that can be read."""
     files = _SideFiles(run)
     measured = _measured(files)
     arguments = files.setting("data", "init_args")
@@ -192,7 +192,7 @@ def size_of(paths: Sequence[Path]) -> int:
         for file in _files(path):
             try:
                 status = file.lstat()
-            except OSError:  # gone meanwhile
+            except OSError:  # deleted in the meantime
                 continue
             key = (status.st_dev, status.st_ino)
             counts[key] = counts.get(key, 0) + 1
@@ -284,10 +284,11 @@ def _validated(files: _SideFiles) -> _Measured:
     def trials() -> float:
         return label_trials(files.about, num_images) if has_labels else num_images
 
-    value = values[kept_epoch(values, trials())]
-    if kept := files.kept_weights:  # weights between the start and that epoch may be more accurate
-        num_images = kept["num_images"]
-        chosen = next(c for c in kept["candidates"] if c["share"] == kept["share"])
+    value = values[chosen_epoch(values, trials())]
+    choice = files.kept_weights
+    if choice:  # best.ckpt has interpolated weights instead of those of that epoch
+        num_images = choice["num_images"]
+        chosen = next(c for c in choice["candidates"] if c["share"] == choice["share"])
         value = next(chosen[name] for name in METRICS if name in chosen)
     if has_labels:
         return _Measured(value, num_images, trials(), "validation", "mAP")

@@ -1,19 +1,19 @@
-"""What counts of right answers say: intervals, a paired test, curves over confidence; NumPy alone."""
+"""Statistics of predictions: confidence intervals, a paired test, curves over confidence. Uses NumPy only."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-# Shapes: N pictures, T thresholds.
+# Shapes: N images, K classes, T thresholds.
 
-_Z = 1.959964  # of a 95 % interval
+_Z = 1.959964  # standard errors on each side of a 95 % interval
 
 
 def wilson(num_right: float, num: float) -> tuple[float, float]:
-    """Return the 95 % interval of a share; (0, 1) of nothing.
+    """Return the 95 % interval of the share `num_right / num`; (0, 1) if `num` is 0.
 
-    Source: Wilson 1927, as in Agresti and Coull 1998 (The American Statistician 52), who advise it for any number.
+    Source: Wilson 1927, as in Agresti and Coull 1998 (The American Statistician 52), who recommend it for any number.
     """
     if num == 0:
         return 0.0, 1.0
@@ -34,7 +34,7 @@ def percent(share: float) -> str:
 
 
 def outcome(confusion: Sequence[Sequence[int]], split: str) -> str:
-    """Return the accuracy on a split with its interval, in a line; rows of `confusion` are the true classes."""
+    """Return a line with the accuracy on a split and its interval. Rows of `confusion` are the true classes."""
     num = sum(map(sum, confusion))
     num_right = sum(row[i] for i, row in enumerate(confusion))
     return accuracy_line(num_right, num, split)
@@ -48,16 +48,18 @@ def accuracy_line(num_right: int, num: int, split: str) -> str:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return how likely two equally good classifiers differ at least so much on the same pictures (exact, two-sided).
+    """Return the p-value of McNemar's exact, two-sided test.
+
+    It is the probability that two equally good classifiers differ at least this much on the same images.
 
     Args:
-        only_a: Pictures that the first alone gets right.
-        only_b: Those that the second alone does.
+        only_a: Number of images that only the first classifier predicts correctly.
+        only_b: Number of images that only the second classifier predicts correctly.
 
-    Source: McNemar 1947; the exact form is a binomial test of the pictures on which they differ.
+    Source: McNemar 1947; the exact form is a binomial test of the images on which the classifiers differ.
     """
     num, fewer = only_a + only_b, min(only_a, only_b)
-    ways = tail = 1  # of none, and of as many or fewer
+    ways = tail = 1  # the binomial coefficient of num and k, and the sum of those up to k
     for k in range(fewer):
         ways = ways * (num - k) // (k + 1)
         tail += ways
@@ -73,24 +75,24 @@ def reliability(
         confidence: Probability of the predicted class, (N,).
         is_right: Whether the prediction is correct, (N,) bool.
         num_bins: Equal parts of [lowest, 1].
-        lowest: The lowest confidence that is possible: 1 / K for K classes.
+        lowest: The lowest possible confidence: 1 / K for K classes.
     """
     position = (confidence - lowest) / (1 - lowest)
     bins = np.clip((position * num_bins).astype(int), 0, num_bins - 1)
-    found = [(confidence[bins == b], is_right[bins == b]) for b in range(num_bins)]
-    return [(float(c.mean()), float(r.mean()), len(c)) for c, r in found if len(c)]
+    of_bins = [(confidence[bins == b], is_right[bins == b]) for b in range(num_bins)]
+    return [(float(c.mean()), float(r.mean()), len(c)) for c, r in of_bins if len(c)]
 
 
 def num_reliability_bins(num: int) -> int:
     """Return how many bins of confidence to draw for `num` images: 3 up to 36 images, 10 from 400 on.
 
-    With more bins for few images, each accuracy would be that of two or three images.
+    With more bins, a bin of a small test would have only two or three images.
     """
     return min(10, max(3, round(math.sqrt(num) / 2)))
 
 
 def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Return what probabilities (N, K) were before logits were divided by a temperature."""
+    """Return probabilities (N, K) as they were before temperature scaling divided the logits by `temperature`."""
     logits = temperature * np.log(np.maximum(probabilities, 1e-12))
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     return odds / odds.sum(axis=1, keepdims=True)
@@ -99,24 +101,26 @@ def unscaled(probabilities: np.ndarray, temperature: float) -> np.ndarray:
 def precision_recall(
     score: np.ndarray, is_positive: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return thresholds, precision and recall, (T,) each, the highest first: said is what scores at least so much.
+    """Return thresholds, precision and recall, (T,) each, from the highest threshold down.
+
+    An image is predicted as positive if its score is at least the threshold.
 
     Args:
         score: Probability of the positive class, (N,).
-        is_positive: Whether the picture is of it, (N,) bool.
+        is_positive: Whether the image is of that class, (N,) bool.
     """
     order = np.argsort(-score, kind="stable")
     score, hits = score[order], np.cumsum(is_positive[order])
-    # of pictures with equal scores all are said, or none
+    # images with equal scores have the same prediction, so only the last of them counts
     last = np.append(score[1:] != score[:-1], True)
-    said = np.arange(1, len(score) + 1)
-    return score[last], (hits / said)[last], (hits / max(1, int(is_positive.sum())))[last]
+    num_predicted = np.arange(1, len(score) + 1)
+    return score[last], (hits / num_predicted)[last], (hits / max(1, int(is_positive.sum())))[last]
 
 
 def coverage(confidence: np.ndarray, is_right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of pictures answered, most confident first, and the accuracy on them, (T,) each."""
+    """Return shares of the images, the most confident first, and the accuracy on each share, (T,) each."""
     order = np.argsort(-confidence, kind="stable")
     confidence, hits = confidence[order], np.cumsum(is_right[order])
     last = np.append(confidence[1:] != confidence[:-1], True)
-    answered = np.arange(1, len(confidence) + 1)
-    return (answered / len(confidence))[last], (hits / answered)[last]
+    num_accepted = np.arange(1, len(confidence) + 1)
+    return (num_accepted / len(confidence))[last], (hits / num_accepted)[last]

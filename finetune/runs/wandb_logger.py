@@ -1,4 +1,4 @@
-"""Lightning's WandbLogger in the run's folder: silent, and offline unless the user says otherwise."""
+"""Lightning's WandbLogger in the run's folder: silent, and offline by default."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
 
     Args:
         save_dir: Folder in which wandb creates its folder `wandb`; by default the run's folder.
-        offline: Whether nothing is sent; by default true, unless WANDB_MODE says otherwise.
+        offline: Whether nothing is sent; by default WANDB_MODE, or true if it is not set.
         project: Name of the project; by default WANDB_PROJECT, else finetune.
         name: Name of the run; by default the run's folder.
         id: ID of the run; by default a new one.
@@ -74,7 +74,7 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         super().__init__(
             name, save_dir or "", offline=offline, id=id, project=project, prefix=prefix, **others
         )
-        del self._wandb_init["anonymous"]  # wandb would say that it has no effect
+        del self._wandb_init["anonymous"]  # wandb would warn that it has no effect
 
     @property
     @rank_zero_experiment

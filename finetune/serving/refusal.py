@@ -1,4 +1,4 @@
-"""Error responses: JSON with a message that says what is wrong and what to do."""
+"""Error responses: JSON with a message about what is wrong and what to do."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ class Refused(Exception):
     Args:
         status: HTTP status.
         message: One line: what is wrong, and what to do.
-        pictures: The images that caused the error: `index` in the request, `name`, `error`.
+        images: The images that caused the error: `index` in the request, `name`, `error`.
         headers: Further headers of the response.
     """
 
@@ -25,24 +25,24 @@ class Refused(Exception):
         self,
         status: int,
         message: str,
-        pictures: Sequence[dict[str, Any]] = (),
+        images: Sequence[dict[str, Any]] = (),
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
-        self.pictures = list(pictures)
+        self.images = list(images)
         self.headers = headers
 
     def response(self) -> JSONResponse:
         content: dict[str, Any] = {"error": self.message}
-        if self.pictures:
-            content["pictures"] = self.pictures
+        if self.images:
+            content["pictures"] = self.images
         return JSONResponse(content, self.status, self.headers)
 
 
 def busy(message: str, seconds: float) -> Refused:
-    """Return a 429 with a Retry-After header of so many seconds."""
+    """Return a 429 with a Retry-After header of `seconds`."""
     return Refused(
         429, f"{message}; try again in {max(1, round(seconds))} s", headers=_after(seconds)
     )

@@ -88,7 +88,7 @@ class Service:
                 self.capacity.check()
                 options = self._options(request)
                 uploads = await body.uploads()
-                with self.capacity.pictures(len(uploads)):
+                with self.capacity.waiting_images(len(uploads)):
                     work = self._predict_uploads(uploads, options)
                     predictions = await _cancel_on_disconnect(request, work)
                     return JSONResponse({"predictions": predictions})
@@ -103,7 +103,8 @@ class Service:
                 await drain(request.receive, self.limits.seconds)
             return refused.response()
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it, but the metrics count it
+            # The client does not receive this response, but the metrics count its status.
+            return Response(status_code=499)
         finally:
             body.release()
 

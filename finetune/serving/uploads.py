@@ -77,20 +77,20 @@ class Capacity:
         """Estimated time in seconds until the waiting images are classified."""
         return self.waiting / self.rate if self.rate else 1.0
 
-    def check(self, num_pictures: int = 1) -> None:
+    def check(self, num_images: int = 1) -> None:
         """Check that more images can be accepted.
 
         Raises:
             Refused: Too many images are waiting.
         """
-        if self.waiting + num_pictures > self.limits.max_waiting:
+        if self.waiting + num_images > self.limits.max_waiting:
             raise busy(
                 f"{self.waiting} images are waiting, and at most {self.limits.max_waiting} may wait",
                 self.seconds,
             )
 
     @contextmanager
-    def pictures(self, number: int) -> Iterator[None]:
+    def waiting_images(self, number: int) -> Iterator[None]:
         """Count images as waiting within the context.
 
         Raises:
@@ -114,7 +114,7 @@ class Capacity:
         self.num_bytes += number
 
     def update_rate(self, number: int, seconds: float) -> None:
-        """Update the rate with the time of a batch of so many images."""
+        """Update the rate with the time of a batch of `number` images."""
         rate = number / max(seconds, 1e-6)
         self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 

@@ -23,7 +23,7 @@ from finetune.system.messages import WrongUsage
 
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
     """Here that of the first epoch of three; the control: the last one's result is another."""
-    with patch("finetune.runs.model_checkpoint.lowest_kept", side_effect=[0.0, 2.0, 2.0]):
+    with patch("finetune.runs.model_checkpoint.lowest_acceptable", side_effect=[0.0, 2.0, 2.0]):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3)
     folder = tmp_path / "runs/fit/version_0"
     assert [

@@ -18,7 +18,7 @@ def images() -> np.ndarray:
 
 def test_the_network_agrees_with_itself(predictor, images):
     found = compare_prepared(predictor, predictor.classify, images)
-    assert found.is_good and found.num_pictures == 9 and found.num_other == 0
+    assert found.is_good and found.num_images == 9 and found.num_other == 0
     assert found.largest < 1e-6  # batches of other sizes add in another order
     assert all(milliseconds > 0 for milliseconds in found.milliseconds)
 
@@ -82,7 +82,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
     found = compare_any_size(predictor, predictor, run, iter(pictures))
     assert found.is_good and found.largest == 0
     compared = seen[: -export_check._ROUNDS * export_check._CALLS]
-    assert found.num_pictures == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
+    assert found.num_images == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
     assert {(1, *size, 3) for size in sizes} < set(compared) and (2, 33, 21, 3) in compared
     sides = np.array([shape[1:3] for shape in compared])
     assert (

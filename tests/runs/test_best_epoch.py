@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.runs.best_epoch import describe, highest_of, kept_epoch, lowest_kept
+from finetune.runs.best_epoch import chosen_epoch, describe, highest_of, lowest_acceptable
 from finetune.runs.outcome import outcome_line
 from finetune.runs.statistics import wilson
 
@@ -15,7 +15,7 @@ def saved_last(accuracies, num):
     highest, kept = 0.0, None
     for i, accuracy in enumerate(accuracies):
         highest = max(highest, accuracy)
-        kept = i if accuracy >= lowest_kept(highest, num) else kept
+        kept = i if accuracy >= lowest_acceptable(highest, num) else kept
     return kept
 
 
@@ -23,32 +23,32 @@ def saved_last(accuracies, num):
 @pytest.mark.parametrize("num", [0, 4, NUM, 10_000])
 def test_a_run_that_does_not_know_the_future_keeps_the_same(seed, num):
     accuracies = np.random.default_rng(seed).integers(0, NUM + 1, 12) / NUM
-    kept = kept_epoch(accuracies, num)
+    kept = chosen_epoch(accuracies, num)
     assert saved_last(accuracies, num) == kept
     assert (
         accuracies[kept]
-        >= lowest_kept(accuracies.max(), num)
+        >= lowest_acceptable(accuracies.max(), num)
         > max([-1.0, *accuracies[kept + 1 :]])
     )
 
 
 def test_the_standard_error_is_that_of_a_share():
-    assert lowest_kept(0.8, 100) == pytest.approx(0.8 - 0.04)
-    assert lowest_kept(1.0, 100) == 1.0 and lowest_kept(0.0, 100) == 0.0
+    assert lowest_acceptable(0.8, 100) == pytest.approx(0.8 - 0.04)
+    assert lowest_acceptable(1.0, 100) == 1.0 and lowest_acceptable(0.0, 100) == 0.0
     # it is not known how many: the highest alone, the latest of equals
-    assert lowest_kept(0.8, 0) == 0.8
-    assert kept_epoch([0.7, 0.8, 0.8, 0.79], 0) == 2
+    assert lowest_acceptable(0.8, 0) == 0.8
+    assert chosen_epoch([0.7, 0.8, 0.8, 0.79], 0) == 2
 
 
 def test_a_run_that_gets_worse_is_not_kept_to_its_end():
-    assert kept_epoch([0.5, 0.8, 0.9, 0.6, 0.5], NUM) == 2
+    assert chosen_epoch([0.5, 0.8, 0.9, 0.6, 0.5], NUM) == 2
 
 
 def chosen(num_trials=2000):
     """The true accuracy of what is kept and of what has the highest, of networks that improve from 0.7 to 0.85."""
     rng, true = np.random.default_rng(0), np.linspace(0.70, 0.85, 25)
     seen = rng.binomial(NUM, true, (num_trials, 25)) / NUM
-    kept = np.mean([true[kept_epoch(row, NUM)] for row in seen])
+    kept = np.mean([true[chosen_epoch(row, NUM)] for row in seen])
     return kept, np.mean(true[seen.argmax(axis=1)])
 
 

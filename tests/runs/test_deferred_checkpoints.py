@@ -278,7 +278,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [[0, 1, 2, 3], [0, 1], [0, 3]])
 def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, kept):
-    lowest = "finetune.runs.model_checkpoint.lowest_kept"
+    lowest = "finetune.runs.model_checkpoint.lowest_acceptable"
     monkeypatch.setattr(lowest, lambda *_: 0.0 if validations.pop(0) in kept else 2.0)
     validations = [*range(4)]
     whole = fit("whole")
@@ -322,7 +322,7 @@ def test_what_there_is_no_memory_for_is_written(fit, whole, all_wait, monkeypatc
 
 @pytest.mark.slow
 def test_a_best_inside_an_epoch_is_led_to_by_the_last_on_the_disk(fit, all_wait, monkeypatch):
-    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
+    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_acceptable", lambda *_: 0.0)
     monkeypatch.setattr(
         Classifier, "training_step", broken_at(3 * STEPS - 1, RuntimeError("killed"))
     )
@@ -392,7 +392,7 @@ def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(
 ):
     validations = [*range(4)]
     monkeypatch.setattr(
-        "finetune.runs.model_checkpoint.lowest_kept",
+        "finetune.runs.model_checkpoint.lowest_acceptable",
         lambda *_: 0.0 if validations.pop(0) < 2 else 2.0,
     )
     with monkeypatch.context() as patched:

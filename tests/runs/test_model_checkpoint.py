@@ -136,7 +136,7 @@ def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(
     # however slow this disk is, nothing waits
     monkeypatch.setattr(deferred_checkpoints, "QUICK", math.inf)
     # All are kept, or the first alone.
-    lowest = "finetune.runs.model_checkpoint.lowest_kept"
+    lowest = "finetune.runs.model_checkpoint.lowest_acceptable"
     monkeypatch.setattr(lowest, lambda *_: 0.0 if is_kept or not saved else 2.0)
     cli(
         "fit",
@@ -157,7 +157,7 @@ def test_an_epoch_that_is_kept_is_written_once_for_best_and_last(
 
 
 def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, monkeypatch, saved):
-    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_kept", lambda *_: 0.0)
+    monkeypatch.setattr("finetune.runs.model_checkpoint.lowest_acceptable", lambda *_: 0.0)
     options = [
         "--trainer.max_epochs",
         1,

@@ -17,7 +17,7 @@ def test_the_page_needs_nothing_from_elsewhere(client):
 def test_health_and_readiness(client, service):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
-    with service.capacity.pictures(8):
+    with service.capacity.waiting_images(8):
         assert client.get("/readyz").status_code == 503
     service.stop()
     assert client.get("/readyz").status_code == 503 and client.get("/healthz").status_code == 200

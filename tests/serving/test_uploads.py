@@ -175,16 +175,16 @@ def test_bodies_together_have_a_limit_too():
 
 def test_pictures_take_room_until_they_are_answered():
     capacity = Capacity(LIMITS)
-    with capacity.pictures(2):
+    with capacity.waiting_images(2):
         capacity.update_rate(10, 2.0)
         capacity.check()
         with (
             pytest.raises(Refused, match="2 images are waiting, and at most 3 may wait"),
-            capacity.pictures(2),
+            capacity.waiting_images(2),
         ):
             pass
         assert capacity.waiting == 2
-        with capacity.pictures(1), pytest.raises(Refused) as refused:
+        with capacity.waiting_images(1), pytest.raises(Refused) as refused:
             capacity.check()
         assert refused.value.status == 429
     assert capacity.waiting == 0
@@ -193,6 +193,6 @@ def test_pictures_take_room_until_they_are_answered():
 def test_who_is_refused_is_told_when_to_come_back():
     capacity = Capacity(LIMITS)
     capacity.update_rate(1, 4.0)  # a picture takes four seconds
-    with capacity.pictures(3), pytest.raises(Refused) as refused:
+    with capacity.waiting_images(3), pytest.raises(Refused) as refused:
         capacity.check()
     assert refused.value.headers == {"Retry-After": "12"}
