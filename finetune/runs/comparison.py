@@ -85,13 +85,14 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
 
 
 def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
-    """Return the predictions for the test images; of several labels an image is right if all of them are."""
+    """Return the predictions for the test images. An image with several labels is correct if all of them are."""
     return run.answers or run.label_answers
 
 
 def _places(run: RunRecord) -> list[str]:
     """Return the resolved paths of the test images of a run."""
-    resolved = cache(os.path.realpath)  # only of folders: two images may be links to one file
+    # Only folders are resolved: two images may be links to one file.
+    resolved = cache(os.path.realpath)
     answers = _tested(run)
     paths = answers.paths if answers else ()
     return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
@@ -102,7 +103,7 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
 
     Args:
         runs: At least two.
-        lens: Reads the test images; None shows none.
+        lens: Loads the test images; with None, the page has none.
         target: The page.
 
     Returns:
@@ -141,7 +142,7 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
 
 
 def _heading(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """Return what is compared, after the name of the data set if all runs have the same."""
+    """Return the heading, with the name of the data set first if all runs have the same."""
     what = (
         f"{names[0]} compared with {names[1]}" if len(names) == 2 else f"{len(names)} runs compared"
     )
@@ -153,7 +154,7 @@ def _heading(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
 def _answer(
     names: Sequence[str], runs: Sequence[RunRecord], pair: Pair | str | None
 ) -> tuple[str, str] | None:
-    """Return the main result, a number and what it is; None if no run was tested."""
+    """Return the main result, a number and its description; None if no run was tested."""
     if isinstance(pair, Pair):
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         points = 100 * (len(pair.only_a) - len(pair.only_b)) / num
@@ -186,7 +187,7 @@ def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 
 
 def is_significant(pair: Pair) -> bool:
-    """Return whether chance makes such a difference of two equal runs in less than one of twenty cases."""
+    """Return whether the runs differ significantly, at the level of 5 %."""
     return pair.p < 0.05
 
 
@@ -198,8 +199,8 @@ def _differing(
         pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
         return f"{len(chosen)} images.", shown_labels(answers, pairs, lens, has_overlay=False)
     order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
-    told = f"{len(chosen)} images, the most confident of {name} first."
-    return told, shown(answers, order, lens, has_overlay=False)
+    sentence = f"{len(chosen)} images, the most confident of {name} first."
+    return sentence, shown(answers, order, lens, has_overlay=False)
 
 
 def _page(run: RunRecord) -> Path:
@@ -218,16 +219,18 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
     if isinstance(pair, Pair):
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
-        told = f"Of {num} test images, only {a} is correct on {len(pair.only_a)}, only {b} on {len(pair.only_b)}"
+        sentence = f"Of {num} test images, only {a} is correct on {len(pair.only_a)}, only {b} on {len(pair.only_b)}"
         if not is_significant(pair):
-            return f"{told}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."
+            return (
+                f"{sentence}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."
+            )
         better = a if len(pair.only_a) > len(pair.only_b) else b
-        return f"{told}: {better} is better on images like these (McNemar's exact test, p = {pair.p:.2g})."
+        return f"{sentence}: {better} is better on images like these (McNemar's exact test, p = {pair.p:.2g})."
     return f"They cannot be compared image by image: {pair}."
 
 
 def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    told = f"{len(names)} runs. Two runs alone are also compared image by image."
+    sentence = f"{len(names)} runs. Two runs alone are also compared image by image."
     tested = {
         name: {*_places(run)}
         for name, run in zip(names, runs, strict=True)
@@ -235,8 +238,8 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     }
     first = next(iter(tested), "")
     if others := [name for name, places in tested.items() if places != tested[first]]:
-        told += f" Not tested on the images of {first}: {', '.join(others)}."
-    return told
+        sentence += f" Not tested on the images of {first}: {', '.join(others)}."
+    return sentence
 
 
 def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:

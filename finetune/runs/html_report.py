@@ -43,15 +43,15 @@ def write_report(
     target: Path | None = None,
     check: DataCheck | None = None,
 ) -> Path:
-    """Write a run's page and return its path.
+    """Write the report of a run and return its path.
 
     Args:
-        run: What the folder holds.
-        lens: How to look at test pictures; None shows none.
-        versions: Of what made the run, by name.
-        is_running: Whether more is to come: the page then loads itself anew.
-        target: The page; None is report.html in the run's folder.
-        check: What `finetune check` said of its pictures, if anybody asked it.
+        run: The content of the run's folder.
+        lens: Loads the test images; with None, the report has none.
+        versions: Versions of the software of the run, by name.
+        is_running: Whether the run has not ended. The page then reloads itself.
+        target: File of the report; None is report.html in the run's folder.
+        check: Result of `finetune check` on the images of the run; None if there is none.
     """
     target = target or run.path / "report.html"
     answer = headline(run)
@@ -120,7 +120,7 @@ def _corrections(run: RunRecord) -> dict[str, Any] | None:
 
 
 def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
-    """Return why no test picture can be shown; nothing where some can."""
+    """Return a sentence with the reason why the report has no test images; "" if it has some or needs none."""
     answers = run.answers or run.label_answers
     if answers is None or not answers.paths or any(picture.image for picture in pictures):
         return ""
@@ -132,7 +132,7 @@ def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
 
 
 def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield what the head of the page says of the run."""
+    """Yield names and values for the head of the page."""
     yield "date", run.date
     splits = {name: num_in_split(run.about, name) for name in _splits(run)}
     if splits:
@@ -182,7 +182,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def learning(run: RunRecord) -> Iterator[str]:
-    """Yield charts of the loss, the accuracy and the rates, as far as they are known."""
+    """Yield charts of the loss, the accuracy and the learning rates, if they were logged."""
     best = (run.best[0], "best.ckpt") if run.best else None
     for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else f"train/{what}"
@@ -227,7 +227,7 @@ def _test_folder(run: RunRecord) -> str:
 def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:
     matrix = run.result.get("confusion_matrix") or []
     names = run.result.get("class_names", ())
-    said = np.array(matrix).sum(axis=0) if matrix else []
+    num_predicted = np.array(matrix).sum(axis=0) if matrix else []
     for i, row in enumerate(matrix):
         num, right = sum(row), row[i]
         others = [(count, names[j]) for j, count in enumerate(row) if j != i and count]
@@ -236,14 +236,14 @@ def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:
             "num": num,
             "recall": right / num if num else None,
             "interval": interval(right, num) if num else "",
-            "precision": right / int(said[i]) if said[i] else None,
-            "f1": 2 * right / (num + int(said[i])) if num + said[i] else None,
+            "precision": right / int(num_predicted[i]) if num_predicted[i] else None,
+            "f1": 2 * right / (num + int(num_predicted[i])) if num + num_predicted[i] else None,
             "taken_for": max(others) if others else None,
         }
 
 
 def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
-    """Return of each cell how many pictures it has, and their share of the row."""
+    """Return the number of images of each cell and its share of the row."""
     matrix = run.result["confusion_matrix"]
     return [[(count, count / max(1, sum(row))) for count in row] for row in matrix]
 

@@ -138,7 +138,7 @@ def _mistakes(answers: LabelAnswers, lens: Lens | None) -> Iterator[Mistakes]:
 
 
 def label_kinds(run: RunRecord, lens: Lens) -> Iterator[dict[str, Any]]:
-    """Yield what is worth looking at: a heading, a sentence, and images with a label each, the most telling first."""
+    """Yield a heading, a sentence, and images with a label each, the most informative first, of each kind."""
     answers = run.label_answers
     assert answers is not None
     thresholds = np.array(thresholds_of(run))
