@@ -8,14 +8,14 @@ import numpy as np
 from finetune.data.decode import DecodeError, decode
 from finetune.inference.class_activation import why_not_shown
 from finetune.inference.predictor import Predictor
-from finetune.runs.highlights import Lens
+from finetune.runs.highlights import ImageViewer
 
 # Shapes: h and w pixels, u x v positions of a network's last feature maps.
 
 _BATCH_SIZE = 16
 
 
-def image_viewer(predictor: Predictor) -> Lens:
+def image_viewer(predictor: Predictor) -> ImageViewer:
     """Return functions that prepare an image as for a checkpoint's network, and draw its class activation maps."""
 
     def see(path: str, side: int) -> np.ndarray | None:
@@ -40,7 +40,7 @@ def image_viewer(predictor: Predictor) -> Lens:
             ]
         return overlays
 
-    return Lens(see, overlay)
+    return ImageViewer(see, overlay)
 
 
 def overlay_heat_map(image: np.ndarray, activation: np.ndarray) -> np.ndarray:

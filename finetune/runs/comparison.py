@@ -12,7 +12,7 @@ import numpy as np
 from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.charts import curves, line_sample
 from finetune.runs.headline import data_set, headline, network
-from finetune.runs.highlights import Lens, Shown, shown, shown_labels
+from finetune.runs.highlights import ImageViewer, ReportImage, report_images, report_label_images
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, percent
 from finetune.system.files import replace_text
@@ -98,12 +98,12 @@ def _places(run: RunRecord) -> list[str]:
     return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
 
 
-def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path) -> str:
+def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, target: Path) -> str:
     """Write a page that compares runs.
 
     Args:
         runs: At least two.
-        lens: Loads the test images; with None, the page has none.
+        viewer: Loads the test images; with None, the page has none.
         target: The page.
 
     Returns:
@@ -112,11 +112,11 @@ def write_comparison(runs: Sequence[RunRecord], lens: Lens | None, target: Path)
     pair = paired(*runs) if len(runs) == 2 else None
     names = _names(runs)
     sentence = _sentence(names, pair) if pair is not None else _of_many(names, runs)
-    differing: list[tuple[str, str, list[Shown]]] = []
-    if isinstance(pair, Pair) and lens is not None and (answers := _tested(runs[0])) is not None:
+    differing: list[tuple[str, str, list[ReportImage]]] = []
+    if isinstance(pair, Pair) and viewer is not None and (answers := _tested(runs[0])) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
             heading = f"Only {names[k]} is correct"
-            differing.append((heading, *_differing(answers, chosen, names[0], lens)))
+            differing.append((heading, *_differing(answers, chosen, names[0], viewer)))
     replace_text(
         target,
         render(
@@ -192,15 +192,17 @@ def is_significant(pair: Pair) -> bool:
 
 
 def _differing(
-    answers: Answers | LabelAnswers, chosen: np.ndarray, name: str, lens: Lens
-) -> tuple[str, list[Shown]]:
+    answers: Answers | LabelAnswers, chosen: np.ndarray, name: str, viewer: ImageViewer
+) -> tuple[str, list[ReportImage]]:
     """Return a sentence about images, and the first of them."""
     if isinstance(answers, LabelAnswers):
         pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
-        return f"{len(chosen)} images.", shown_labels(answers, pairs, lens, has_overlay=False)
+        return f"{len(chosen)} images.", report_label_images(
+            answers, pairs, viewer, has_overlay=False
+        )
     order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
     sentence = f"{len(chosen)} images, the most confident of {name} first."
-    return sentence, shown(answers, order, lens, has_overlay=False)
+    return sentence, report_images(answers, order, viewer, has_overlay=False)
 
 
 def _page(run: RunRecord) -> Path:

@@ -17,7 +17,7 @@ _MOST = 600  # images in all cells: about 8 kB each, 5 MB in all
 
 
 @dataclass(frozen=True)
-class Lens:
+class ImageViewer:
     """Functions with which a report loads images and heat maps.
 
     Attributes:
@@ -32,7 +32,7 @@ class Lens:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ReportImage:
     """An image on the page: data URLs of it and of its heat map, and its caption.
 
     `no_overlay` is the reason why a requested heat map is missing. If images have several labels, `label` and
@@ -80,7 +80,7 @@ def _in_turn(chosen: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return chosen[np.argsort(place, kind="stable")]
 
 
-def most_of_cells(counts: Sequence[int]) -> int:
+def max_per_cell(counts: Sequence[int]) -> int:
     """Return the number of images that a cell may show, for a small page, given the number of images of each cell."""
     most = max(counts, default=0)
     while most > 1 and sum(min(count, most) for count in counts) > _MOST:
@@ -88,21 +88,23 @@ def most_of_cells(counts: Sequence[int]) -> int:
     return most
 
 
-def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool) -> list[Shown]:
+def report_images(
+    answers: Answers, chosen: Sequence[int], viewer: ImageViewer, has_overlay: bool
+) -> list[ReportImage]:
     """Return images for the page. The data URL of an image that cannot be read is empty.
 
     Args:
         answers: Predictions for all test images.
         chosen: Indices of the images.
-        lens: Loads the images.
+        viewer: Loads the images.
         has_overlay: Whether to add a heat map of the predicted class to each.
     """
     paths = [answers.paths[i] for i in chosen]
     classes = [int(answers.predicted[i]) for i in chosen]
-    views = _views(paths, classes, lens, has_overlay)
+    views = _views(paths, classes, viewer, has_overlay)
     names = answers.class_names
     return [
-        Shown(
+        ReportImage(
             image,
             overlay,
             path,
@@ -115,21 +117,21 @@ def shown(answers: Answers, chosen: Sequence[int], lens: Lens, has_overlay: bool
     ]
 
 
-def shown_labels(
-    answers: LabelAnswers, chosen: Sequence[tuple[int, int]], lens: Lens, has_overlay: bool
-) -> list[Shown]:
+def report_label_images(
+    answers: LabelAnswers, chosen: Sequence[tuple[int, int]], viewer: ImageViewer, has_overlay: bool
+) -> list[ReportImage]:
     """Return images with several labels for the page. The data URL of an image that cannot be read is empty.
 
     Args:
         answers: Predictions for all test images.
         chosen: Indices of the images, each with the index of a label.
-        lens: Loads the images.
+        viewer: Loads the images.
         has_overlay: Whether to add a heat map of that label to each.
     """
     paths = [answers.paths[i] for i, _ in chosen]
-    views = _views(paths, [k for _, k in chosen], lens, has_overlay)
+    views = _views(paths, [k for _, k in chosen], viewer, has_overlay)
     return [
-        Shown(
+        ReportImage(
             image,
             overlay,
             path,
@@ -154,11 +156,13 @@ class _Views:
     no_overlay: str
 
 
-def _views(paths: Sequence[str], classes: Sequence[int], lens: Lens, has_overlay: bool) -> _Views:
+def _views(
+    paths: Sequence[str], classes: Sequence[int], viewer: ImageViewer, has_overlay: bool
+) -> _Views:
     """Load images, and a heat map of one class for each if `has_overlay`."""
     side = _LARGE if has_overlay else _SMALL
     with ThreadPoolExecutor() as threads:
-        loaded = list(threads.map(lambda path: lens.see(path, side), paths))
+        loaded = list(threads.map(lambda path: viewer.see(path, side), paths))
         images = list(
             threads.map(lambda image: "" if image is None else thumbnail(image, side), loaded)
         )
@@ -166,7 +170,9 @@ def _views(paths: Sequence[str], classes: Sequence[int], lens: Lens, has_overlay
     overlays = [""] * len(paths)
     no_overlay = ""
     if has_overlay and readable:
-        heat_maps = lens.overlay([paths[k] for k in readable], [classes[k] for k in readable], side)
+        heat_maps = viewer.overlay(
+            [paths[k] for k in readable], [classes[k] for k in readable], side
+        )
         if isinstance(heat_maps, str):
             no_overlay = heat_maps
         else:

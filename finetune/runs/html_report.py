@@ -12,7 +12,14 @@ from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
 from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline, network, title
-from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, kinds, most_of_cells, shown
+from finetune.runs.highlights import (
+    NUM_SHOWN,
+    ImageViewer,
+    ReportImage,
+    kinds,
+    max_per_cell,
+    report_images,
+)
 from finetune.runs.label_report import label_judgement, label_kinds, label_sections
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import num_in_split
@@ -37,7 +44,7 @@ _NUM_PAIRS = 40
 
 def write_report(
     run: RunRecord,
-    lens: Lens | None,
+    viewer: ImageViewer | None,
     versions: dict[str, Any],
     is_running: bool = False,
     target: Path | None = None,
@@ -47,7 +54,7 @@ def write_report(
 
     Args:
         run: The content of the run's folder.
-        lens: Loads the test images; with None, the report has none.
+        viewer: Loads the test images; with None, the report has none.
         versions: Versions of the software of the run, by name.
         is_running: Whether the run has not ended. The page then reloads itself.
         target: File of the report; None is report.html in the run's folder.
@@ -58,11 +65,11 @@ def write_report(
     answers = run.answers
     augmented = run.path / "augmented.webp"
     classes = list(_classes(run))
-    cells = list(_cells(answers, lens)) if answers else []
-    chosen = list(_kinds(answers, lens)) if answers and lens else []
-    labels = label_sections(run, lens)
-    if run.label_answers and lens:
-        chosen = list(label_kinds(run, lens))
+    cells = list(_cells(answers, viewer)) if answers else []
+    chosen = list(_kinds(answers, viewer)) if answers and viewer else []
+    labels = label_sections(run, viewer)
+    if run.label_answers and viewer:
+        chosen = list(label_kinds(run, viewer))
     pictures = [picture for cell in cells for picture in cell["pictures"]]
     pictures += [picture for one in (labels.mistakes if labels else ()) for picture in one.pictures]
     pictures += [picture for kind in chosen for picture in kind["pictures"] if run.label_answers]
@@ -89,7 +96,7 @@ def write_report(
             classes=classes,
             cells=cells,
             labels=labels,
-            unseen=_unseen(run, lens, pictures),
+            unseen=_unseen(run, viewer, pictures),
             matrix=_matrix(run) if classes and len(classes) <= _MANY else None,
             kinds=chosen,
             no_heat_map=next(
@@ -119,12 +126,12 @@ def _corrections(run: RunRecord) -> dict[str, Any] | None:
     return corrections if corrections and are_corrections(corrections) else None
 
 
-def _unseen(run: RunRecord, lens: Lens | None, pictures: list[Shown]) -> str:
+def _unseen(run: RunRecord, viewer: ImageViewer | None, pictures: list[ReportImage]) -> str:
     """Return a sentence with the reason why the report has no test images; "" if it has some or needs none."""
     answers = run.answers or run.label_answers
     if answers is None or not answers.paths or any(picture.image for picture in pictures):
         return ""
-    if lens is None:
+    if viewer is None:
         return "The test images are not shown: the checkpoint that predicted them is missing."
     if not pictures:
         return ""
@@ -248,7 +255,7 @@ def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
     return [[(count, count / max(1, sum(row))) for count in row] for row in matrix]
 
 
-def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
+def _cells(answers: Answers, viewer: ImageViewer | None) -> Iterator[dict[str, Any]]:
     names = answers.class_names
     pairs, counts = np.unique(answers.labels * len(names) + answers.predicted, return_counts=True)
     found = sorted(
@@ -257,11 +264,11 @@ def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
     if len(names) > _MANY:
         wrong = [cell for cell in found if cell[1] // len(names) != cell[1] % len(names)]
         found = wrong[:_NUM_PAIRS]
-    most = most_of_cells([count for count, _ in found])
+    most = max_per_cell([count for count, _ in found])
     for count, pair in found:
         label, predicted = divmod(pair, len(names))
         chosen = answers.of(label, predicted)[:most].tolist()
-        pictures = shown(answers, chosen, lens, has_overlay=False) if lens else []
+        pictures = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
         key, pair_names = f"cell-{label}-{predicted}", (names[label], names[predicted])
         yield {
             "id": key,
@@ -272,9 +279,9 @@ def _cells(answers: Answers, lens: Lens | None) -> Iterator[dict[str, Any]]:
         }
 
 
-def _kinds(answers: Answers, lens: Lens) -> Iterator[dict[str, Any]]:
+def _kinds(answers: Answers, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
     for heading, sentence, chosen in kinds(answers):
-        pictures = shown(answers, chosen[:NUM_SHOWN].tolist(), lens, has_overlay=True)
+        pictures = report_images(answers, chosen[:NUM_SHOWN].tolist(), viewer, has_overlay=True)
         yield {"heading": heading, "sentence": sentence, "pictures": pictures, "count": len(chosen)}
 
 

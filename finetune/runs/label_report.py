@@ -8,7 +8,13 @@ import numpy as np
 
 from finetune.runs.answers import LabelAnswers
 from finetune.runs.charts import curves, reliability_chart
-from finetune.runs.highlights import NUM_SHOWN, Lens, Shown, most_of_cells, shown_labels
+from finetune.runs.highlights import (
+    NUM_SHOWN,
+    ImageViewer,
+    ReportImage,
+    max_per_cell,
+    report_label_images,
+)
 from finetune.runs.outcome import LabelRow, label_rows
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import num_reliability_bins, precision_recall, reliability
@@ -56,7 +62,7 @@ class Mistakes:
     heading: str
     order: str
     count: int
-    pictures: list[Shown]
+    pictures: list[ReportImage]
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class LabelSections:
     mistakes: list[Mistakes]
 
 
-def label_sections(run: RunRecord, lens: Lens | None) -> LabelSections | None:
+def label_sections(run: RunRecord, viewer: ImageViewer | None) -> LabelSections | None:
     """Return the parts for the test of a run; None if it was not tested."""
     if not run.result.get("label_counts"):
         return None
@@ -87,7 +93,7 @@ def label_sections(run: RunRecord, lens: Lens | None) -> LabelSections | None:
         metrics=list(_metrics(run)),
         together=[_with_shares(row, i) for i, row in enumerate(counts)] if is_small else None,
         pairs=[] if is_small else _frequent_pairs(run.result["class_names"], np.array(counts)),
-        mistakes=list(_mistakes(run.label_answers, lens)) if run.label_answers else [],
+        mistakes=list(_mistakes(run.label_answers, viewer)) if run.label_answers else [],
     )
 
 
@@ -118,7 +124,7 @@ def _frequent_pairs(names: Sequence[str], counts: np.ndarray) -> list[tuple[str,
     return [(names[first[i]], names[second[i]], int(of_pairs[i])) for i in order if of_pairs[i] > 0]
 
 
-def _mistakes(answers: LabelAnswers, lens: Lens | None) -> Iterator[Mistakes]:
+def _mistakes(answers: LabelAnswers, viewer: ImageViewer | None) -> Iterator[Mistakes]:
     found = []
     for k, name in enumerate(answers.class_names):
         missed = answers.missed(k)
@@ -129,15 +135,17 @@ def _mistakes(answers: LabelAnswers, lens: Lens | None) -> Iterator[Mistakes]:
         )
     if len(answers.class_names) > _MANY:
         found = sorted(found, key=lambda one: -len(one[-1]))[:_NUM_PAIRS]
-    most = most_of_cells([len(images) for *_, images in found])
+    most = max_per_cell([len(images) for *_, images in found])
     for key, heading, order, k, images in found:
         if len(images):
             chosen = [(int(i), k) for i in images[:most]]
-            pictures = shown_labels(answers, chosen, lens, has_overlay=False) if lens else []
+            pictures = (
+                report_label_images(answers, chosen, viewer, has_overlay=False) if viewer else []
+            )
             yield Mistakes(key, heading, order, len(images), pictures)
 
 
-def label_kinds(run: RunRecord, lens: Lens) -> Iterator[dict[str, Any]]:
+def label_kinds(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
     """Yield a heading, a sentence, and images with a label each, the most informative first, of each kind."""
     answers = run.label_answers
     assert answers is not None
@@ -169,7 +177,7 @@ def label_kinds(run: RunRecord, lens: Lens) -> Iterator[dict[str, Any]]:
         ),
     ]
     for heading, sentence, pairs, count in rows:
-        pictures = shown_labels(answers, pairs, lens, has_overlay=True)
+        pictures = report_label_images(answers, pairs, viewer, has_overlay=True)
         yield {"heading": heading, "sentence": sentence, "pictures": pictures, "count": count}
 
 

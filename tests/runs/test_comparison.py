@@ -10,7 +10,7 @@ import pytest
 from run_folders import write_run
 
 from finetune.runs.comparison import Pair, paired, write_comparison
-from finetune.runs.highlights import Lens
+from finetune.runs.highlights import ImageViewer
 from finetune.runs.record import read_run
 
 LABELS = [0] * 10 + [1] * 10
@@ -31,8 +31,8 @@ def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
     ]
 
 
-def look() -> Lens:
-    return Lens(
+def look() -> ImageViewer:
+    return ImageViewer(
         lambda path, side: np.full((side, side, 3), 9, np.uint8), lambda paths, classes, side: None
     )
 

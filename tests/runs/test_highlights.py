@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from finetune.runs.answers import Answers
-from finetune.runs.highlights import Lens, kinds, most_of_cells, shown
+from finetune.runs.highlights import ImageViewer, kinds, max_per_cell, report_images
 
 
 def answers(
@@ -30,7 +30,7 @@ def test_each_kind_begins_with_the_most_telling():
 
 
 def test_all_pictures_of_a_small_split_are_in_its_cells():
-    assert most_of_cells([2, 1, 1, 2]) == 2 and most_of_cells([]) == 0
+    assert max_per_cell([2, 1, 1, 2]) == 2 and max_per_cell([]) == 0
 
 
 @pytest.mark.parametrize("num", [1_000, 5_000, 100_000])
@@ -38,7 +38,7 @@ def test_a_page_of_very_many_stays_small(num):
     labels = np.arange(num) % 10
     predicted = np.where(np.arange(num) % 7, labels, (labels + 1) % 10)
     counts = np.bincount(labels * 10 + predicted)
-    most = most_of_cells(counts.tolist())
+    most = max_per_cell(counts.tolist())
     assert np.minimum(counts, most).sum() <= 600 and np.minimum(counts, most * 1.2 + 1).sum() > min(
         num, 500
     )
@@ -54,7 +54,7 @@ def test_pictures_in_order_with_their_words():
         asked.append((list(paths), list(classes)))
         return [np.full((side, side, 3), 50, np.uint8) for _ in paths]
 
-    found = shown(GIVEN, [4, 2, 0], Lens(see, overlay), has_overlay=True)
+    found = report_images(GIVEN, [4, 2, 0], ImageViewer(see, overlay), has_overlay=True)
     assert [(s.path, s.label, s.predicted, s.confidence) for s in found] == [
         ("4.png", "class 1", "class 0", 0.95),
         ("2.png", "class 0", "class 1", 0.7),
@@ -63,5 +63,6 @@ def test_pictures_in_order_with_their_words():
     assert [bool(s.image) for s in found] == [bool(s.overlay) for s in found] == [True, False, True]
     assert asked == [(["4.png", "0.png"], [0, 0])]  # what was said, of those that are there
     assert (
-        not shown(GIVEN, [0], Lens(see, overlay), has_overlay=False)[0].overlay and len(asked) == 1
+        not report_images(GIVEN, [0], ImageViewer(see, overlay), has_overlay=False)[0].overlay
+        and len(asked) == 1
     )

@@ -13,7 +13,7 @@ from run_folders import write_run
 
 from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline
-from finetune.runs.highlights import Lens
+from finetune.runs.highlights import ImageViewer
 from finetune.runs.html_report import write_report
 from finetune.runs.record import read_run
 
@@ -28,7 +28,7 @@ def said() -> np.ndarray:
     return mixed / mixed.sum(axis=1, keepdims=True)
 
 
-def look(side_of_overlay: bool = True) -> Lens:
+def look(side_of_overlay: bool = True) -> ImageViewer:
     def see(path: str, side: int) -> np.ndarray | None:
         return None if path.endswith("011.png") else np.full((side, side, 3), 99, np.uint8)
 
@@ -37,14 +37,14 @@ def look(side_of_overlay: bool = True) -> Lens:
             return "No heat maps: too coarse."
         return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
 
-    return Lens(see, overlay)
+    return ImageViewer(see, overlay)
 
 
-LENS = look()
+VIEWER = look()
 
 
-def page_of(run: Path, lens: Lens | None = LENS, **options: Any) -> str:
-    return write_report(read_run(run), lens, {}, **options).read_text("utf-8")
+def page_of(run: Path, viewer: ImageViewer | None = VIEWER, **options: Any) -> str:
+    return write_report(read_run(run), viewer, {}, **options).read_text("utf-8")
 
 
 class Page(HTMLParser):
@@ -154,7 +154,7 @@ def test_very_many_classes_show_all_that_fit_of_the_cells_that_are_listed(tmp_pa
 
 @pytest.mark.usefixtures("without_charts")
 def test_why_no_picture_is_shown_is_told_once(run):
-    gone = Lens(lambda path, side: None, lambda *_: None)
+    gone = ImageViewer(lambda path, side: None, lambda *_: None)
     text = page_of(run, gone)
     assert "The test images are not shown: " in text and "file not found" not in text
     assert "No heat maps" not in text  # that would be said of the network

@@ -10,7 +10,7 @@ from labels_folder import NAMES, THRESHOLDS, drawn, write_labels_run
 
 from finetune.runs import label_report
 from finetune.runs.headline import headline
-from finetune.runs.highlights import Lens
+from finetune.runs.highlights import ImageViewer
 from finetune.runs.html_report import write_report
 from finetune.runs.label_report import label_kinds, label_sections
 from finetune.runs.outcome import label_rows
@@ -25,7 +25,7 @@ def overlay(paths, classes, side):
     return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
 
 
-LENS = Lens(see, overlay)
+VIEWER = ImageViewer(see, overlay)
 LABELS, PROBABILITIES = drawn()
 
 
@@ -36,13 +36,13 @@ def run(tmp_path, without_charts, monkeypatch) -> Path:
     return write_labels_run(tmp_path / "run", LABELS, PROBABILITIES)
 
 
-def page_of(run: Path, lens: Lens | None = LENS) -> str:
-    return write_report(read_run(run), lens, {}).read_text("utf-8")
+def page_of(run: Path, viewer: ImageViewer | None = VIEWER) -> str:
+    return write_report(read_run(run), viewer, {}).read_text("utf-8")
 
 
 def test_mistakes_are_those_of_the_rows_and_have_their_order(run):
     record = read_run(run)
-    sections = label_sections(record, LENS)
+    sections = label_sections(record, VIEWER)
     predicted = PROBABILITIES >= THRESHOLDS
     found = {one.id: one for one in sections.mistakes}
     for k, metrics in enumerate(sections.metrics):
@@ -82,7 +82,7 @@ def test_rows_have_the_metrics_of_scikit_learn(run):
 
 def test_the_most_telling_images_come_first(run):
     record = read_run(run)
-    false, missed, close = label_kinds(record, LENS)
+    false, missed, close = label_kinds(record, VIEWER)
     predicted = PROBABILITIES >= THRESHOLDS
     wrong = PROBABILITIES[predicted & ~LABELS]
     assert false["pictures"][0].confidence == wrong.max() and false["count"] == len(wrong)
@@ -118,7 +118,7 @@ def test_without_images_the_numbers_are_there(run):
     assert "the checkpoint that predicted them is missing" in page
     assert "Metrics of each label" in page and "data:image" not in page
     assert "file not found" in page_of(run)  # of the one that is gone
-    gone = Lens(lambda path, side: None, overlay)
+    gone = ImageViewer(lambda path, side: None, overlay)
     assert "test images are not shown" in page_of(run, gone)
 
 

@@ -43,8 +43,8 @@ def test_it_takes_a_hundredth_of_the_time(run, monkeypatch):
     monkeypatch.setattr(live_report.time, "monotonic", lambda: clock.now)
     written = []
 
-    def write(record, lens, versions, is_running):
-        assert is_running and lens is None
+    def write(record, viewer, versions, is_running):
+        assert is_running and viewer is None
         written.append(clock.now)
         clock.now += 1.5  # what it costs
 
