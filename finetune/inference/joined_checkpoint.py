@@ -99,7 +99,7 @@ def _calibrated_members(checkpoint: dict[str, Any], temperature: float) -> list[
         for name, value in checkpoint["state_dict"].items()
         if name.startswith(_PREFIX)
     }
-    found = []
+    members = []
     for i, network in enumerate(classifier.members):
         prefix = f"members.{i}." if num > 1 else ""
         member = {
@@ -110,5 +110,5 @@ def _calibrated_members(checkpoint: dict[str, Any], temperature: float) -> list[
         for name in (f"{head_name(network)}.weight", f"{head_name(network)}.bias"):
             if name in member:
                 member[name] = member[name] / temperature
-        found.append(member)
-    return found
+        members.append(member)
+    return members

@@ -134,13 +134,13 @@ def compare_settings(
         )
     # WarmupCosine takes its shape and length from the command, not from the checkpoint.
     is_shape = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
-    held = {
+    from_checkpoint = {
         key: old[key]
         for key in differing
         if _flag(key).startswith(_DECIDED_BY_CHECKPOINT)
         and not (is_shape and key.startswith("model.scheduler."))
     }
-    stay = {_flag(key): values[_flag(key)] for key in held}
+    stay = {_flag(key): values[_flag(key)] for key in from_checkpoint}
     changed = {
         k: v
         for k, v in values.items()
@@ -165,7 +165,7 @@ def compare_settings(
         f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
         for key, (a, b) in stay.items()
     ]
-    return "; ".join(messages), held
+    return "; ".join(messages), from_checkpoint
 
 
 def _is_longer(old: float | None, new: float | None) -> bool:

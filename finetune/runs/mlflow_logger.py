@@ -61,7 +61,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self._settings: dict[str, Any] = {**settings, "artifact_location": artifact_location}
         self._given_name = run_name
         self._given_id = run_id
-        self.goes_on = run_id is not None
+        self.is_continued = run_id is not None
         self._uri = tracking_uri or (None if save_dir else os.environ.get("MLFLOW_TRACKING_URI"))
         self._dir = save_dir
         self._names: dict[str, str] = {}  # names of metrics and settings, and their names in MLflow
@@ -102,13 +102,13 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         log.warning(
             "MLFlowLogger: what was logged of this run before is no longer there: it begins anew"
         )
-        self.goes_on = False
+        self.is_continued = False
         return self._client(uri, name, None)
 
     @rank_zero_only
     def log_config(self, settings: Mapping[str, Any]) -> None:
         client = self.experiment
-        if self.goes_on:  # MLflow accepts each setting only once
+        if self.is_continued:  # MLflow accepts each setting only once
             client.update_run(self.run_id, "RUNNING")
         else:
             allowed = {self._allowed(name): value for name, value in settings.items()}

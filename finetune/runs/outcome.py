@@ -82,8 +82,8 @@ def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
 
 def num_in_split(about: Mapping[str, Any], split: str) -> int:
     """Return the number of images of a split from the content of about.json; 0 if it is unknown."""
-    found = about.get("splits", {}).get(split, {})
-    return int(found.get("num_images", sum(found.get("counts", {}).values())))
+    facts = about.get("splits", {}).get(split, {})
+    return int(facts.get("num_images", sum(facts.get("counts", {}).values())))
 
 
 def label_trials(about: Mapping[str, Any], num_images: int) -> float:

@@ -140,24 +140,24 @@ class Skipped(pl.Callback):
         self.errors.clear()
 
     def _list(self, trainer: pl.Trainer) -> int:
-        everywhere = [self.errors] * trainer.world_size
+        of_ranks = [self.errors] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(everywhere, self.errors)
-        found = set().union(*everywhere)
+            dist.all_gather_object(of_ranks, self.errors)
+        paths = set().union(*of_ranks)
         if trainer.is_global_zero:
             rows: Sequence[str] = getattr(trainer.datamodule, "skipped_rows", ())  # type: ignore[attr-defined]
-            self._write(found | set(rows))
-        return len(found)
+            self._write(paths | set(rows))
+        return len(paths)
 
-    def _write(self, found: set[str]) -> None:
-        if found:
+    def _write(self, paths: set[str]) -> None:
+        if paths:
             path = self.run.file("skipped.txt")
             own_bytes = "surrogateescape"  # of file names that are not UTF-8
             # before a resume
             listed = (
                 set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()
             )
-            replace_text(path, "".join(f"{line}\n" for line in sorted(found | listed)), own_bytes)
+            replace_text(path, "".join(f"{line}\n" for line in sorted(paths | listed)), own_bytes)
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:

@@ -79,13 +79,13 @@ class RunLogger(Logger):
     Attributes:
         package: The package that it needs, which is also the name of the extra that installs it.
         place: Its folder in the run's folder; "" for the run's folder.
-        goes_on: Whether it has logged this run before.
+        is_continued: Whether it has logged this run before.
         has_failed: Whether it is disabled after an error.
     """
 
     package = ""
     place = ""
-    goes_on = False
+    is_continued = False
     has_failed = False
     _run: Run | None = None
     _key = ""
@@ -161,12 +161,12 @@ class RunLogger(Logger):
         return "-".join(self._run_path().parts[-3:])  # some libraries take a slash for a folder
 
     def _earlier_name(self) -> str | None:
-        """Return the name under which this run was logged before, and set `goes_on`; None in a new run."""
+        """Return the name under which this run was logged before, and set `is_continued`; None in a new run."""
         names = continue_side_file(
             self._run_path() / FILE, are_names, "the run's loggers begin anew"
         )
         before = names.get(self._key)
-        self.goes_on = self.goes_on or before is not None
+        self.is_continued = self.is_continued or before is not None
         return before
 
     def _remember(self, name: str) -> None:

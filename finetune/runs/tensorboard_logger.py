@@ -67,7 +67,7 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
     def log_config(self, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        if not self.goes_on:
+        if not self.is_continued:
             for summary in hparams(dict(settings), dict.fromkeys(_RESULTS, 0.0)):
                 self.experiment._get_file_writer().add_summary(summary)
 

@@ -60,9 +60,9 @@ def test_a_run_that_goes_on_finds_each_of_its_loggers_again(run):
         logger._remember(name)
     second = [Silent(), Silent()]
     attach(second, Run(run.root, "fit", run.path))
-    assert not any(logger.goes_on for logger in second)
+    assert not any(logger.is_continued for logger in second)
     assert [logger._earlier_name() for logger in second] == ["one", "two"] and all(
-        logger.goes_on for logger in second
+        logger.is_continued for logger in second
     )
 
 
@@ -147,13 +147,13 @@ def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(ru
     logger = Silent()
     logger.attach(run, "Silent")
     (run.path / run_logger.FILE).touch()
-    assert logger._earlier_name() is None and not logger.goes_on
+    assert logger._earlier_name() is None and not logger.is_continued
     (line,) = caplog.messages
     assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith(
         "the run's loggers begin anew"
     )
     logger._remember("a name")
-    assert logger._earlier_name() == "a name" and logger.goes_on
+    assert logger._earlier_name() == "a name" and logger.is_continued
 
 
 @pytest.mark.parametrize("kind", KINDS)
