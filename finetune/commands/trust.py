@@ -88,7 +88,8 @@ def check_root(
         return
     is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
     if not is_named and not Path(root).exists():
-        hint = f"give the folder where they are now: {flag_names(command, 'data.root')}"
+        place = "table or folder" if config.data.init_args.get("table") else "folder"
+        hint = f"give the {place} where they are now: {flag_names(command, 'data.root')}"
         raise ValueError(f"the images of the checkpoint's run are no longer in {root}: {hint}")
     set_of = config.data.class_path
     raise ValueError(

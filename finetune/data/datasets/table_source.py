@@ -5,6 +5,7 @@ equivalent folders have the same splits, batches and weights.
 """
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,9 @@ class TableSource:
                 classes = ", ".join(class_names)
                 text = f"{unknown[0]!r} is unknown to training, whose classes are {classes}"
                 fault = Fault(row, rows.lines[row], column, text)
-                hint = f"correct it, or skip the class with --data.exclude {unknown[0]}"
+                hint = (
+                    f"correct it, or skip the class with --data.exclude {shlex.quote(unknown[0])}"
+                )
                 raise ValueError(f"{describe(self.path, fault)}; {hint}")
 
 
