@@ -190,6 +190,22 @@ def test_a_class_whose_groups_are_all_set_apart_is_named(tmp_path):
         folds.check_can_train()
 
 
+def test_fewer_groups_than_folds_are_refused_by_the_first_fold(tmp_path):
+    write(tmp_path, *(f"{name}/p{i}/{j}.png" for i in range(4) for j in "xy" for name in "ab"))
+    for num_folds in (4, 5):
+        folds = [
+            data(tmp_path, group_by="folder", num_folds=num_folds, fold=i + 1)
+            for i in range(num_folds)
+        ]
+        empty = [i + 1 for i, fold in enumerate(folds) if "test" not in fold.splits]
+        if num_folds == 5:
+            with pytest.raises(ValueError, match=f"fold {empty[0]} would test none"):
+                folds[0].check_can_train()
+        else:
+            assert not empty
+            folds[0].check_can_train()
+
+
 def test_images_of_a_group_that_was_trained_on_are_not_tested(tmp_path, caplog):
     """A group of one image is split by the image's name, and may move when it grows."""
     write(tmp_path, *(f"{name}/p{i} of {name}/1.png" for i in range(60) for name in ("a", "b")))

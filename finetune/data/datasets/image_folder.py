@@ -30,6 +30,7 @@ class ImageFolderData(ImageDataModule):
 
     # classes without training images, if `class_names` was given
     classes_without_images: tuple[str, ...] = ()
+    empty_fold: int | None = None  # the first fold without images to test
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
@@ -89,6 +90,7 @@ class ImageFolderData(ImageDataModule):
             by_fold = [
                 everything.take(np.flatnonzero(fold_of == i + 1)) for i in range(self.num_folds)
             ]
+            self.empty_fold = next((i + 1 for i, part in enumerate(by_fold) if not len(part)), None)
             num_with = np.sum([part.targets.counts() > 0 for part in by_fold], axis=0)
             lacking |= {
                 name for name, num in zip(self.class_names, num_with, strict=True) if num < 2
@@ -161,6 +163,11 @@ class ImageFolderData(ImageDataModule):
                     f" with split_seed {self.hparams['split_seed']}, which keeps groups whole"
                 )
             raise ValueError(f"{message}: add some, or remove that class")
+        if self.empty_fold is not None:
+            raise ValueError(
+                f"{self.root} has too few images or groups for {self.num_folds} folds: "
+                f"fold {self.empty_fold} would test none; take fewer folds"
+            )
         if self.group_by is not None and not has_groups(self.splits):
             example = next(iter(self.splits["train"].names()), "")
             raise WrongUsage(
