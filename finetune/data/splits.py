@@ -60,6 +60,21 @@ def group_ids(names: Iterable[str]) -> np.ndarray:
     return hashes(names)
 
 
+@dataclass(frozen=True)
+class Units:
+    """Groups of images that are split as a whole, M.
+
+    Attributes:
+        places: Place of each group on the circle, (M,), in [0, 1).
+        strata: Stratum of each group, (M,).
+        of_image: Index of each image's group, (N,).
+    """
+
+    places: np.ndarray
+    strata: np.ndarray
+    of_image: np.ndarray
+
+
 def stratified(
     names: Iterable[str],
     strata: np.ndarray,
@@ -94,7 +109,7 @@ def stratified(
     return [np.flatnonzero(parts[units.of_image] == part) for part in range(len(fractions) + 1)]
 
 
-def folds(units: "Units", num_folds: int) -> np.ndarray:
+def folds(units: Units, num_folds: int) -> np.ndarray:
     """Return the fold of a cross-validation that tests each image, (N,), from 1 to `num_folds`.
 
     Each fold is an arc of the circle of `stratified`, so an image that is added moves no other one. The folds of a
@@ -103,12 +118,12 @@ def folds(units: "Units", num_folds: int) -> np.ndarray:
     return _folds(units, num_folds)[units.of_image]
 
 
-def _folds(units: "Units", num_folds: int) -> np.ndarray:
+def _folds(units: Units, num_folds: int) -> np.ndarray:
     parts = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1))
     return np.where(parts == 0, num_folds, parts)
 
 
-def fold_parts(units: "Units", fold: int, num_folds: int, val_fraction: float) -> list[np.ndarray]:
+def fold_parts(units: Units, fold: int, num_folds: int, val_fraction: float) -> list[np.ndarray]:
     """Return the training, validation and test images of one fold of a cross-validation.
 
     The test images are those of `folds`. The arc behind theirs is for validation.
@@ -127,21 +142,6 @@ def fold_parts(units: "Units", fold: int, num_folds: int, val_fraction: float) -
     parts = np.full(len(units.places), 2)
     parts[rest] = _arcs(places, units.strata[rest], [val_fraction])
     return [np.flatnonzero(parts[units.of_image] == part) for part in range(3)]
-
-
-@dataclass(frozen=True)
-class Units:
-    """Groups of images that are split as a whole, M.
-
-    Attributes:
-        places: Place of each group on the circle, (M,), in [0, 1).
-        strata: Stratum of each group, (M,).
-        of_image: Index of each image's group, (N,).
-    """
-
-    places: np.ndarray
-    strata: np.ndarray
-    of_image: np.ndarray
 
 
 def units_of(

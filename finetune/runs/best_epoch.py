@@ -20,19 +20,25 @@ MONITORS = MappingProxyType({"single": MONITOR, "several": "val/mAP"})
 
 
 def standard_error(accuracy: float, num_images: float) -> float:
-    """Return the standard error of an accuracy on `num_images` images; 0 if the number is unknown, that is 0."""
+    """Return the standard error of an accuracy on `num_images` independent images; 0 if their number is unknown (0)."""
     return math.sqrt(accuracy * (1 - accuracy) / num_images) if num_images else 0.0
 
 
 def num_trials_of_labels(counts: np.ndarray) -> float:
-    """Return the number n for which `standard_error` of a mean average precision and n is its standard error.
+    """Return the effective number of images n of a mean average precision (mAP), 0 without positives.
 
-    The average precision of a label with p positives has about the standard error of a share of p images, by the
-    logit interval of Boyd et al. If the K labels with positives were independent and all had the same value, the
-    variance of their mean would be the mean of their variances divided by K, so n = K**2 / sum of 1 / p.
+    A mAP of m has about the standard error of a share m of n images, `standard_error(m, n)`. That assumes:
+
+    1. The average precision m of a label with p positives has the variance of a share of p images, m (1 - m) / p.
+       This is the logit interval of Boyd et al., carried back to m.
+    2. The K labels with positives are independent. Labels that occur together are not: n is then too large.
+    3. All labels have the same average precision m.
+
+    The variance of the mean of K labels is then m (1 - m) sum(1 / p) / K**2, which is m (1 - m) / n for
+    n = K**2 / sum(1 / p). With the same p for each label, n = K p.
 
     Args:
-        counts: Number of validation images with each label.
+        counts: Number of images with each label, (num_labels,), those that were measured.
 
     Source: Boyd, Eng and Page 2013, "Area under the precision-recall curve: point estimates and confidence intervals".
     """
@@ -47,7 +53,7 @@ def lowest_acceptable(
 
     Args:
         highest: The highest value so far.
-        num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
+        num_images: Number of validation images, for several labels the effective one; 0 if it is unknown.
         error_of: Returns the standard error of a value, for the value and a number of images.
     """
     return highest - error_of(highest, num_images)
@@ -58,7 +64,7 @@ def chosen_epoch(accuracies: Sequence[float], num_images: float) -> int:
 
     Args:
         accuracies: The monitored metric of each validation of a run, (num_validations,), at least one.
-        num_images: Number of validation images, or of trials of several labels; 0 if it is unknown.
+        num_images: Number of validation images, for several labels the effective one; 0 if it is unknown.
     """
     lowest = lowest_acceptable(max(accuracies), num_images)
     return max(i for i, accuracy in enumerate(accuracies) if accuracy >= lowest)
@@ -75,7 +81,7 @@ def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -
 
 
 def highest_of(state: Mapping[str, Any]) -> float | None:
-    """Return the highest accuracy in the state of `Checkpoints`; None if there was no validation yet.
+    """Return the highest monitored value in the state of `Checkpoints`; None if there was no validation yet.
 
     Checkpoints of earlier versions have it in `best_score`, together with the loss.
     """

@@ -14,7 +14,7 @@ from finetune.runs.statistics import outcome, percent, wilson
 
 @dataclass(frozen=True)
 class LabelRow:
-    """The metrics of a label; each with its 95 % interval, and None if it is undefined.
+    """The metrics of a label. Each is its value and the ends of its 95 % interval; None if it is undefined.
 
     Attributes:
         name: The label.
@@ -36,8 +36,8 @@ class LabelRow:
 def label_rows(result: Mapping[str, Any], split: str = "test") -> list[LabelRow]:
     """Return a row for each label of an evaluation.
 
-    The intervals of precision and recall are Wilson's. That of an average precision is also Wilson's, of a share of
-    the images with the label, whose standard error it has about (see `best_epoch.num_trials_of_labels`).
+    All intervals are Wilson's. An average precision is treated as a share of the images with the label, as in
+    `best_epoch.num_trials_of_labels`.
 
     Args:
         result: The content of test.json or val.json.
@@ -87,11 +87,13 @@ def num_in_split(about: Mapping[str, Any], split: str) -> int:
 
 
 def label_trials(about: Mapping[str, Any], num_images: int) -> float:
-    """Return the trials of the mean average precision on validation images; see `best_epoch.num_trials_of_labels`.
+    """Return the effective number of validation images of a mean average precision.
+
+    See `best_epoch.num_trials_of_labels`.
 
     Args:
         about: The content of about.json.
-        num_images: Number of images that were measured. If they are not all, each label has its share of them.
+        num_images: Number of images that were measured. If it is a part, each label is assumed to have its share.
     """
     counts = about.get("splits", {}).get("val", {}).get("counts", {})
     share = num_images / max(1, num_in_split(about, "val"))
@@ -99,12 +101,20 @@ def label_trials(about: Mapping[str, Any], num_images: int) -> float:
 
 
 def tested_trials(result: Mapping[str, Any]) -> float:
-    """Return the trials of the mean average precision in test.json; see `best_epoch.num_trials_of_labels`."""
+    """Return the effective number of images of the mean average precision in test.json.
+
+    See `best_epoch.num_trials_of_labels`.
+    """
     return num_trials_of_labels(np.array([fn + tp for _, (fn, tp) in result["label_counts"]]))
 
 
 def mean_precision_text(value: float, num_trials: float) -> str:
-    """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`."""
+    """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`.
+
+    Args:
+        value: The mean average precision.
+        num_trials: Its effective number of images. The interval is Wilson's for a share of so many images.
+    """
     low, high = wilson(value * num_trials, num_trials)
     return f"{value:.3f} (95 % interval {low:.3f}–{high:.3f})"
 

@@ -225,16 +225,18 @@ def _thresholds(
 
     A label with few positives or negatives has the threshold that is best for all labels together.
     """
+    num_of_rarer_kind = np.minimum(positives.sum(axis=1), negatives.sum(axis=1))
+    has_enough = num_of_rarer_kind >= LEAST_TO_CHOOSE
     shared = None
+    if not has_enough.all():
+        shared = _shared_threshold(negatives, positives, scale, bias, aim)
     thresholds: list[float | None] = []
     for k in range(len(scale)):
-        if min(positives[k].sum(), negatives[k].sum()) >= LEAST_TO_CHOOSE:
+        if has_enough[k]:
             candidates = _candidates(negatives[k], positives[k], float(scale[k]), float(bias[k]))
             thresholds.append(choose_among(candidates, aim.measure, aim.least).value)
-            continue
-        if shared is None:
-            shared = [_shared_threshold(negatives, positives, scale, bias, aim)]
-        thresholds.append(shared[0])
+        else:
+            thresholds.append(shared)
     return thresholds
 
 

@@ -152,7 +152,7 @@ class MultiLabel:
     monitor: ClassVar[str] = best_epoch.MONITORS["several"]
 
     def num_trials(self, targets: MultiHot) -> float:
-        """Return the number of independent images with a standard error as that of the mean average precision.
+        """Return the effective number of images of the mean average precision.
 
         See `best_epoch.num_trials_of_labels`.
         """

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune.system.messages import counted
+
 _NUM_LOGGED = 3
 
 
@@ -28,16 +30,21 @@ class Fault:
 
 def describe(path: Path, fault: Fault) -> str:
     """Return a fault in one line."""
+    return f"{path}, {_place(path, fault)}"
+
+
+def _place(path: Path, fault: Fault) -> str:
     unit = "row" if path.suffix.lower() == ".parquet" else "line"
-    return f"{path}, {unit} {fault.line}, column {fault.column}: {fault.text}"
+    return f"{unit} {fault.line}, column {fault.column}: {fault.text}"
 
 
 def error_line(path: Path, faults: Sequence[Fault]) -> str:
     """Return the error message for a table with faults, of which there is at least one: the first, and their number."""
     first = min(faults, key=lambda fault: fault.row)
     num_others = len({fault.row for fault in faults}) - 1
-    more = f" ({num_others:,} more rows have faults)" if num_others > 1 else ""
-    more = " (1 more row has a fault)" if num_others == 1 else more
+    more = ""
+    if num_others:
+        more = f" ({counted(num_others, 'more row has a fault', 'more rows have faults')})"
     hints = [hint for hint in (first.hint, "--data.on_bad_image skip skips such rows") if hint]
     return f"{describe(path, first)}{more}. {'; '.join(hints)}"
 
@@ -45,8 +52,6 @@ def error_line(path: Path, faults: Sequence[Fault]) -> str:
 def skipped_line(path: Path, faults: Sequence[Fault]) -> str:
     """Return the log line for rows that are skipped, of which there is at least one."""
     num = len({fault.row for fault in faults})
-    examples = "; ".join(
-        f"line {fault.line}, column {fault.column}: {fault.text}" for fault in faults[:_NUM_LOGGED]
-    )
+    examples = "; ".join(_place(path, fault) for fault in faults[:_NUM_LOGGED])
     more = "; …" if len(faults) > _NUM_LOGGED else ""
-    return f"{path}: skipped {num:,} row{'s' * (num != 1)}: {examples}{more}"
+    return f"{path}: skipped {counted(num, 'row')}: {examples}{more}"

@@ -12,16 +12,39 @@ from finetune.system.messages import WrongUsage, did_you_mean
 
 OPTION = "--data.columns"
 
-# The usual names of each column, without case, spaces, `_` and `-`. If there are several, the first name wins; other
-# names are ambiguous.
+# The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one whose
+# name is in `_CERTAIN` wins, for roles without an entry there the one with the first name. Otherwise it is an error.
 _SPELLINGS = {
     "path": (
-        *("path", "filepath", "imagepath", "imgpath", "file", "filename", "image", "imagefile"),
-        *("imagename", "imagefilename", "img", "imgname", "picture", "photo"),
+        "path",
+        "filepath",
+        "imagepath",
+        "imgpath",
+        "file",
+        "filename",
+        "image",
+        "imagefile",
+        "imagename",
+        "imagefilename",
+        "img",
+        "imgname",
+        "picture",
+        "photo",
     ),
     "label": (
-        *("label", "labels", "class", "classes", "classname", "target", "targets", "category"),
-        *("categories", "species", "breed", "tag", "tags"),
+        "label",
+        "labels",
+        "class",
+        "classes",
+        "classname",
+        "target",
+        "targets",
+        "category",
+        "categories",
+        "species",
+        "breed",
+        "tag",
+        "tags",
     ),
     "split": ("split", "subset", "partition"),
     "weight": ("weight", "sampleweight"),

@@ -55,11 +55,11 @@ def read_labels(
     values = table.columns[column]
     nested = _nested(table, values, column)
     has_lists = any(isinstance(value, (list, tuple)) for value in values)
-    separators = [] if kind == "single" or has_lists else _separators(table, values, separator)
+    mark = None if kind == "single" or has_lists else _separator(table, values, separator)
     if kind == "auto":
-        kind = "several" if has_lists or separators else "single"
+        kind = "single" if mark is None and not has_lists else "several"
     if kind == "single":
-        labels = _each_once(values, lambda value: (text,) if (text := label_text(value)) else ())
+        labels = _labels_of(values, lambda value: (text,) if (text := label_text(value)) else ())
         listed = [i for i, value in enumerate(values) if isinstance(value, (list, tuple))]
         faults = [
             Fault(i, table.lines[i], column, "a list of labels", "one is needed") for i in listed
@@ -70,10 +70,12 @@ def read_labels(
             if not value and not isinstance(values[i], (list, tuple))
         ]
         return Labels("single", labels, "one label per image", column), nested + faults
-    mark = separators[0] if separators else None
-    how = f"labels separated by {mark!r}" if mark else "lists of labels" if has_lists else ""
-    how = ", ".join(part for part in ("several labels per image", how) if part)
-    return Labels("several", _each_once(values, _splitter(mark)), how, column), nested
+    how = "several labels per image"
+    if mark:
+        how += f", labels separated by {mark!r}"
+    elif has_lists:
+        how += ", lists of labels"
+    return Labels("several", _labels_of(values, _splitter(mark)), how, column), nested
 
 
 def _nested(table: TableFile, values: Sequence[Any], column: str) -> list[Fault]:
@@ -89,32 +91,33 @@ def _nested(table: TableFile, values: Sequence[Any], column: str) -> list[Fault]
     return faults
 
 
-def _each_once(
-    values: Sequence[Any], labels_of: Callable[[Any], tuple[str, ...]]
+def _labels_of(
+    values: Sequence[Any], parse: Callable[[Any], tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the labels of each value, which are determined once for all equal texts."""
+    """Return the labels of each value. Each distinct text is parsed once."""
     known: dict[str, tuple[str, ...]] = {}
     labels: list[tuple[str, ...]] = []
     for value in values:
         if not isinstance(value, str):
-            labels.append(labels_of(value))
+            labels.append(parse(value))
             continue
         if value not in known:
-            known[value] = labels_of(value)
+            known[value] = parse(value)
         labels.append(known[value])
     return labels
 
 
-def _separators(table: TableFile, values: Sequence[Any], stated: str | None) -> list[str]:
-    """Return the separator of labels in a list; [] if there is none.
+def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -> str | None:
+    """Return the character between the labels of an image; None if there is none.
 
     Raises:
         ValueError: There are two.
+        WrongUsage: The requested one is not a character.
     """
-    if stated is not None:
-        if len(stated) != 1:
-            raise WrongUsage(f"--data.label_separator must be one character, not {stated!r}")
-        return [stated]
+    if requested is not None:
+        if len(requested) != 1:
+            raise WrongUsage(f"--data.label_separator must be one character, not {requested!r}")
+        return requested
     texts = [value for value in values if isinstance(value, str)]
     found = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
     if len(found) > 1:
@@ -127,7 +130,7 @@ def _separators(table: TableFile, values: Sequence[Any], stated: str | None) -> 
             f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}; "
             f"say which one separates them: --data.label_separator '{found[0]}'"
         )
-    return found
+    return found[0] if found else None
 
 
 def _splitter(mark: str | None) -> Callable[[Any], tuple[str, ...]]:

@@ -114,26 +114,24 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     columns = find_columns(table, options.columns)
     labels, faults = read_labels(table, columns, options.labels, options.separator)
     root = options.root or folder_of(table, columns.path)
-    paths, of_paths = read_paths(table, columns.path, root)
-    splits, of_splits = _read_splits(table, columns.split)
-    groups, of_groups = _read_groups(table, columns.group)
-    faults += of_paths + of_splits + of_groups + _invalid_names(table, labels.values, labels.column)
+    paths, path_faults = read_paths(table, columns.path, root)
+    splits, split_faults = _read_splits(table, columns.split)
+    groups, group_faults = _read_groups(table, columns.group)
+    faults += path_faults + split_faults + group_faults
+    faults += _invalid_names(table, labels.values, labels.column)
     original_names = frozenset(label for of_row in labels.values for label in of_row)
     changes = {of_row: _changed(of_row, options) for of_row in set(labels.values)}
     chosen = [changes[of_row] for of_row in labels.values]
     rows = TableRows(table.lines, paths, chosen, splits, groups, file_stats(paths))
     missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
-    # The rows of an excluded class do not matter.
-    is_excluded = [bool(old) and not new for old, new in zip(labels.values, chosen, strict=True)]
-    drops = labels.kind == "single"
-    faults = [fault for fault in faults + missing if not (drops and is_excluded[fault.row])]
-    with_fault = {fault.row for fault in faults}
-    kept = [
-        row
-        for row in range(len(rows))
-        if row not in with_fault and not (drops and is_excluded[row])
-    ]
-    once, contradictions, num_repeated = _each_once(
+    # The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
+    dropped: set[int] = set()
+    if labels.kind == "single":
+        dropped = {row for row in range(len(rows)) if labels.values[row] and not chosen[row]}
+    faults = [fault for fault in faults + missing if fault.row not in dropped]
+    without = dropped | {fault.row for fault in faults}
+    kept = [row for row in range(len(rows)) if row not in without]
+    once, contradictions, num_repeated = _without_repeats(
         rows, kept, labels.column, columns.split, is_union=options.labels == "several"
     )
     remark = f"path in column {columns.path!r}, {labels.how}"
@@ -276,7 +274,7 @@ def _changed(labels: tuple[str, ...], options: TableOptions) -> tuple[str, ...]:
 
 
 def _missing_files(rows: TableRows, column: str, root: Path, others: set[int]) -> list[Fault]:
-    """Return the rows whose file does not exist, but those that have a fault already."""
+    """Return the faults of the rows whose file does not exist, except `others`, which have a fault already."""
     faults: list[Fault] = []
     for row in np.flatnonzero(~rows.stats.is_regular).tolist():
         if row in others:
@@ -290,7 +288,7 @@ def _missing_files(rows: TableRows, column: str, root: Path, others: set[int]) -
     return faults
 
 
-def _each_once(
+def _without_repeats(
     rows: TableRows, kept: Sequence[int], column: str, split_column: str | None, is_union: bool
 ) -> tuple[TableRows, list[Fault], int]:
     """Return the rows with each image once, the contradictions between rows, and the number of repeated rows.
