@@ -47,7 +47,7 @@ class RunRow:
         began: When it began, in seconds since 1970.
         data: The data folder as the command named it; "" if unknown.
         network: The backbone; "" if unknown.
-        epochs: Number of epochs that have ended.
+        epochs: Number of epochs that have ended; with folds those of the longest fold.
         accuracy: Share of the images that are predicted correctly, or the mean average precision if images have several
             labels; None if nothing was measured.
         interval: The 95 % interval of the accuracy.
@@ -118,6 +118,11 @@ class _SideFiles:
         self.config = self._config(run / "config.yaml")
         self.epochs = self._epochs(run / "metrics.csv")
 
+    def num_epochs(self) -> int:
+        """Return how many epochs have ended; with folds those of the longest fold."""
+        of_folds = self.run.glob("fit/fold_*/metrics.csv") if has_folds(self.run) else ()
+        return max([len(self.epochs), *(len(self._epochs(path)) for path in of_folds)])
+
     def setting(self, *keys: str) -> Any:
         """Return a value of config.yaml, None if it is not there."""
         value: Any = self.config
@@ -166,7 +171,7 @@ def read_row(run: Path) -> RunRow:
         began=began(run),
         data=str(root or ""),
         network=str(files.setting("model", "backbone") or ""),
-        epochs=len(files.epochs),
+        epochs=files.num_epochs(),
         accuracy=measured.value if measured.num_images else None,
         interval=wilson(measured.value * measured.trials, measured.trials)
         if measured.num_images

@@ -189,6 +189,7 @@ def test_the_report_shows_the_folds_and_the_total(cli, finished, tmp_path, capsy
         assert f"{100 * row['num_right'] / row['num_images']:.1f} %" in table
     assert "36, each tested in one of 3 folds" in page and "doubts" not in page
     row = read_row(finished)
+    assert row.epochs == 1
     assert (row.state, row.num_images, row.split) == ("finished", 36, "test")
 
 

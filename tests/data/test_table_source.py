@@ -336,6 +336,14 @@ def test_a_table_is_for_images_of_your_own(tmp_path):
         Hotdog(table=str(tmp_path / "x.csv"))
 
 
+@pytest.mark.parametrize(
+    "setting", [{"labels": "several"}, {"label_separator": ";"}, {"columns": "path:photo"}]
+)
+def test_settings_of_a_table_are_refused_for_a_folder(colours, setting):
+    with pytest.raises(WrongUsage, match=f"--data.{next(iter(setting))} is for tables"):
+        ImageFolderData(root=str(colours), **setting)
+
+
 def test_each_file_is_asked_once(tmp_path, monkeypatch):
     rows = sound(tmp_path)
     table = write(tmp_path / "x.csv", rows)

@@ -58,8 +58,13 @@ class ImageFolderData(ImageDataModule):
             self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 
     def source(self, folder: Path) -> ImageSource:
-        """Return the source of the images: the table, or else a folder."""
+        """Return the source of the images: the table, or else a folder.
+
+        Raises:
+            WrongUsage: A folder has settings of a table, which would have no effect.
+        """
         if self.table is None:
+            self._check_no_table_settings()
             return FolderSource(folder, ClassChanges(self.exclude, self.merge))
         options = TableOptions(
             root=None if self.table_root is None else Path(self.table_root),
@@ -70,6 +75,16 @@ class ImageFolderData(ImageDataModule):
             merge=self.merge,
         )
         return TableSource(Path(self.table), options)
+
+    def _check_no_table_settings(self) -> None:
+        settings = {
+            "data.columns": bool(self.columns),
+            "data.labels": self.labels == "several",  # checkpoints of folders hold single
+            "data.label_separator": self.label_separator is not None,
+        }
+        for name, is_set in settings.items():
+            if is_set:
+                raise WrongUsage(f"--{name} is for tables, and {self.root} is a folder")
 
     def _split(
         self,
