@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Arguments that belong to a table, and mean nothing for class folders.
+# Arguments that have a meaning only for a table.
 _OF_TABLES = ("table", "columns", "labels", "label_separator")
 
 
 def place_of(arguments: Mapping[str, Any]) -> str | None:
-    """Return where a data set lies by the arguments of its data module: its table, or else its folder."""
+    """Return the table of a data module, or else its folder, from its arguments; None for neither."""
     return arguments.get("table") or arguments.get("root")
 
 
@@ -18,7 +18,7 @@ def at_place(arguments: Mapping[str, Any], explicit: Collection[str]) -> dict[st
     A folder replaces a table, and a table replaces the folder that its paths were relative to.
 
     Args:
-        arguments: Those of the earlier data module.
+        arguments: The arguments of the earlier data module.
         explicit: Names of the arguments that the command gives.
     """
     dropped: Collection[str] = ()

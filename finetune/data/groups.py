@@ -11,7 +11,7 @@ from finetune.data.splits import NOT_SET_APART, SET_APART, group_ids
 from finetune.system.messages import WrongUsage, counted, shown
 
 FOLDER = "folder"
-_FAR_OFF = 1 / 3  # of the fraction that was asked for
+_FAR_OFF = 1 / 3  # of the requested fraction
 
 
 def check_group_by(group_by: str | None) -> None:
@@ -37,7 +37,7 @@ def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
         samples: The images of a split.
         group_by: `folder` for the folder beneath the class, or a regular expression that is searched for in the path
             from the class on (`CLASS/FOLDER/FILE`): its first capture group, or else its match, is the group. An image
-            without is a group of its own.
+            without a match, or without a folder, is a group of its own.
 
     Raises:
         WrongUsage: The images have groups already.
@@ -45,7 +45,7 @@ def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
     if group_by is None:
         return samples
     if samples.groups is not None:
-        raise WrongUsage("the table has a column of groups: leave --data.group_by out")
+        raise WrongUsage("the table has a column of groups: remove --data.group_by")
     return replace(samples, groups=group_ids(_group_names(samples, group_by)))
 
 
@@ -82,7 +82,7 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
                 yield (
                     f"{counted(len(common), 'group')} of images "
                     f"{'is' if len(common) == 1 else 'are'} both in {name} and in {other_name}, "
-                    f"such as {shown(first)} and {shown(second)}: its results are too good"
+                    f"such as {shown(first)} and {shown(second)}: results on {other_name} are too good"
                 )
 
 
@@ -91,7 +91,7 @@ def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]
 
     Args:
         splits: The splits of a data set.
-        fractions: The fraction that each split was to have of all images that were split.
+        fractions: The requested fraction of all images for each split.
     """
     apart = {name: part for name, part in splits.items() if part.origin == SET_APART}
     if not has_groups(splits):

@@ -180,6 +180,7 @@ def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) ->
     wanted = [0, *(part for part, fraction in enumerate(fractions, 1) if fraction > 0)]
     order = np.argsort(strata, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
+        # Each empty part takes the nearest group of a part that can spare one. The first parts come first.
         due = wanted[: len(members)]
         for part in due:
             counts = np.bincount(parts[members], minlength=num_parts)

@@ -1,4 +1,4 @@
-"""Run a `finetune` command in a process of its own, and forward signals to it."""
+"""Run a `finetune` command in a subprocess, and forward signals to it."""
 
 import os
 import signal

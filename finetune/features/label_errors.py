@@ -163,14 +163,15 @@ def _several_label_findings(
         is_present = bool(has_label[i, k])
         if (p >= 0.5) != is_present:
             what = "has" if is_present else "lacks"
-            note = f"{what} {names[k]}, which has the probability {p:.3f} by the others"
+            note = f"{what} {names[k]}, which is predicted with probability {p:.3f}"
             rows.append(Row([int(chosen[i])], note, 1 - p if is_present else p))
     if rows:
         right = float(((probabilities >= 0.5) == has_label).mean())
         title = f"{counted(len(rows), 'label')} to look at first, wrong or missing"
         advice = (
-            "A ranking, not a judgement: a head fitted on the other images gives these the least probability. It is "
-            f"right about {100 * right:.0f} % of all pairs of image and label, so the more it errs, the less this says."
+            "A ranking, not a judgement: a head fitted on the other images gives these labels the least probability. "
+            f"It is right about {100 * right:.0f} % of all pairs of image and label; the lower this is, the less "
+            "reliable the ranking."
         )
         yield Finding("labels", "note", title, advice, rows, is_judged=False)
 

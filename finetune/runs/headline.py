@@ -21,7 +21,7 @@ class Headline:
         comment: A sentence that helps to judge it.
         baseline: Accuracy of always predicting the most frequent class, or the mean average precision of guesses; None
             if it is not known.
-        trials: For a mean average precision: the number of independent images with the same standard error.
+        trials: For a mean average precision: its effective number of images (`best_epoch.num_trials_of_labels`).
     """
 
     split: str

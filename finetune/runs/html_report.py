@@ -20,7 +20,7 @@ from finetune.runs.highlights import (
     max_per_cell,
     report_images,
 )
-from finetune.runs.label_report import label_judgement, label_kinds, label_sections
+from finetune.runs.label_report import label_charts, label_highlights, label_sections
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import num_in_split
 from finetune.runs.record import RunRecord
@@ -69,7 +69,7 @@ def write_report(
     chosen = list(_kinds(answers, viewer)) if answers and viewer else []
     labels = label_sections(run, viewer)
     if run.label_answers and viewer:
-        chosen = list(label_kinds(run, viewer))
+        chosen = list(label_highlights(run, viewer))
     pictures = [picture for cell in cells for picture in cell["pictures"]]
     pictures += [picture for one in (labels.mistakes if labels else ()) for picture in one.pictures]
     pictures += [picture for kind in chosen for picture in kind["pictures"] if run.label_answers]
@@ -102,7 +102,7 @@ def write_report(
             no_heat_map=next(
                 (p.no_overlay for kind in chosen for p in kind["pictures"] if p.no_overlay), ""
             ),
-            judgement=list(label_judgement(run) if run.has_labels else _judgement(run)),
+            judgement=list(label_charts(run) if run.has_labels else _judgement(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
             else "",

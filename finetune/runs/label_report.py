@@ -33,7 +33,7 @@ class LabelMetrics:
 
     Attributes:
         row: Metrics with their intervals.
-        threshold: The probability from which an image has the label.
+        threshold: The probability from which the label is predicted.
         f1: None if it is undefined.
         num_missed: Number of images that have the label and for which it is not predicted.
         num_false: Number of images for which it is wrongly predicted.
@@ -51,7 +51,7 @@ class Mistakes:
     """The images with one kind of mistake in one label.
 
     Attributes:
-        id: Of the section on the page.
+        id: Id of the section in HTML.
         heading: The label and the kind of mistake.
         order: Which images come first.
         count: Number of images.
@@ -145,7 +145,7 @@ def _mistakes(answers: LabelAnswers, viewer: ImageViewer | None) -> Iterator[Mis
             yield Mistakes(key, heading, order, len(images), pictures)
 
 
-def label_kinds(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
+def label_highlights(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
     """Yield a heading, a sentence, and images with a label each, the most informative first, of each kind."""
     answers = run.label_answers
     assert answers is not None
@@ -182,7 +182,12 @@ def label_kinds(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, Any]]
 
 
 def _first_pairs(value: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, int]]:
-    """Return image and label of the pairs with the lowest values (N, K) among the chosen ones, each image once."""
+    """Return the pairs (image, label) with the lowest values, each image once.
+
+    Args:
+        value: (N, K).
+        is_chosen: Which pairs to consider, (N, K).
+    """
     images, labels = np.nonzero(is_chosen)
     order = np.argsort(value[images, labels], kind="stable")
     pairs: dict[int, int] = {}
@@ -193,7 +198,7 @@ def _first_pairs(value: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, in
     return list(pairs.items())
 
 
-def label_judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
+def label_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield charts of calibration and of precision and recall, each with a caption."""
     answers = run.label_answers
     if answers is None or not answers.paths:

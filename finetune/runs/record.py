@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def num_trials(self) -> float:
-        """Number of images in a validation, or of trials of a mean average precision, for its standard error."""
+        """Number of validation images; for a mean average precision the effective number."""
         num = self.num_validated
         return label_trials(self.about, num) if self.has_labels else num
 

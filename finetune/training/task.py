@@ -64,7 +64,7 @@ class SingleLabel:
         return len(targets)
 
     def standard_error(self, value: float, num_trials: float) -> float:
-        """Return the standard error of a value of `monitor` for a result of `num_trials`; 0 if that is unknown."""
+        """Return the standard error of a value of `monitor`, from the result of `num_trials`; 0 if that is 0."""
         return best_epoch.standard_error(value, num_trials)
 
     def target(self, batch: Mapping[str, Any]) -> Target:
@@ -159,7 +159,7 @@ class MultiLabel:
         return best_epoch.num_trials_of_labels(targets.counts())
 
     def standard_error(self, value: float, num_trials: float) -> float:
-        """Return the standard error of a value of `monitor` for a result of `num_trials`; 0 if that is unknown."""
+        """Return the standard error of a value of `monitor`, from the result of `num_trials`; 0 if that is 0."""
         return best_epoch.standard_error(value, num_trials)
 
     def target(self, batch: Mapping[str, Any]) -> MultilabelTarget:

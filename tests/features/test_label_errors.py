@@ -201,5 +201,5 @@ def test_doubtful_labels_of_a_table_are_named(tmp_path):
     (found,) = label_findings(listing, np.arange(300), features, [])
     assert found.rows[0].pictures == [20] and not found.is_judged
     what = "has" if stated[20, 1] else "lacks"
-    assert found.rows[0].note.startswith(f"{what} b, which has the probability 0.")
+    assert found.rows[0].note.startswith(f"{what} b, which is predicted with probability 0.")
     assert "label to look at first" in found.title or "labels to look at first" in found.title

@@ -12,7 +12,7 @@ from finetune.runs import label_report
 from finetune.runs.headline import headline
 from finetune.runs.highlights import ImageViewer
 from finetune.runs.html_report import write_report
-from finetune.runs.label_report import label_kinds, label_sections
+from finetune.runs.label_report import label_highlights, label_sections
 from finetune.runs.outcome import label_rows
 from finetune.runs.record import read_run
 
@@ -82,7 +82,7 @@ def test_rows_have_the_metrics_of_scikit_learn(run):
 
 def test_the_most_telling_images_come_first(run):
     record = read_run(run)
-    false, missed, close = label_kinds(record, VIEWER)
+    false, missed, close = label_highlights(record, VIEWER)
     predicted = PROBABILITIES >= THRESHOLDS
     wrong = PROBABILITIES[predicted & ~LABELS]
     assert false["pictures"][0].confidence == wrong.max() and false["count"] == len(wrong)
@@ -159,7 +159,7 @@ def test_uncalibrated_probabilities_are_those_before_scale_and_bias(tmp_path, mo
     )
     monkeypatch.setattr(label_report, "reliability", lambda p, *_: p)
     run = write_labels_run(tmp_path / "run", LABELS, PROBABILITIES)
-    list(label_report.label_judgement(read_run(run)))
+    list(label_report.label_charts(read_run(run)))
     calibration = read_run(run).result["calibration"]
     odds = np.log(found["uncalibrated"] / (1 - found["uncalibrated"])).reshape(-1, 3)
     again = odds * calibration["scale"] + calibration["bias"]

@@ -86,7 +86,7 @@ def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Itera
         "warning",
         f"{counted(num, 'series', 'series')} of images, such as bursts or video frames, {where}",
         f"Images with consecutive numbers are more alike than others of their class ({likeness:.0%} of comparisons, by "
-        "chance 50 %). A network that was trained on one is not tested by the other: its results come out too good. "
+        "chance 50 %). If a network is trained on some images of a series and tested on others, results are too good. "
         + (
             "Put each series into one split, or give class folders without splits. "
             if has_splits

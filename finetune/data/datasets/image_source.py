@@ -16,7 +16,7 @@ class FoundImages:
 
     Attributes:
         class_names: The classes, in the order of their indices.
-        splits: The images by split: `all`, or some of `train`, `val` and `test`. Sorted, whatever their order was.
+        splits: The images by split: `all` if they have none, or some of `train`, `val` and `test`. They are sorted.
         label_kind: Whether an image has one label or several.
         remark: How the labels were found, for a log line; "" for class folders.
         folder: Folder that the paths of the images are relative to, or that of the class folders.
