@@ -1,11 +1,11 @@
 """The folder of a run with several labels an image, made by hand: what pages read, without training."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import yaml
+from run_folders import write_csv
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix
 
 NAMES = ["blue <b>", "green & red", "ünder"]  # as labels may be called
@@ -70,9 +70,9 @@ def write_labels_run(
         {"step": 7, "epoch": 1, "val/loss": 0.6, "val/mAP": 0.9, "val/f1_micro": 0.6},
         {"step": 11, "epoch": 2, "val/loss": 0.7, "val/mAP": 0.7, "val/f1_micro": 0.7},
     ]
-    _write_csv(folder / "steps.csv", list(dict.fromkeys(k for row in epochs for k in row)), epochs)
+    write_csv(folder / "steps.csv", list(dict.fromkeys(k for row in epochs for k in row)), epochs)
     validations = [{**row, "epoch": row["epoch"] + 1} for row in epochs if "val/mAP" in row]
-    _write_csv(folder / "metrics.csv", list(validations[0]), validations)
+    write_csv(folder / "metrics.csv", list(validations[0]), validations)
 
     separator = "|" if any(";" in name for name in names) else ";"
 
@@ -91,12 +91,5 @@ def write_labels_run(
     ]
     columns = list(rows[0])
     rows.append({"path": "broken.png", "labels": names[0], "error": "truncated"})
-    _write_csv(folder / "test_predictions.csv", columns, rows)
+    write_csv(folder / "test_predictions.csv", columns, rows)
     return folder
-
-
-def _write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)

@@ -65,7 +65,7 @@ def write_run(
         {"step": 11, "epoch": 2, "val/loss": 0.7, "val/accuracy": 0.75, "lr-SGD/head": 0.01},
         {"step": 11, "epoch": 2, "train/loss_epoch": 0.5, "train/accuracy": 0.7},
     ]
-    _write_csv(folder / "steps.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
+    write_csv(folder / "steps.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
     paths = [str((pictures or folder / "gone") / f"{i:03d}.png") for i in range(len(labels))]
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
@@ -82,11 +82,11 @@ def write_run(
     ]
     columns = ["path", "label", "class", "probability", *(f"p_{name}" for name in names), "error"]
     answers.append({"path": "broken.png", "label": names[0], "error": "truncated"})
-    _write_csv(folder / "test_predictions.csv", columns, answers)
+    write_csv(folder / "test_predictions.csv", columns, answers)
     return folder
 
 
-def _write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
+def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
