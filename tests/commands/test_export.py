@@ -197,7 +197,7 @@ def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
         )
     assert not list(tmp_path.iterdir())
     with (
-        pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR names another"),
+        pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR sets another"),
         export_command._workplace(),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -242,7 +242,7 @@ def test_wrong_usage_is_told_before_the_work(run, cli, tmp_path, arguments, mess
 def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli):
     with pytest.raises(ValueError, match="is an exported file: give the checkpoint"):
         cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
-    with pytest.raises(ValueError, match="is an exported file, from which nothing can go on"):
+    with pytest.raises(ValueError, match="is an exported file, which cannot be resumed"):
         cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
 
 
@@ -360,8 +360,8 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
         colours,
     )
     assert (
-        "pictures of" in (said := capsys.readouterr().out)
-        and "and pieces of them, of many sizes: the same" in said
+        "images of" in (said := capsys.readouterr().out)
+        and "and crops of them, of many sizes: same classes" in said
     )
     about = json.loads((tmp_path / "any.onnx.json").read_text())
     assert about["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}

@@ -174,7 +174,7 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
 def test_preparing_inside_the_file_is_refused_before_anything_is_written(fitted, cli, tmp_path):
     with pytest.raises(
         ValueError,
-        match="--input any_size does not support the resize of this network, bicubic: leave it",
+        match="--input any_size does not support the resize of this network, bicubic: remove it",
     ):
         cli("export", fitted, "--input", "any_size", "--output", "any.onnx")
     assert not (tmp_path / "any.onnx").exists()

@@ -52,7 +52,9 @@ def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     assert "images: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
     (page,) = shown(cells["run"], "text/html")
     assert (
-        page.count("<svg ") == 2 and "16 of 400 test pictures" in page and str(tmp_path) not in page
+        page.count("<svg ") == 2
+        and "16 of 400 random test images" in page
+        and str(tmp_path) not in page
     )
     (predictions,) = shown(
         cells[next(line for line in cells if line.startswith("model.predict"))], "text/plain"
