@@ -20,7 +20,7 @@ from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.report import page_of
 from finetune.commands.resumption import data_module
 from finetune.commands.trainer import DEFAULTS
-from finetune.data.data_settings import check_folds
+from finetune.data.data_settings import MAX_FOLDS
 from finetune.data.splits import SET_APART
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.distributed.launch import has_launcher
@@ -187,7 +187,8 @@ def _number(text: str) -> int:
         num = int(text)
     except ValueError:
         raise WrongUsage(f"--folds must be a whole number, got {text!r}") from None
-    check_folds(1, num, val_fraction=0.0)
+    if not 2 <= num <= MAX_FOLDS:
+        raise WrongUsage(f"--folds must be from 2 to {MAX_FOLDS}, got {num}")
     return num
 
 

@@ -340,7 +340,7 @@ def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--folds", "1"], "num_folds must be from 2"),
+        (["--folds", "1"], "--folds must be from 2 to 32, got 1"),
         (["--folds", "x"], "--folds"),
         (["--folds", "5", "--data.fold", "1"], "runs all folds"),
         (["--folds", "5", "--threshold", "f1"], "predictions.csv"),
