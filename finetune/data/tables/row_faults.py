@@ -45,8 +45,8 @@ def error_line(path: Path, faults: Sequence[Fault]) -> str:
     more = ""
     if num_others:
         more = f" ({counted(num_others, 'more row has a fault', 'more rows have faults')})"
-    hints = [hint for hint in (first.hint, "--data.on_bad_image skip skips such rows") if hint]
-    return f"{describe(path, first)}{more}. {'; '.join(hints)}"
+    hint = f"{first.hint}; " if first.hint else ""
+    return f"{describe(path, first)}{more}; {hint}--data.on_bad_image skip skips such rows"
 
 
 def skipped_line(path: Path, faults: Sequence[Fault]) -> str:
