@@ -137,7 +137,7 @@ def test_the_newest_run_of_these_data_goes_on(colours, other, cli, run_to_go_on,
         cli("fit", colours, "--resume", *UNFINISHED)
     assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 1
     assert "passed over: runs/fit/version_1 is of other data" in caplog.text
-    assert "going on in runs/fit/version_0 from step 4" in caplog.text
+    assert "resuming runs/fit/version_0 from step 4" in caplog.text
 
 
 def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
@@ -381,7 +381,7 @@ def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
 def test_why_no_run_goes_on_is_said_where_there_is_no_data_either(cli, run_to_go_on):
     with pytest.raises(
         NotFound,
-        match="to continue, since runs/fit/version_0 is of another network .*model.backbone",
+        match="to continue, since runs/fit/version_0 is of another network .*small_cnn, not resnet18",
     ):
         cli("fit", "--resume", "--backbone", "resnet18")
 

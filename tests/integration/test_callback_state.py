@@ -130,9 +130,10 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         **dict.fromkeys(("output", "top_k", "abstain_below"), SETTING),
         **dict.fromkeys(
-            ("split", "columns", "counts", "_last", "_names", "_part", "_token", "_has_begun"),
+            ("split", "columns", "counts", "num_rows", "_last", "_part", "_rows_of", "_token"),
             EVALUATION,
         ),
+        "_has_begun": EVALUATION,
     },
     "ImageProgressBar": {
         **dict.fromkeys(
@@ -150,7 +151,7 @@ FIELDS: dict[str, dict[str, str]] = {
     },
 }
 # Callbacks of ours that are in no fit that `--resume` goes on with.
-ELSEWHERE = {"AverageFlip", "RankWeights", "Recorder", "Stopwatch"}
+ELSEWHERE = {"AverageFlip", "RankWeights", "Recorder", "Stopwatch", "UnsureImages"}
 COMPILED = {"Compile"}  # in place of FuseBatchNorm
 
 

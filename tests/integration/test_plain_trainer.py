@@ -43,8 +43,9 @@ def test_a_plain_trainer_fits_and_tests_them(kind, colours, tmp_path, monkeypatc
     )
     (result,) = trainer.test(network, pictures, verbose=False)
     num = len(pictures.splits["test"])
-    assert sum(map(sum, network.confusion_matrix)) == num  # each picture counts once
-    right = sum(row[i] for i, row in enumerate(network.confusion_matrix))
+    matrix = network.counts["confusion_matrix"]
+    assert sum(map(sum, matrix)) == num  # each image counts once
+    right = sum(row[i] for i, row in enumerate(matrix))
     assert result["test/accuracy"] == pytest.approx(right / num)
     assert result["test/accuracy"] > 1.5 / len(pictures.class_names)  # it has learned
 
