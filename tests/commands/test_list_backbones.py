@@ -2,9 +2,9 @@
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -55,12 +55,10 @@ def test_without_timm_its_networks_are_only_counted(cli, capsys, monkeypatch):
 
 def test_it_imports_no_torch_and_is_quick():
     code = "import sys; from finetune.cli import run; run(['backbones', '*vit*']); print('torch' in sys.modules)"
-    seconds = []
-    for _ in range(2):
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-        )
-        seconds.append(time.perf_counter() - began)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert done.stdout.splitlines()[-1] == "False"
-    assert min(seconds) < 3
+    assert seconds < 3  # of processor time, since other tests run beside it; 0.6 on a quiet machine

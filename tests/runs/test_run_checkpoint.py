@@ -39,7 +39,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_newest_run_in_it(tmp_path):
         os.utime(tmp_path / name / "checkpoints/last.ckpt", (i, i))
     for folder in (tmp_path, tmp_path / "fit"):
         with pytest.raises(
-            WrongUsage, match=rf"no run: .*; did you mean {tmp_path}/fit/version_1\?"
+            WrongUsage, match=rf"is not a run: .*; did you mean {tmp_path}/fit/version_1\?"
         ):
             checkpoint_of(str(folder))
     (tmp_path / "empty").mkdir()

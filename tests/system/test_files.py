@@ -40,7 +40,7 @@ def test_a_target_in_a_folder_that_is_there_or_will_be(tmp_path, monkeypatch):
 def test_what_is_no_file_is_not_taken_the_place_of(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/null", "/dev/stdout"):
-        with pytest.raises(WrongUsage, match=f"--output {path} is no file"):
+        with pytest.raises(WrongUsage, match=f"--output {path} is not a file"):
             check_target(path, "--output")
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "file")
