@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,22 @@ class SplitCorrections:
             "outdated": self.outdated,
             "pairs": pairs,
         }
+
+
+class CorrectedLabels(NamedTuple):
+    """The labels of N images after corrections.
+
+    Attributes:
+        labels: Class index of each image, (N,).
+        is_kept: Whether each image is kept, (N,) bool. The others are excluded.
+        changes: What was changed.
+        num_known: Number of images that have a correction.
+    """
+
+    labels: np.ndarray
+    is_kept: np.ndarray
+    changes: SplitCorrections
+    num_known: int
 
 
 @dataclass(frozen=True)
@@ -144,17 +160,16 @@ def correct_splits(
         if not isinstance(samples.targets, ClassIndex):
             raise WrongUsage(f"{corrections.file}: {SEVERAL_LABELS}")
         names = relative_paths(samples.paths, root)
-        labels, is_kept, changes, num = correct_labels(
-            names, samples.targets.labels, corrections, classes
-        )
-        num_known += num
+        result = correct_labels(names, samples.targets.labels, corrections, classes)
+        changes = result.changes
+        num_known += result.num_known
         if split == "test" and not correct_test:
             in_test = changes.changed + changes.excluded
             continue
         applied[split] = changes
-        targets = ClassIndex(labels, samples.targets.num_classes)
-        corrected[split] = replace(samples, targets=targets).take(np.flatnonzero(is_kept))
-        if not is_kept.any():
+        targets = ClassIndex(result.labels, samples.targets.num_classes)
+        corrected[split] = replace(samples, targets=targets).take(np.flatnonzero(result.is_kept))
+        if not result.is_kept.any():
             del corrected[split]
     unknown = len(corrections.by_path) - num_known
     return corrected, AppliedCorrections(corrections.file, applied, unknown, in_test)
@@ -165,7 +180,7 @@ def correct_labels(
     labels: np.ndarray,
     corrections: Corrections,
     classes: Classes,
-) -> tuple[np.ndarray, np.ndarray, SplitCorrections, int]:
+) -> CorrectedLabels:
     """Return the corrected labels of images.
 
     Args:
@@ -173,10 +188,6 @@ def correct_labels(
         labels: Class index of each image, (N,).
         corrections: The corrections.
         classes: The classes.
-
-    Returns:
-        The class index of each image now, (N,); whether it is kept, (N,); the changes; and the number of images that
-        have a correction.
 
     Raises:
         ValueError: An image is corrected to an unknown class.
@@ -213,7 +224,7 @@ def correct_labels(
         else:
             corrected[i] = number[now]
             changes.pairs[before, class_names[number[now]]] += 1
-    return corrected, is_kept, changes, num_known
+    return CorrectedLabels(corrected, is_kept, changes, num_known)
 
 
 def relative_paths(paths: Iterable[str], root: str | Path) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""The targets of a split's images, by kind of label: one class an image, or several labels an image."""
+"""The targets of a split's images, by kind of label: one class per image, or several labels per image."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -126,7 +126,7 @@ class Stopwatch(pl.Callback):
         raise MeasurementDone
 
     def _warm_up(self) -> int | None:
-        """Return the index of the step after which steps are timed; None if the measurement goes on."""
+        """Return the index of the step after which steps are timed; None while the measurement continues."""
         num, now = len(self.ends), self.ends[-1]
         if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
             return _WARM_UP

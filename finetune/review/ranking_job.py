@@ -104,7 +104,7 @@ class RankingJob(threading.Thread):
             return
         except (
             Exception
-        ) as error:  # of whatever decodes or computes: the page goes on without a ranking
+        ) as error:  # of any decoder or network: the page then works without a ranking
             self.error = reason(error) or type(error).__name__
 
     def _counted(self, items: Iterable[_T]) -> Iterator[_T]:

@@ -71,7 +71,7 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     if names != second.class_names:
         return "they have different classes"
     if type(first) is not type(second):
-        return "one has one class an image, the other one several labels"
+        return "one has one class per image, the other one several labels"
     common = [(i, place[path]) for i, path in enumerate(_places(a)) if path in place]
     if not common or len(common) < max(len(first.paths), len(second.paths)):
         return f"they were tested on different images: {len(common)} are the same"

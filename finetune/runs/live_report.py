@@ -43,7 +43,7 @@ class LiveReport(pl.Callback):
         try:
             _write(self.run, is_running=True)
         except Exception as error:  # a failed page must not end the training
-            log.warning("no report while this run is going on: %s", error)
+            log.warning("no report during this run: %s", error)
             self._cost = math.inf
             return
         self._since = time.monotonic()

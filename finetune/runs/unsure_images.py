@@ -56,7 +56,9 @@ class UnsureImages(pl.Callback):
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         module: Any = pl_module
         if module.task.label_kind != "single":
-            raise WrongUsage("--unsure is for one class an image, and these have several labels")
+            raise WrongUsage(
+                "--unsure needs one class per image, and these images have several labels"
+            )
 
     def on_predict_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any

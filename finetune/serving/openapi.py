@@ -78,7 +78,7 @@ _ERROR = {
 
 
 def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, Any]:
-    """Return the OpenAPI description of a service with these limits, for one class an image or several labels."""
+    """Return the OpenAPI description of a service with these limits, for one class or several labels per image."""
     prediction = _PREDICTION if label_kind == "single" else _LABELS_PREDICTION
     refusals = {
         400: "an unreadable option or form",

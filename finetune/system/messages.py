@@ -113,7 +113,7 @@ def be_quiet() -> None:
 
 
 def counted(num: int, what: str, plural: str = "") -> str:
-    """Return a number with its noun, such as `1 picture` or `1,200 pictures`."""
+    """Return a number with its noun, such as `1 image` or `1,200 images`."""
     return f"{num:,} {what if num == 1 else plural or what + 's'}"
 
 

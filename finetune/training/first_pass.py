@@ -15,7 +15,7 @@ from finetune.training.classifier import Classifier
 from finetune.training.run_limits import most_accumulated, size_schedule
 
 _OTHER_LABELS = {
-    "single": "the network predicts one class an image, and the images of {root} have several labels",
+    "single": "the network predicts one class per image, and the images of {root} have several labels",
     "several": "the network predicts several labels an image, and the images of {root} have one class each",
 }
 

@@ -107,7 +107,20 @@ def class_metrics(confusion: Tensor) -> dict[str, Tensor]:
     return {"precision": right / predicted, "recall": right / actual, "f1": f1[actual > 0].mean()}
 
 
-class TrainMetrics(nn.Module):
+class SummedMetrics(nn.Module):
+    """Metrics of the training images of an epoch. Their states are sums, which a checkpoint saves."""
+
+    def sums(self) -> dict[str, dict[str, Tensor]]:
+        """Return the states of each metric, summed over all ranks."""
+        return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
+
+    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
+        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
+        for name, state in sums.items():
+            restore_sums(getattr(self, name), state, is_first)
+
+
+class TrainMetrics(SummedMetrics):
     """Loss and accuracy during training. Checkpoints save the sums of the current epoch."""
 
     def __init__(self, num_classes: int) -> None:
@@ -129,15 +142,6 @@ class TrainMetrics(nn.Module):
         for metric in (self.train_loss, self.train_accuracy):
             metric.reset()
         return values
-
-    def sums(self) -> dict[str, dict[str, Tensor]]:
-        """Return the states of each metric, summed over all ranks."""
-        return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
-
-    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
-        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
-        for name, state in sums.items():
-            restore_sums(getattr(self, name), state, is_first)
 
 
 class SplitMetrics(nn.Module):

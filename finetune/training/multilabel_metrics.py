@@ -20,9 +20,8 @@ from finetune.training.logit_histogram import (
     average_precision,
     mean_average_precision,
 )
-from finetune.training.metrics import CalibrationError, MeanLoss
+from finetune.training.metrics import CalibrationError, MeanLoss, SummedMetrics
 from finetune.training.multilabel_calibration import MultilabelCalibration
-from finetune.training.precise_sums import global_sums, restore_sums
 from finetune.training.precision import double
 
 # Shapes: B images, K labels.
@@ -90,7 +89,7 @@ def label_metrics(confusion: Tensor) -> dict[str, Tensor]:
     }
 
 
-class MultilabelTrainMetrics(nn.Module):
+class MultilabelTrainMetrics(SummedMetrics):
     """Loss and micro F1 during training. Checkpoints save the sums of the current epoch.
 
     The F1 is that of the decisions at a probability of 1/2. For mixed images the labels are those of the larger part.
@@ -116,15 +115,6 @@ class MultilabelTrainMetrics(nn.Module):
         for metric in (self.train_loss, self.train_f1):
             metric.reset()
         return values
-
-    def sums(self) -> dict[str, dict[str, Tensor]]:
-        """Return the states of each metric, summed over all ranks."""
-        return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
-
-    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
-        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
-        for name, state in sums.items():
-            restore_sums(getattr(self, name), state, is_first)
 
 
 class MultilabelSplitMetrics(nn.Module):

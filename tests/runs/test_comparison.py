@@ -255,7 +255,7 @@ def test_several_labels_are_compared_by_images_with_all_labels_right(tmp_path, w
     page = (tmp_path / "page.html").read_text()
     assert "test mAP" in page and "test accuracy" not in page
     single = read_run(write_run(tmp_path / "c", [0, 1, 2], np.eye(3), labels_folder.NAMES))
-    assert "one class an image, the other" in paired(single, a)
+    assert "one class per image, the other" in paired(single, a)
     write_comparison([a, single], None, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "test mAP" in page and "test accuracy" in page and "not tested" not in page

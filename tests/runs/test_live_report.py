@@ -70,7 +70,7 @@ def test_a_page_that_can_not_be_written_ends_no_training(run, caplog):
     callback = due(run)
     for _ in range(3):
         callback.on_train_epoch_start(FIRST)
-    assert len(caplog.messages) == 1 and "no report while this run is going on" in caplog.text
+    assert len(caplog.messages) == 1 and "no report during this run" in caplog.text
 
 
 def test_the_page_says_that_more_is_to_come_until_the_run_is_stopped(run):

@@ -282,7 +282,9 @@ def test_labels_of_another_kind_than_those_of_the_network_are_refused():
     several = Classifier(NAMES, backbone="small_cnn", weights=None, label_kind="several")
     labels = np.ones((8, 3), np.uint8)
     for command in ("fit", "validate", "test"):
-        with pytest.raises(ValueError, match="one class an image, and the images of there have se"):
+        with pytest.raises(
+            ValueError, match="one class per image, and the images of there have se"
+        ):
             check_fit(trainer(), single, labelled(labels), command)
         with pytest.raises(ValueError, match="several labels an image, and the images of there ha"):
             check_fit(trainer(), several, data(8, 4, 28), command)

@@ -162,21 +162,21 @@ def correct_listing(
     """
     if listing.has_several_labels:
         raise WrongUsage(f"{corrections.file}: {SEVERAL_LABELS}")
-    labels, is_kept, changes, num_known = correct_labels(
+    result = correct_labels(
         relative_paths(listing.paths, listing.root),
         listing.class_of,
         corrections,
         Classes(listing.class_names),
     )
-    rows = np.flatnonzero(is_kept)
+    rows = np.flatnonzero(result.is_kept)
     corrected = replace(
         listing,
         paths=PathList(listing.paths[i] for i in rows.tolist()),
         split_of=listing.split_of[rows],
-        class_of=labels[rows],
+        class_of=result.labels[rows],
     )
-    unknown = len(corrections.by_path) - num_known
-    return corrected, AppliedCorrections(corrections.file, {"all": changes}, unknown)
+    unknown = len(corrections.by_path) - result.num_known
+    return corrected, AppliedCorrections(corrections.file, {"all": result.changes}, unknown)
 
 
 def listing_of(
