@@ -100,6 +100,16 @@ OWN = {
     ),
 }
 
+# headings of `finetune --help` and their commands
+SECTIONS = {
+    "prepare the images": ("check", "review"),
+    "train": ("fit", "backbones", "benchmark"),
+    "inspect the result": ("report", "compare", "runs", "validate", "test"),
+    "use the model": ("predict", "sheet", "export", "serve"),
+    "try and verify": ("demo", "parity", "by-hand"),
+    "clean up": ("cache",),
+}
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command and exit.
@@ -315,13 +325,15 @@ def _exit_at_signals_without_raising() -> Iterator[None]:
 
 def _help() -> str:
     table = {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}
-    rows = "\n".join(f"  {name:<10} {text}" for name, text in table.items())
+    sections = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:<10} {table[name]}" for name in names)])
+        for title, names in SECTIONS.items()
+    )
     return f"""usage: finetune COMMAND [options]
 
 Turns a folder of labelled images into an image classifier, the same on any number of devices.
 
-commands:
-{rows}
+{sections}
 
   finetune COMMAND --help    the options of a command
   finetune --version         the version

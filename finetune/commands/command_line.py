@@ -24,6 +24,7 @@ from finetune.system.messages import NotFound, WrongUsage
 _WEIGHTS = {"weights", "model.weights"}
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _IMAGE_OPTIONS = ("data.predict", "pictures")
+_WITH_CONFIGS = ("fit", "validate", "test", "predict", "benchmark")  # which take shipped configs
 
 
 def in_full_spelling(arguments: Sequence[str]) -> list[str]:
@@ -44,9 +45,7 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
         line.positionals = [os.path.expanduser(text) for text in line.positionals]
         _take_positionals(command, line)
         for value in (
-            value
-            for name, value in line.flags
-            if name == "config" and command not in ("sheet", "check", "review", "export", "serve")
+            value for name, value in line.flags if name == "config" and command in _WITH_CONFIGS
         ):
             find(value or "")
     return format_line(command, line)
@@ -134,6 +133,8 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
             _take_folder(command, full, line)
     if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
         raise WrongUsage(f"finetune {command} takes one checkpoint, and no {line.positionals[0]!r}")
+    if not POSITIONS[command] and line.positionals:
+        raise WrongUsage(f"finetune {command} takes only options, and no {line.positionals[0]!r}")
 
 
 def _take_folder(command: str, full: str, line: ParsedLine) -> None:

@@ -168,6 +168,58 @@ caches stay.""",
         ),
         ("the measurement", "data", "network", "machine"),
     ),
+    "demo": Page(
+        "[options]",
+        """\
+Generates images of dishes, pretrains a ResNet-18 on them, fine-tunes it on hot dogs, and compares that with
+training from scratch: in a few minutes, without a network. It writes data/sample and the runs.""",
+        (
+            "finetune demo",
+            "finetune demo --root runs/tried",
+            "finetune demo --seed 1",
+        ),
+        ("the runs",),
+        has_all=True,
+    ),
+    "parity": Page(
+        "[options]",
+        """\
+Trains the same networks on the same images in every way that uses several devices, and compares the weights
+with those of one device: in a minute or two on two CPU cores. Exit code 1 if a way differs by more than rounding.""",
+        (
+            "finetune parity",
+            "finetune parity --devices 4",
+            "finetune parity --dtype float32 --steps 20",
+        ),
+        ("the comparison",),
+        has_all=True,
+    ),
+    "by-hand": Page(
+        "[options]",
+        """\
+Trains LeNet on Fashion-MNIST by data parallelism that is written by hand, without a framework. It prints the
+test accuracy of each epoch, and draws the curve.""",
+        (
+            "finetune by-hand",
+            "finetune by-hand --devices cuda:0,cuda:1",
+            "finetune by-hand --devices cpu,cpu --dtype float64 --epochs 1",
+        ),
+        ("the training",),
+        has_all=True,
+    ),
+    "cache": Page(
+        "[options]",
+        """\
+Lists the caches of earlier runs, or removes some. They hold decoded images, and which precision is faster.
+A run that uses a removed cache keeps it until its end. The variable FINETUNE_CACHE sets another folder.""",
+        (
+            "finetune cache",
+            "finetune cache --remove all",
+            "finetune cache --remove 1f0c3a9e",
+        ),
+        ("the caches",),
+        has_all=True,
+    ),
 }
 
 

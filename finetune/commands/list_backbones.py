@@ -8,11 +8,19 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from finetune.commands.parser import OneLineErrorParser
+from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.models.network_list import ListedNetwork, has_timm, listed_networks
 from finetune.system.messages import NotFound, install
 
 _WIDTH = 160  # of a table that is not shown on a terminal
+_HELP = """\
+Lists the networks that --backbone takes: those of torchvision and, if it is installed, of timm. Without a
+pattern or --local, those of timm are only counted.
+
+for example:
+  finetune backbones
+  finetune backbones '*vit*'
+  finetune backbones --local"""
 
 
 def make_parser() -> OneLineErrorParser:
@@ -20,8 +28,8 @@ def make_parser() -> OneLineErrorParser:
     parser = OneLineErrorParser(
         prog="finetune backbones",
         usage="finetune backbones [PATTERN] [--local] [--json]",
-        description="Lists the networks that --backbone takes: those of torchvision and, if it is installed, of timm. "
-        "Without a pattern or --local, those of timm are only counted.",
+        description=_HELP,
+        formatter_class=PlainHelpFormatter,
     )
     parser.add_argument(
         "pattern",

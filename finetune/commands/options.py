@@ -45,7 +45,7 @@ class Option(NamedTuple):
 _TABLE = """
 not shown: fit benchmark
   FOLDER, --data.root FOLDER
-      path folder dir data_dir data_path dataset
+      path folder root dir data_dir data_path dataset
   --data.table TABLE
       csv csv_file table labels_file annotations
   --data.labels HOW
@@ -185,7 +185,7 @@ machine: fit benchmark validate test predict
   --workers, --data.num_workers N          DataLoader workers for each device [auto]
       workers j
   --precision, --trainer.precision KIND    32-true, bf16-mixed; by default bf16 if that is faster
-      amp fp16 bf16 half
+      amp fp16 bf16 half dtype
 run: fit validate test
   --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
       out output_dir out_dir logdir log_dir save_dir run_dir project
@@ -202,6 +202,25 @@ run: fit
   --threshold AIM                          of two classes: recall:0.95, precision:0.95, accuracy or f1
 run: validate test predict
   --trust_modules NAMES                    modules that it may import for its data class and transforms
+the runs: demo
+  --root FOLDER                            where they go [runs/demo]
+  --seed N                                 of the runs; the images are always the same [0]
+the training: by-hand
+  --devices NAMES                          a replica on each: cuda:0,cuda:1; cpu,cpu are two in turn [cpu]
+      device gpus gpu replicas
+  --batch, --batch_size N                  images in a batch, over all devices together [256]
+  --lr RATE                                of plain SGD, for the mean loss over the batch [0.2]
+  --epochs N                               passes over the 60,000 training images [10]
+  --dtype KIND                             float64: the same accuracies on any number of devices [float32]
+  --seed N                                 of the initial weights and of the order of images [0]
+  --root FOLDER                            Fashion-MNIST's files; missing ones are downloaded [data/fashion-mnist]
+  --out, --output FILE                     the PNG file with the curve of accuracy [by_hand.png]
+the comparison: parity
+  --devices N                              devices of each way; branches always take two [2]
+  --steps N                                training steps [10]
+  --dtype KIND                             of weights and arithmetic: float64 or float32 [float64]
+the caches: cache
+  --remove NAME                            the cache to remove; all: each that this version has written
 """
 _ROW = re.compile(
     r"  (?P<names>(?:[\w -]+, )*)--(?P<full>[\w.]+)(?: (?P<value>\S+))?"

@@ -1,5 +1,6 @@
 """The parser of all commands. Its errors are one line and suggest the nearest valid flag or key."""
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -74,6 +75,15 @@ def _read_text(path: jsonargparse.Path) -> str:
 
 
 jsonargparse.Path.read_text = _read_text  # type: ignore[method-assign, assignment]
+
+
+class PlainHelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with the line breaks of the description, and a default in brackets where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        has_default = action.default not in (None, False, argparse.SUPPRESS)
+        return f"{text} [%(default)s]" if text and has_default else text
 
 
 class OneLineErrorParser(ArgumentParser):

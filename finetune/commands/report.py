@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from finetune.commands.parser import OneLineErrorParser
+from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
@@ -15,6 +15,21 @@ from finetune.runs.record import RunRecord, read_run
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
+_REPORT = """\
+Writes report.html into a run's folder: the result, classes, mistakes, how to repeat it. Several runs are
+compared on one page, as by finetune compare.
+
+for example:
+  finetune report runs/fit/version_0
+  finetune report runs/fit/version_0 --out result.html"""
+_COMPARE = """\
+Compares runs on one page: results with intervals, and settings that differ. Two runs that were tested on the
+same images are also compared image by image.
+
+for example:
+  finetune compare runs/fit/version_0 runs/fit/version_1
+  finetune compare runs/fit/version_* --out all.html"""
+
 
 def report(arguments: Sequence[str], command: str = "report") -> None:
     """Write the report of one run, or the comparison of several; see `finetune report --help`.
@@ -23,14 +38,16 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         arguments: The arguments of the command.
         command: `report`, or `compare`, which takes at least two runs.
     """
-    usage = "RUN [RUN ...] [--output FILE.html] [--check check.json]"
+    usage = "RUN [RUN ...] [--out FILE.html] [--check check.json]"
+    description = _REPORT
     if command == "compare":
-        usage = "RUN_A RUN_B [RUN ...] [--output FILE.html]"
+        usage = "RUN_A RUN_B [RUN ...] [--out FILE.html]"
+        description = _COMPARE
     parser = OneLineErrorParser(
         prog=f"finetune {command}",
         usage=f"finetune {command} {usage}",
-        description="Writes report.html into a run's folder: the result, classes, mistakes, how to "
-        "repeat it. Several runs are compared on one page, two of them also image by image.",
+        description=description,
+        formatter_class=PlainHelpFormatter,
     )
     parser.add_argument(
         "runs",
@@ -39,15 +56,18 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         help="Folder of a run of `finetune fit` or `finetune test`.",
     )
     parser.add_argument(
+        "--out",
         "--output",
+        dest="output",
         metavar="FILE.html",
-        help="The page to write (default: report.html in the run's folder; comparison.html for several runs).",
+        help="The page to write [report.html in the run's folder; comparison.html for several runs].",
     )
-    parser.add_argument(
-        "--check",
-        metavar="check.json",
-        help="Result of `finetune check` on the data (default: check.json where the run began, if it matches).",
-    )
+    if command == "report":
+        parser.add_argument(
+            "--check",
+            metavar="check.json",
+            help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
+        )
     parsed = parser.parse_args(list(arguments))
     runs, output = list(map(Path, parsed.runs)), parsed.output
     if command == "compare" and len(runs) < 2:
@@ -57,9 +77,10 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         raise WrongUsage(
             "give one run's folder, or several different ones: finetune report RUN_A RUN_B"
         )
-    if parsed.check is not None and len(records) > 1:
+    checked = getattr(parsed, "check", None)
+    if checked is not None and len(records) > 1:
         raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
-    check = data_check(records[0], parsed.check) if len(records) == 1 else None
+    check = data_check(records[0], checked) if len(records) == 1 else None
     target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
     check_target(target, "--output" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)

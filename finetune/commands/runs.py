@@ -9,13 +9,29 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from finetune.commands.parser import OneLineErrorParser
+from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.runs.removal import Removal, plan_removal
 from finetune.runs.run_table import FINISHED, RUNNING, SORT_KEYS, RunRow, as_json, run_table
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
 
 _WIDTH = 160  # of a table that is not shown on a terminal
 _WIDE = 120  # a narrower terminal has no room for all columns
+
+_LIST = """\
+Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and writes nothing.
+`finetune runs rm --help` shows how to delete runs.
+
+for example:
+  finetune runs
+  finetune runs results --sort accuracy
+  finetune runs rm runs/fit/version_3"""
+_DELETE = """\
+Deletes runs, after it has printed what that frees. It asks on a terminal; elsewhere it needs --yes. It refuses
+a folder that is not a run, a run that is being written, and links that lead out of it.
+
+for example:
+  finetune runs rm runs/fit/version_3
+  finetune runs rm runs/fit/version_* --last --yes"""
 
 
 def runs(arguments: Sequence[str]) -> None:
@@ -30,8 +46,8 @@ def _list(arguments: Sequence[str]) -> None:
     parser = OneLineErrorParser(
         prog="finetune runs",
         usage="finetune runs [FOLDER] [--sort KEY] [--json]\n       finetune runs rm RUN [RUN ...] [--last] [--yes]",
-        description="Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and "
-        "writes nothing. `finetune runs rm --help` tells how to delete runs.",
+        description=_LIST,
+        formatter_class=PlainHelpFormatter,
     )
     parser.add_argument(
         "folder",
@@ -138,8 +154,8 @@ def _remove(arguments: Sequence[str]) -> None:
     parser = OneLineErrorParser(
         prog="finetune runs rm",
         usage="finetune runs rm RUN [RUN ...] [--last] [--yes]",
-        description="Deletes runs, after it has printed what that frees. It asks on a terminal; elsewhere it needs "
-        "--yes. It refuses a folder that is not a run, a run that is being written, and links that lead out of it.",
+        description=_DELETE,
+        formatter_class=PlainHelpFormatter,
     )
     parser.command = "runs rm"  # two words, for messages
     parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")

@@ -8,7 +8,15 @@ import importlib
 import re
 from collections.abc import Collection, Mapping
 
-from finetune.commands.options import OPTIONS, SYNONYMS, WORDS, Kind, flag_names, in_full
+from finetune.commands.options import (
+    OPTIONS,
+    SYNONYMS,
+    TABLE,
+    WORDS,
+    Kind,
+    flag_names,
+    in_full,
+)
 from finetune.system.messages import did_you_mean
 
 # The modules with the classes that an option can name.
@@ -47,8 +55,9 @@ def unknown_option_message(command: str, typed: str, valid: Collection[str] | No
 def _hint(command: str, name: str, valid: Collection[str]) -> str:
     """Return the end of the message: the option that was probably meant, or the command that has this option."""
     others = [other for other in OPTIONS if name in OPTIONS[other] or name in WORDS[other]]
+    is_synonym = any(name in row.synonyms for row in TABLE if command in row.commands)
     # A command without short words has option names of its own: suggest its nearest one.
-    if others and name not in valid and command in WORDS:
+    if others and name not in valid and not is_synonym and command in WORDS:
         word = flag_names(others[0], in_full(others[0], name))
         return f": {word} is one of finetune {others[0]}"
     nearest = nearest_flag(name, WORDS.get(command, {}), valid)

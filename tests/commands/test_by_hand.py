@@ -121,7 +121,7 @@ def test_help(capsys):
         main(["by-hand", "--help"])
     out = capsys.readouterr().out
     assert caught.value.code == 0 and out.startswith("usage: finetune by-hand ")
-    assert "two replicas on the CPU" in " ".join(out.split())
+    assert "a replica on each: cuda:0,cuda:1" in out
 
 
 def test_ctrl_c_leaves_the_curve_so_far(tmp_path, monkeypatch, capsys):

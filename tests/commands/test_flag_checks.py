@@ -41,6 +41,9 @@ REFUSED = {
     ("fit", "--zzz"): "finetune fit --help has those that people use",
     ("fit", "--report.x", "3"): "no option --report.x",
     ("fit", "--top_k", "3"): "--top_k is one of finetune predict",
+    ("fit", "--steps", "3"): "did you mean --trainer.max_steps?",  # parity has this option
+    ("by-hand", "--device", "cpu"): "did you mean --devices?",  # serve has this option
+    ("demo", "--epochs", "3"): "--epochs (--trainer.max_epochs) is one of finetune fit",
     ("test", "--epochs", "3"): "--epochs (--trainer.max_epochs) is one of finetune fit",
     ("predict", "--topk", "3"): "did you mean --top_k?",
 }

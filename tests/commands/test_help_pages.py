@@ -10,16 +10,22 @@ import pytest
 import yaml
 from command_lines import parse
 
+from finetune.cli import LIGHTNING as LIGHTNING_COMMANDS
+from finetune.cli import OWN, SECTIONS, run_own
+from finetune.commands.by_hand import by_hand
+from finetune.commands.cache import cache
 from finetune.commands.check import check
 from finetune.commands.export import export
 from finetune.commands.flag_checks import check_flags
 from finetune.commands.help_pages import PAGES, help_page, options, page
 from finetune.commands.options import OPTIONS
+from finetune.commands.parity import parity
 from finetune.commands.parsed_line import parse_line
 from finetune.commands.review import review
 from finetune.commands.serve import serve
 from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
+from finetune.demo.demo import demo
 from finetune.runs.predictions import FILES
 
 
@@ -27,10 +33,24 @@ from finetune.runs.predictions import FILES
 def test_it_is_one_screen_with_examples_that_are_understood(command):
     lines = page(command).splitlines()
     assert len(lines) <= 60 and max(map(len, lines)) <= 115
-    examples = [line.split()[1:] for line in lines if line.startswith(f"  finetune {command} ")]
+    examples = [line.split()[1:] for line in lines if line.startswith(f"  finetune {command}")]
     assert len(examples) == (3 if PAGES[command].has_all else 5)
     for _, *rest in examples:
         check_flags(command, parse_line(rest))
+
+
+def test_the_list_of_commands_has_each_once():
+    listed = [command for commands in SECTIONS.values() for command in commands]
+    assert sorted(listed) == sorted([*LIGHTNING_COMMANDS, *OWN])
+
+
+@pytest.mark.parametrize("command", sorted({*OWN, *LIGHTNING_COMMANDS} - PAGES.keys()))
+def test_a_page_of_argparse_has_examples_and_no_empty_defaults(command, capsys):
+    with pytest.raises(SystemExit):
+        run_own(command, ["--help"])
+    text = capsys.readouterr().out
+    assert f"for example:\n  finetune {command}" in text
+    assert "null" not in text and "None" not in text and "(required)" not in text
 
 
 def test_which_command_lines_ask_for_it():
@@ -40,7 +60,7 @@ def test_which_command_lines_ask_for_it():
         ["fit", "--help", "all"],
         ["fit", "--data.help"],
         ["fit", "--", "--help"],
-        ["parity", "-h"],
+        ["runs", "-h"],
     ):
         assert help_page(line) is None
 
@@ -172,7 +192,17 @@ def test_control_another_default_would_be_noticed():
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("sheet", sheet), ("export", export), ("serve", serve), ("check", check), ("review", review)],
+    [
+        ("sheet", sheet),
+        ("export", export),
+        ("serve", serve),
+        ("check", check),
+        ("review", review),
+        ("demo", demo),
+        ("by-hand", by_hand),
+        ("parity", parity),
+        ("cache", cache),
+    ],
 )
 def test_the_defaults_of_our_own_commands(command, function):
     defaults = {

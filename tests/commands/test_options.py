@@ -38,6 +38,10 @@ FROZEN = {
     "serve": "",
     "check": "out size",
     "review": "out",
+    "demo": "",
+    "by-hand": "batch out",
+    "parity": "",
+    "cache": "",
 }
 
 

@@ -144,7 +144,7 @@ def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])
     told = capsys.readouterr().out
-    usage = "usage: finetune report RUN [RUN ...] [--output FILE.html] [--check check.json]"
+    usage = "usage: finetune report RUN [RUN ...] [--out FILE.html] [--check check.json]"
     assert end.value.code == 0 and told.startswith(usage)
     assert "--runs" not in told
 

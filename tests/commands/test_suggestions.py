@@ -84,8 +84,8 @@ def test_keys_of_configs_know_no_short_words():
     [
         ("fit", "--epoch", None, "; did you mean --epochs (--trainer.max_epochs)?"),
         ("fit", "--top_k", None, ": --top_k is one of finetune predict"),
-        ("by-hand", "--batch", ["batch_size"], "; did you mean --batch_size?"),
-        ("by-hand", "--zzz", ["batch_size"], "; finetune by-hand --help has all of them"),
+        ("runs", "--batch", ["batch_size"], "; did you mean --batch_size?"),
+        ("runs", "--zzz", ["batch_size"], "; finetune runs --help has all of them"),
         ("fit", "--data.zzz", ["data.root", "data.resize"], "; those of the data are resize root"),
         (
             "serve",  # which has no options of the data
