@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet, install
+from finetune.system.terminal import print_if_read
 
 if TYPE_CHECKING:
     from finetune.serving.service import Service
@@ -80,10 +81,8 @@ def serve(
         service, description = _loaded(ckpt_path, device, precision, limits, max_batch)
 
         def announce() -> None:
-            print(description)
-            print(
-                f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops", flush=True
-            )
+            address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
+            print_if_read(f"{description}\n{address}")
             if token is None and not is_loopback(host):
                 log.warning(
                     "everybody who reaches port %d of this machine can send requests: --token WORD restricts that",

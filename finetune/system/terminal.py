@@ -24,6 +24,14 @@ def write_line(text: str) -> None:
         redirect_closed_outputs()
 
 
+def print_if_read(text: str) -> None:
+    """Print a line to stdout; without a reader it is lost, and the command goes on."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        redirect_closed_outputs()
+
+
 def redirect_closed_outputs() -> bool:
     """Redirect stdout and stderr to os.devnull if they are closed; return whether any was."""
     # `poll` always reports a closed terminal and a pipe without a reader.

@@ -213,6 +213,15 @@ def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on)
         cli("fit", "--resume=runs/fit/version_9")
 
 
+def test_a_run_that_is_named_is_not_continued_in_another_folder(cli, run_to_go_on):
+    before = (run_to_go_on / "checkpoints/last.ckpt").read_bytes()
+    with pytest.raises(WrongUsage, match="which is not in --out elsewhere"):
+        cli("fit", "--resume", run_to_go_on, "--out", "elsewhere", *UNFINISHED)
+    assert (run_to_go_on / "checkpoints/last.ckpt").read_bytes() == before
+    cli("fit", "--resume", run_to_go_on, "--out", "runs", *UNFINISHED)  # the control
+    assert epochs_of(run_to_go_on) == 2
+
+
 @pytest.mark.parametrize("damage", ["data class", "data argument", "checkpoint"])
 def test_a_run_of_another_folder_that_cannot_be_read_blocks_no_other_data(
     other, cli, run_to_go_on, monkeypatch, damage

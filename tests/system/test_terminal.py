@@ -8,7 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from finetune.system.terminal import outlive_terminal, redirect_closed_outputs, write_line
+from finetune.system.terminal import (
+    outlive_terminal,
+    print_if_read,
+    redirect_closed_outputs,
+    write_line,
+)
 
 Screen = tuple[int, int]  # where is read, where is written
 
@@ -72,6 +77,17 @@ def test_a_terminal_that_stays_shows_what_is_written():
 
 def test_a_pipe_without_a_reader_still_ends_a_command_that_prints():
     assert code_of(print_much, os.pipe(), closes=True)[0] == errno.EPIPE  # `finetune cache | head`
+
+
+def test_a_service_outlives_the_reader_of_its_output():
+    def announce() -> int:
+        print_if_read("serving")
+        print_if_read("still serving")
+        return 7
+
+    assert code_of(announce, os.pipe(), closes=True)[0] == 7
+    assert code_of(announce, os.pipe())[0] == 7
+    assert code_of(print_much, os.pipe(), closes=True)[0] == errno.EPIPE  # the control
 
 
 @pytest.mark.parametrize("make", [os.pipe, pty.openpty])
