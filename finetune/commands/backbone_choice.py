@@ -57,6 +57,8 @@ _CHOICE = "FINETUNE_BACKBONE"  # the choice of rank 0, for the processes of the 
 _SHARE = 0.2  # of --minutes
 _SECONDS = 120.0  # without --minutes
 _WEIGHTS = "model.weights"
+_ACCURACY = "accuracy"
+_ACCURACY_OF_RAREST = "accuracy on the rarest label of each image"
 _FILES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
@@ -140,7 +142,8 @@ def _rank_candidates(
     seed = options.get("seed_everything")
     # If images have several labels, the head predicts the rarest one of each image, or that it has none.
     num_strata = len(data.class_names)
-    if data.label_kind == "several":
+    has_several = data.label_kind == "several"
+    if has_several:
         num_strata += 1
     with isolate_rng():  # the ranking must not change the random numbers of the fit
         ranking = rank(
@@ -158,6 +161,7 @@ def _rank_candidates(
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
     record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
+    record["metric"] = _ACCURACY_OF_RAREST if has_several else _ACCURACY
     return chosen, record, list(describe_ranking(record))
 
 
@@ -173,7 +177,7 @@ def describe_ranking(record: dict[str, Any]) -> list[str]:
         images = f"{best['num_images']} of {record['num_train']} training images"
     lines = [
         f"backbone {best['name']}, chosen in {duration(record['seconds'])} by the cross-validated log loss of a head "
-        f"on frozen features of {images}; accuracy there: {', '.join(rows)}"
+        f"on frozen features of {images}; {record.get('metric', _ACCURACY)} there: {', '.join(rows)}"
     ]
     if record["is_cut"]:
         untried = f"; not tried: {', '.join(record['untried'])}" if record["untried"] else ""

@@ -133,6 +133,8 @@ def _is_ranking(ranking: Any) -> bool:
         return True
     if not isinstance(ranking, dict) or not isinstance(ranking.get("unusable", {}), dict):
         return False
+    if type(ranking.get("metric", "")) is not str:
+        return False
     rows = ranking.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False

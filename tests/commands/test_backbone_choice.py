@@ -18,7 +18,7 @@ from fit_words import QUICK
 import finetune
 from finetune.api import fitting
 from finetune.commands import backbone_choice
-from finetune.commands.backbone_choice import settle_backbone
+from finetune.commands.backbone_choice import describe_ranking, settle_backbone
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.features.backbone_ranking import Ranking, Standing
 from finetune.models.backbones import build
@@ -121,6 +121,10 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     )
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
     assert str(files.lenet) in skipped and "does not fit" in skipped
+    assert "; accuracy there: " in line
+    # with several labels the head predicts the rarest one
+    (line, *_) = describe_ranking({**ranking, "metric": "accuracy on the rarest label"})
+    assert "; accuracy on the rarest label there: " in line
 
 
 def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(
