@@ -223,7 +223,8 @@ class FinetuneCLI(LightningCLI):
         self.run = Run(config["default_root_dir"], self.subcommand, name=options.get("name"))
         if self.subcommand == "predict":
             # the prediction for a single image is printed
-            self.run.leaves_folder = len(self.datamodule.splits["predict"]) > 1
+            has_several = len(self.datamodule.splits["predict"]) > 1
+            self.run.leaves_folder = has_several and options.get("output") is None
         if self.subcommand == "fit" and "train" in self.datamodule.splits:
             num_images = len(self.datamodule.splits["train"])
             message = settle_length(config, num_images, self.datamodule.batch_size)

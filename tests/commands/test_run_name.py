@@ -85,8 +85,10 @@ def test_a_single_image_is_predicted_without_a_folder(cli, run_to_go_on, colours
         cli("predict", run_to_go_on, tmp_path / "broken.png", *words)
     cli("predict", run_to_go_on, image, *words, "--out", "one.csv")
     assert len((tmp_path / "one.csv").read_text().splitlines()) == 2
+    cli("predict", run_to_go_on, image.parent, *words, "--out", "several.csv")
+    assert (tmp_path / "several.csv").is_file()
     assert not (tmp_path / "runs/predict").exists()
-    # several are written to a file
+    # several are written to a file of the run
     cli("predict", run_to_go_on, image.parent, *words)
     assert (tmp_path / "runs/predict/version_0/predictions.csv").is_file()
     # what fails leaves no folder
