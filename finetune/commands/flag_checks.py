@@ -8,6 +8,7 @@ the imports. With another minor version of torchvision, that holds for the names
 """
 
 import importlib.util
+import json
 import os
 import re
 from functools import cache
@@ -29,7 +30,8 @@ from finetune.commands.options import (
 )
 from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine
 from finetune.commands.suggestions import missing_value_message, unknown_option_message, wrong_value
-from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.data.class_weights import BALANCED, parse_class_weights
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean
 
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 # Prefixes of networks that are checked later, with better messages.
@@ -148,12 +150,29 @@ def replace_shorthands(command: str, line: ParsedLine) -> None:
         if value is None:
             continue
         _check_group(command, full, value)
-        if full == "model.optimizer":
+        if full == "model.class_weights":
+            line.flags[i] = name, _class_weights(command, full, value)
+        elif full == "model.optimizer":
             line.flags[i] = name, optimizers.get(value.lower(), value)
         elif full in _BACKBONE_OPTIONS and _is_torchvision_known():
             line.flags[i] = name, ",".join(network_name(part.strip()) for part in value.split(","))
     if command in ("fit", "benchmark"):
         _replace_logger_flags(line)
+
+
+def _class_weights(command: str, full: str, value: str) -> str:
+    """Return the weights of classes as JSON, with the content of a file; `balanced` and null as they are."""
+    if value in (BALANCED, "null"):
+        return value
+    try:
+        weights = parse_class_weights(value)
+    except FileNotFoundError as error:
+        raise NotFound(str(error).replace("class_weights", flag_names(command, full), 1)) from error
+    except WrongUsage as error:
+        raise WrongUsage(
+            str(error).replace("class_weights", flag_names(command, full), 1)
+        ) from error
+    return json.dumps(weights, ensure_ascii=False)
 
 
 def _replace_logger_flags(line: ParsedLine) -> None:

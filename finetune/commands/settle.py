@@ -14,6 +14,7 @@ from finetune.commands.minutes import settle_minutes
 from finetune.commands.plan import Plan
 from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import put_settings_of_run
+from finetune.data.class_weights import parse_class_weights
 from finetune.profiling.fit_length import Make
 from finetune.runs.resume import check_resumable, read_start
 from finetune.training.run_length import settle_solved_head
@@ -49,6 +50,13 @@ Step = Callable[[Plan, Command], Plan]
 def _solved_head(plan: Plan, command: Command) -> Plan:
     if command.options.model.freeze == "backbone":
         settle_solved_head(command.options)
+    return plan
+
+
+def _class_weights(plan: Plan, command: Command) -> Plan:
+    """Read the weights that a config gives as text or as a file; those of a flag are read before."""
+    model = command.options.model
+    model.class_weights = parse_class_weights(model.class_weights)
     return plan
 
 
@@ -103,6 +111,7 @@ def _minutes(plan: Plan, command: Command) -> Plan:
 # `resumption.find_run_to_resume` comes before these, since a resumed run gives settings to the parser.
 SETTINGS: tuple[Step, ...] = (
     _solved_head,
+    _class_weights,
     _run_settings,
     _rate,
     _clipping,

@@ -31,7 +31,9 @@ class GlobalLoss:
 
         DDP averages gradients over ranks. The loss is therefore this rank's part of the mean, times the world size.
         """
-        return loss_sum * (self.world_size / self.total_weight)
+        # all images of the batch may be of classes with weight 0: the loss is then 0, as their sum is
+        total = self.total_weight.masked_fill(self.total_weight == 0, 1)
+        return loss_sum * (self.world_size / total)
 
     def mean(self, loss: Tensor) -> Tensor:
         """Return the mean over the global batch, from the loss of each rank. Every rank must call this."""

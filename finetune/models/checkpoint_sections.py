@@ -35,6 +35,7 @@ from finetune.models.checkpoint_values import (
     check_section,
     format_value,
     is_class_mapping,
+    is_class_weights,
     is_count,
     is_data_class,
     is_dense,
@@ -101,7 +102,7 @@ HYPER_PARAMETERS = MappingProxyType(
         "decay_norm_and_bias": _BOOL,
         "scheduler_interval": one_of("step", "epoch"),
         "label_smoothing": _FRACTION,
-        "class_weights": one_of("balanced", None),
+        "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
         "network_size": _OPTIONAL_SIDE,
         "members": Rule(
             f"a whole number from 1 to {MAX_MEMBERS}", lambda value: is_count(value, 1, MAX_MEMBERS)

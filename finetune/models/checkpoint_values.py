@@ -165,6 +165,15 @@ def is_class_mapping(value: Any) -> bool:
     )
 
 
+def is_class_weights(value: Any) -> bool:
+    """Return whether a value is `balanced`, a weight for each class by its name, or None."""
+    if type(value) is not dict:
+        return value is None or (type(value) is str and value == "balanced")
+    return len(value) <= _MAX_LISTED and all(
+        is_text(name) and is_number(weight, 0, math.inf) for name, weight in value.items()
+    )
+
+
 def is_schedule(value: Any) -> bool:
     return is_optional_text(value) or (
         type(value) is list and len(value) <= 1000 and all(map(is_side, value))

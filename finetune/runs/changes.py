@@ -41,6 +41,8 @@ _DECIDED_BY_CHECKPOINT = (
     *("model.weights", "model.head_init", "model.source_classes", "model.class_mapping"),
     "threshold",  # best.ckpt may have one already
 )
+# Settings that are compared as a whole: a class that only one of them names is a difference, too.
+_COMPLETE = ("model.class_weights",)
 _LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batches")
 _OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
 # Settings that change no result: devices, speed and output.
@@ -179,7 +181,7 @@ def _is_longer(old: float | None, new: float | None) -> bool:
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings of nested dicts with dotted keys."""
     for key, value in values.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and prefix + key not in _COMPLETE:
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -11,6 +11,12 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from finetune import lightning_private
+from finetune.data.class_weights import (
+    BALANCED,
+    check_weighted,
+    parse_class_weights,
+    weights_of_classes,
+)
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
 from finetune.distributed.empty_batches import disable_buffer_broadcast, zero_loss
@@ -73,7 +79,9 @@ class Classifier(pl.LightningModule):
         label_smoothing: Share of the target spread over all classes, in [0, 1); of several labels over present and
             absent.
         class_weights: `balanced` weights each class by the inverse of its frequency in training; of several labels the
-            images with a label as much as those without.
+            images with a label as much as those without. Or the weight of each class, from 0: `cat:2,dog:0.5`, or a
+            .json, .yaml or .csv file. Classes that are not named have 1. Of several labels it is the weight of the
+            images with the label.
         compile: Use torch.compile. The first batch of each kind then takes about a minute.
         network_size: Side of the images in pixels, for networks with position embeddings.
         members: Number of networks of an ensemble. Each trains with its own random head; their probabilities are
@@ -106,13 +114,14 @@ class Classifier(pl.LightningModule):
         ),
         scheduler_interval: Literal["step", "epoch"] = "step",
         label_smoothing: float = 0.0,
-        class_weights: Literal["balanced"] | None = None,
+        class_weights: dict[str, float] | str | None = None,
         compile: bool = False,
         network_size: int | None = None,
         members: int = 1,
         label_kind: LabelKind = "single",
     ) -> None:
         super().__init__()
+        class_weights = parse_class_weights(class_weights)  # a checkpoint has no path of a file
         # config.yaml has the optimizer. A checkpoint has only plain values, for `weights_only=True`.
         self.save_hyperparameters(ignore=["optimizer", "scheduler", "compile"])
         self.class_names = list(class_names)
@@ -167,6 +176,8 @@ class Classifier(pl.LightningModule):
             *(stages.batch_norms(self.network) if self.has_fixed_statistics else ()),
         ]
         self.register_buffer("class_weight", torch.ones(num_classes))
+        if isinstance(class_weights, dict):
+            self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))
         self.val_metrics = self.task.split_metrics("val")
         self.test_metrics = self.task.split_metrics("test")
         self.train_metrics = self.task.train_metrics()
@@ -211,8 +222,11 @@ class Classifier(pl.LightningModule):
             return  # the checkpoint has weights and head
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
-        if self.class_weights == "balanced":
+        if self.class_weights == BALANCED:
             self.class_weight.copy_(self.task.class_weights(self._data.splits["train"].targets))
+        elif isinstance(self.class_weights, dict) and self.task.label_kind == "single":
+            counts = {name: split.targets.counts() for name, split in self._data.splits.items()}
+            check_weighted(self.class_weights, self.class_names, counts)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]

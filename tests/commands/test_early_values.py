@@ -16,6 +16,10 @@ WRONG = [
         ["--optimizer", "AdamW", "--model.optimizer.weight_decay", "-1"],
         r"--optimizer \(--model.optimizer\): Invalid weight",
     ),
+    (
+        ["--class_weights", "cat:2,dog:-1"],
+        r"^--class_weights \(--model.class_weights\): the weight of 'dog' must be 0 or a number",
+    ),
     (["--epochs=0"], r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"),
     (["--members", "99"], r"^--members \(--model.members\) must be a whole number from 1 to 32"),
     (["--model.layer_decay", "2"], "^--model.layer_decay must be above 0"),

@@ -1,6 +1,10 @@
 """What a fit could not do is said before it trains."""
 
+from pathlib import Path
+
 import pytest
+import torch
+import yaml
 from colours import QUICKEST
 
 
@@ -36,3 +40,21 @@ def test_a_run_is_not_begun_from_what_it_would_not_follow(colours, cli, tmp_path
     ):
         cli(*more, "--model.optimizer", "torch.optim.SGD")
     assert not (tmp_path / "runs/fit/version_1").exists()
+
+
+def test_weights_of_classes_in_a_file_become_values_of_the_run(colours, cli, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
+    with pytest.raises(ValueError, match=r"there is no class 'rde'; did you mean 'red'\?$"):
+        cli(*fit, "--class_weights", "rde:2")
+    assert not (tmp_path / "runs/fit").exists()
+    Path("weights.csv").write_text("class,weight\nred,2\n")
+    cli(*fit, "--class_weights", "weights.csv")
+    run = Path("runs/fit/version_0")
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["class_weights"] == {
+        "red": 2.0
+    }
+    Path("weights.csv").unlink()
+    cli("fit", "--resume", run, "--trainer.max_epochs", 2)
+    state = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert state["hyper_parameters"]["class_weights"] == {"red": 2.0}
+    assert state["state_dict"]["class_weight"].tolist() == [1, 1, 2]

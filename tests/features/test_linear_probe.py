@@ -56,7 +56,7 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
     assert re.search(told, caplog.text)
 
 
-@pytest.mark.parametrize("weights", ["balanced", None])
+@pytest.mark.parametrize("weights", ["balanced", None, "blue:2,red:0.5"])
 def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch):
     given = []
     fit_probe = linear_probe.fit_probe
@@ -74,7 +74,9 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     fit(model, pictures, max_steps=0)
     counts = pictures.splits["train"].targets.counts()
     assert counts[0] == 3 and min(counts[1:]) > 15
-    expected = counts.sum() / (3 * counts) if weights else np.ones(3)
+    by_text = np.array([2.0, 1.0, 0.5])
+    balanced = counts.sum() / (3 * counts)
+    expected = {"balanced": balanced, None: np.ones(3)}.get(weights, by_text)
     np.testing.assert_allclose(given, [expected], rtol=1e-6)  # they are float32 in training, too
 
 

@@ -121,7 +121,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (MODEL, "head_lr_multiplier"): [0, -1.0, math.inf, math.nan, "10", True],
     (MODEL, "layer_decay"): [0, 1.5, "1"],
     (MODEL, "label_smoothing"): [1, -0.1, math.nan, "0"],
-    (MODEL, "class_weights"): ["other", []],
+    (MODEL, "class_weights"): ["other", [], {"a": -1.0}, {"a": math.nan}, {"a": "2"}, {1: 2.0}],
     (MODEL, "network_size"): ["64", 0, 10**9, 64.0],
     (MODEL, "members"): ["3", 0, 33, 10**9, True, None],
     (MODEL, "compile"): [True],

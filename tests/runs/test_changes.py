@@ -66,6 +66,18 @@ def test_the_same_is_not_worth_a_word():
     assert compare_settings(*minutes, False, False) == ("", {})
 
 
+def test_weights_of_classes_stay_and_a_class_that_only_one_file_names_is_noticed():
+    before = changed(model__class_weights={"a": 2.0})
+    message, held = compare_settings(
+        before, changed(model__class_weights={"a": 2.0, "b": 3.0}), False, False
+    )
+    assert held == {"model.class_weights": {"a": 2.0}}
+    assert message == (
+        'model.class_weights stays {"a": 2.0}, not {"a": 2.0, "b": 3.0}, since the checkpoint decides'
+    )
+    assert compare_settings(before, before, False, False) == ("", {})
+
+
 @pytest.mark.parametrize(
     "free",
     [

@@ -97,6 +97,26 @@ def test_balanced_weights_make_the_classes_equal(tmp_path):
     torch.testing.assert_close(model.class_weight * counts, torch.full((3,), counts.sum() / 3))
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_weights_as_text_are_those_of_balanced_bit_for_bit(tmp_path, members):
+    root = draw_colours(tmp_path / "uneven", train=12)
+    for path in sorted((root / "train/blue").iterdir())[5:]:
+        path.unlink()
+
+    def fitted(weights: str) -> Classifier:
+        pictures = data(root, val_fraction=0, **TINY_SIZE)
+        torch.manual_seed(0)
+        model = Classifier(pictures.class_names, **TINY, members=members, class_weights=weights)
+        fit(model, pictures, max_steps=2)
+        return model
+
+    balanced = fitted("balanced")
+    pairs = zip(balanced.class_names, balanced.class_weight.tolist(), strict=True)
+    text = ",".join(f"{name}:{weight!r}" for name, weight in pairs)
+    assert moved(fitted(text), copy(balanced.network)) == set()
+    assert moved(fitted("blue:2"), copy(balanced.network))  # the control
+
+
 def moved(model: Classifier, before: dict[str, torch.Tensor]) -> set[str]:
     """The names of all weights and statistics that are not what they were, bit for bit."""
     return {

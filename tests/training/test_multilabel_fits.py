@@ -119,6 +119,21 @@ class SaveInside(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
+def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
+    balanced = classifier(data(root), class_weights="balanced")
+    fit(balanced, data(root))
+    pairs = zip(balanced.class_names, balanced.class_weight.tolist(), strict=True)
+    listed = ",".join(f"{name}:{weight!r}" for name, weight in pairs)
+    by_text = classifier(data(root), class_weights=listed)
+    fit(by_text, data(root))
+    for name, value in balanced.state_dict().items():
+        assert torch.equal(value, by_text.state_dict()[name]), name
+    plain = classifier(data(root))
+    fit(plain, data(root))
+    parameters = zip(plain.network.parameters(), by_text.network.parameters(), strict=True)
+    assert not all(torch.equal(*pair) for pair in parameters)  # the control
+
+
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_a_resumed_fit_ends_as_a_whole_one(root, tmp_path, is_inside):
     options = {"mixup": 0.4, "cutmix": 1.0}

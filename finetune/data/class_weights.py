@@ -1,0 +1,190 @@
+"""The value of `--class_weights`: `balanced`, or a weight for each class, from text or a file.
+
+This module imports nothing heavy: the option is checked before torch is imported.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from finetune.data.tables.table_file import read_table
+from finetune.system.file_names import composed
+from finetune.system.messages import WrongUsage, did_you_mean, reason
+
+BALANCED = "balanced"
+# A weight other than 0 is within these bounds, in which float32 computes losses without overflow.
+_LEAST = 1e-6
+_MOST = 1e6
+_JSON = (".json",)
+_YAML = (".yaml", ".yml")
+_TABLES = (".csv", ".tsv")
+_FORMS = "balanced, text such as 'cat:2,dog:0.5', or a .json, .yaml or .csv file"
+_OF_FILES = "put weights of classes whose names contain : or , into a .json, .yaml or .csv file"
+
+
+def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, float] | str | None:
+    """Return the weights that an option gives by class name; `balanced` and None as they are.
+
+    Args:
+        value: A mapping; `balanced`; text such as `cat:2,dog:0.5`, or a mapping in YAML; or the path of a file: a .json
+            object, a .yaml mapping, or a .csv with the columns class and weight.
+
+    Raises:
+        WrongUsage: The value has another form, a class occurs twice, or a weight is invalid.
+        FileNotFoundError: The file does not exist.
+    """
+    if value is None or value == BALANCED:
+        return value
+    if isinstance(value, Mapping):
+        return _checked(value.items(), "class_weights")
+    text = value.strip()
+    suffix = os.path.splitext(text)[1].lower()
+    if suffix in (*_JSON, *_YAML, *_TABLES):
+        return _checked(
+            _pairs_of_file(Path(os.path.expanduser(text)), suffix), f"class_weights {text}"
+        )
+    if text.startswith("{"):
+        return _checked(_pairs_of_yaml(text, "class_weights"), "class_weights")
+    return _checked(_pairs_of_text(text), "class_weights")
+
+
+def weights_of_classes(weights: Mapping[str, float], class_names: Sequence[str]) -> list[float]:
+    """Return the weight of each class; 1 for classes that are not named.
+
+    Raises:
+        WrongUsage: A class does not exist.
+    """
+    for name in weights:
+        if name not in class_names:
+            hint = did_you_mean(name, class_names)
+            raise WrongUsage(f"class_weights: there is no class {name!r}{hint}")
+    in_order = [weights.get(name, 1.0) for name in class_names]
+    if not any(in_order):
+        raise WrongUsage("class_weights: the weights of all classes are 0")
+    return in_order
+
+
+def check_weighted(
+    weights: Mapping[str, float], class_names: Sequence[str], counts: Mapping[str, Any]
+) -> None:
+    """Check that each split has images of a class whose weight is not 0. Its mean loss is not defined otherwise.
+
+    Args:
+        weights: The weights by class.
+        class_names: The K classes, in order.
+        counts: For each split the number of its images per class, (K,).
+
+    Raises:
+        WrongUsage: A split has none.
+    """
+    in_order = weights_of_classes(weights, class_names)
+    for split, numbers in counts.items():
+        if not any(num and weight for num, weight in zip(numbers, in_order, strict=True)):
+            raise WrongUsage(f"class_weights: all images of {split} are of classes with weight 0")
+
+
+def _pairs_of_text(text: str) -> list[tuple[str, Any]]:
+    """Return the classes and weights of a text such as `cat:2,dog:0.5`."""
+    if ":" not in text:
+        raise WrongUsage(f"class_weights cannot be {text!r}; it takes {_FORMS}")
+    pairs: list[tuple[str, Any]] = []
+    for part in text.split(","):
+        name, _, weight = part.partition(":")
+        if part.count(":") != 1 or not name.strip() or not weight.strip():
+            raise WrongUsage(f"class_weights: {part.strip()!r} is not CLASS:WEIGHT; {_OF_FILES}")
+        pairs.append((name.strip(), weight.strip()))
+    return pairs
+
+
+def _pairs_of_file(path: Path, suffix: str) -> list[tuple[str, Any]]:
+    """Return the classes and weights of a file."""
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"class_weights: {str(path)!r} {what}")
+    if suffix in _TABLES:
+        return _pairs_of_table(path)
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"class_weights: cannot read {path}: {reason(error)}") from error
+    return _pairs_of_json(text, path) if suffix in _JSON else _pairs_of_yaml(text, str(path))
+
+
+def _pairs_of_json(text: str, path: Path) -> list[tuple[str, Any]]:
+    """Return the pairs of a JSON object, in which a name may occur twice."""
+    try:
+        content = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise WrongUsage(f"class_weights: {path} is not valid JSON: {reason(error)}") from error
+    if not isinstance(content, _Pairs):
+        raise WrongUsage(
+            f'class_weights: {path} must be an object such as {{"cat": 2, "dog": 0.5}}'
+        )
+    return content
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as its pairs, unlike a list of JSON."""
+
+
+def _pairs_of_yaml(text: str, source: str) -> list[tuple[str, Any]]:
+    """Return the pairs of a mapping. Names and numbers are read as text, so that a class may be named 1 or yes."""
+    import yaml  # only if the option has YAML: its import takes time
+
+    try:
+        node = yaml.compose(text, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise WrongUsage(f"{source} is not valid YAML: {reason(error)}") from error
+    if not isinstance(node, yaml.MappingNode):
+        raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
+    pairs = [(key.value, value.value) for key, value in node.value]
+    for name, _ in pairs:
+        if not isinstance(name, str):
+            raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
+    return pairs
+
+
+def _pairs_of_table(path: Path) -> list[tuple[str, Any]]:
+    """Return the rows of a table with the columns class and weight."""
+    try:
+        table = read_table(path)
+    except ValueError as error:
+        raise WrongUsage(f"class_weights: {reason(error)}") from error
+    columns = {name.lower(): values for name, values in table.columns.items()}
+    for name in ("class", "weight"):
+        if name not in columns:
+            raise WrongUsage(
+                f"class_weights: {path} has no column {name!r}; its first line must be class,weight"
+            )
+    return list(zip(columns["class"], columns["weight"], strict=True))
+
+
+def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:
+    """Return the weights by class.
+
+    Raises:
+        WrongUsage: A class occurs twice, or a weight is invalid, or there are none.
+    """
+    weights: dict[str, float] = {}
+    for original, given in pairs:
+        name = composed(str(original))
+        if name in weights:
+            raise WrongUsage(f"{source}: the class {name!r} occurs twice")
+        weights[name] = _weight(given, f"{source}: the weight of {name!r}")
+    if not weights:
+        raise WrongUsage(f"{source}: there are no classes; it takes {_FORMS}")
+    return weights
+
+
+def _weight(given: Any, what: str) -> float:
+    """Return a weight as a number."""
+    try:
+        weight = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        weight = math.nan
+    if weight == 0 or _LEAST <= weight <= _MOST:
+        return abs(weight)  # not -0.0
+    raise WrongUsage(f"{what} must be 0 or a number from {_LEAST:f} to {_MOST:,.0f}, not {given!r}")
