@@ -90,7 +90,8 @@ class ImageDataModule(pl.LightningDataModule):
         image_size_schedule: Sizes of the training images, such as 96,128, each for an equal share of the epochs. The
             last one must be `image_size`. The size depends only on the epoch and `trainer.max_epochs`.
         resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
-            the book); both then crop the centre. `whole` squashes and does not crop.
+            the book); both then crop the centre. `whole` squashes and does not crop. `pad` keeps the proportions, does
+            not crop, and fills the rest with the mean colour of ImageNet; so do random crops that exceed an image.
         interpolation: Kernel for resizing: `bilinear`, or `bicubic` as for many of timm's weights.
         crop_share: Side of evaluation's centre crop, as a share of the resized side, from 0.1 to 1.
         crop_and_flip: Random crops and flips in training. Without them images are prepared as in evaluation.

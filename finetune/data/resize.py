@@ -18,6 +18,10 @@ from torch.nn import functional as F
 
 from finetune.data.limits import MAX_PIXELS
 
+# The mean colour of ImageNet, which is about 0 after normalisation. It is the same for all networks, so that the
+# preparation of images does not depend on the network. timm pads with this colour, too (`crop_mode: border`).
+PADDING = (124, 116, 104)
+
 # Workers already run in parallel. OpenCV's threads would compete with them and with torch's.
 cv2.setNumThreads(0)
 
@@ -61,6 +65,105 @@ class RandomResizedCrop(A.RandomResizedCrop):
             *self.size,
             is_bicubic=self.interpolation == cv2.INTER_CUBIC,
         )
+
+
+class RandomPaddedCrop(A.RandomResizedCrop):
+    """`RandomResizedCrop` of an image that is padded to a square, without a crop that misses the image.
+
+    A crop longer than the image along an axis contains the complete image there, at a random place, and the rest is
+    `PADDING`. A shorter crop lies within the image along that axis. Crops of a square image are those of
+    `RandomResizedCrop`.
+    """
+
+    def get_params_dependent_on_data(
+        self, params: dict[str, Any], data: dict[str, Any]
+    ) -> dict[str, tuple[int, int, int, int]]:
+        height, width = params["shape"][:2]
+        side = max(height, width)
+        square = {**params, "shape": (side, side, 3)}
+        left, top, right, bottom = super().get_params_dependent_on_data(square, data)["crop_coords"]
+        left, right = _moved(left, right, side, width)
+        top, bottom = _moved(top, bottom, side, height)
+        return {"crop_coords": (left, top, right, bottom)}
+
+    def apply(
+        self, img: NDArray[np.uint8], crop_coords: tuple[int, int, int, int], **params: Any
+    ) -> NDArray[np.uint8]:
+        left, top, right, bottom = crop_coords
+        height, width = img.shape[:2]
+        rows = _scaled(top, bottom, height, self.size[0])
+        columns = _scaled(left, right, width, self.size[1])
+        part = img[max(top, 0) : min(bottom, height), max(left, 0) : min(right, width)]
+        is_bicubic = self.interpolation == cv2.INTER_CUBIC
+        return padded(part, self.size, rows, columns, is_bicubic=is_bicubic)
+
+
+def _moved(first: int, end: int, side: int, length: int) -> tuple[int, int]:
+    """Move a crop from first to end of a square's side to the same relative place on a shorter side of the image.
+
+    A crop longer than the image begins before it.
+    """
+    num = end - first
+    if side == length:
+        return first, end
+    place = first / (side - num) if side > num else 0.5
+    first = round(place * (length - num))
+    return first, first + num
+
+
+def _scaled(first: int, end: int, length: int, size: int) -> tuple[int, int]:
+    """Return where the part of an image within a crop begins and ends in a result of `size` pixels."""
+    scale = size / (end - first)
+    begin = min(round(max(-first, 0) * scale), size - 1)
+    return begin, max(round(min(length - first, end - first) * scale), begin + 1)
+
+
+class Pad(A.ImageOnlyTransform):
+    """Resizes an image so that it fits into a square, in the middle of which it is; the rest is `PADDING`.
+
+    Args:
+        size: Side of the square in pixels.
+        interpolation: Kernel for resizing, as in OpenCV.
+    """
+
+    def __init__(self, size: int, interpolation: int = cv2.INTER_LINEAR) -> None:
+        super().__init__(p=1.0)
+        self.size = size
+        self.interpolation = interpolation
+
+    def apply(self, img: NDArray[np.uint8], **params: Any) -> NDArray[np.uint8]:
+        scale = self.size / max(img.shape[:2])
+        height, width = (max(1, round(side * scale)) for side in img.shape[:2])
+        top, left = ((self.size - side) // 2 for side in (height, width))
+        rows, columns = (top, top + height), (left, left + width)
+        is_bicubic = self.interpolation == cv2.INTER_CUBIC
+        return padded(img, (self.size, self.size), rows, columns, is_bicubic=is_bicubic)
+
+
+def padded(
+    picture: NDArray[np.uint8],
+    size: tuple[int, int],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    *,
+    is_bicubic: bool = False,
+) -> NDArray[np.uint8]:
+    """Return an image of `size` that is `PADDING` but for a resized image.
+
+    Args:
+        picture: The image to resize, (H, W, 3) uint8.
+        size: Height and width of the result.
+        rows: First and end row of the resized image.
+        columns: First and end column of the resized image.
+        is_bicubic: Whether to resize bicubically.
+    """
+    height, width = rows[1] - rows[0], columns[1] - columns[0]
+    resized = resize(picture, height, width, is_bicubic=is_bicubic)
+    if (height, width) == size:
+        return resized
+    paper = np.full((*size, 3), PADDING, np.uint8)
+    paper[slice(*rows), slice(*columns)] = resized
+    return paper
 
 
 class Resize(A.Resize):

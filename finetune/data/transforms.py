@@ -14,11 +14,11 @@ import albumentations as A
 import cv2
 import numpy as np
 
-from finetune.data.resize import RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.data.resize import Pad, RandomPaddedCrop, RandomResizedCrop, Resize, SmallestMaxSize
 from finetune.data.trivial_augment import TrivialAugment
 from finetune.system.messages import WrongUsage, did_you_mean
 
-ResizeMode = Literal["shorter_side", "squash", "whole"]
+ResizeMode = Literal["shorter_side", "squash", "whole", "pad"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 # The book and torchvision evaluate the central 224 pixels of a 256-pixel image. The share is the same at any size.
@@ -44,6 +44,7 @@ def train_transform(
     min_crop: float = 0.08,
     prepared: A.Compose | None = None,
     interpolation: Interpolation = "bilinear",
+    resize: ResizeMode = "shorter_side",
 ) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
@@ -53,12 +54,14 @@ def train_transform(
         min_crop: Smallest share of the image's area in a crop, in (0, 1].
         prepared: A pipeline that replaces crop and flip.
         interpolation: Kernel for resizing a crop.
+        resize: As in `eval_transform`. With `pad` crops may be larger than the image; see `RandomPaddedCrop`.
 
     Source: d2l.ai, section "Fine-Tuning".
     """
     size, kernel = (image_size, image_size), _KERNELS[interpolation]
+    crop_class = RandomPaddedCrop if resize == "pad" else RandomResizedCrop
     random = [
-        RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel),
+        crop_class(size, scale=(min_crop, 1.0), interpolation=kernel),
         A.HorizontalFlip(),
     ]
     first = random if prepared is None else prepared.transforms
@@ -78,13 +81,16 @@ def eval_transform(
     Args:
         image_size: Side of the result in pixels.
         resize: `shorter_side` keeps the image's proportions. `squash` makes it square, as the book does. `whole` makes
-            it square at `image_size` and does not crop.
+            it square at `image_size` and does not crop. `pad` resizes the longer side to `image_size` and pads the
+            shorter one.
         interpolation: Kernel for resizing.
         crop_share: Side of the crop as a share of the resized side, in (0, 1].
     """
     kernel = _KERNELS[interpolation]
     if resize == "whole":
         return A.Compose([Resize(image_size, image_size, interpolation=kernel)])
+    if resize == "pad":
+        return A.Compose([Pad(image_size, interpolation=kernel)])
     side = resized_side(image_size, crop_share)
     is_squashed = resize == "squash"
     first = (
@@ -114,7 +120,7 @@ def pipelines(
     )
     prepared = {size: None if is_random else evaluated(size) for size in sizes}
     train = {
-        size: train_transform(size, extra, min_crop, first, interpolation)
+        size: train_transform(size, extra, min_crop, first, interpolation, resize)
         for size, first in prepared.items()
     }
     return train, evaluated(eval_image_size)
@@ -128,7 +134,7 @@ def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def cropped_area(height: int, width: int, resize: ResizeMode, crop_share: float) -> float:
     """Return the share of an image's area that evaluation's crop removes, in [0, 1). See `eval_transform`."""
-    if resize == "whole":
+    if resize in ("whole", "pad"):
         return 0.0
     shorter_by_longer = 1.0 if resize == "squash" else min(height, width) / max(height, width)
     return 1 - crop_share**2 * shorter_by_longer

@@ -18,6 +18,7 @@ from onnx import compose, inliner
 from onnxscript import UINT8, opset20, script
 
 from finetune.data.limits import MAX_PIXELS
+from finetune.data.resize import PADDING
 from finetune.data.transforms import CROP_SHARE, ResizeMode, resized_side
 from finetune.inference.onnx_network import PREPARED
 
@@ -26,6 +27,7 @@ op: Any = opset20  # as the exporters write it
 BYTE: int = onnx.TensorProto.UINT8
 INT: int = onnx.TensorProto.INT32
 LONG: int = onnx.TensorProto.INT64
+BOOL: int = onnx.TensorProto.BOOL
 DOUBLE: int = onnx.TensorProto.DOUBLE
 FLOAT: int = onnx.TensorProto.FLOAT
 
@@ -79,9 +81,9 @@ def _kernel(num_in, num_out):
 
 @script()
 def _averages(num_in, num_out, first, size):
-    """Return the integer weights of the cropped pixels, and the integer that stands for weight 1.
+    """Return the integer weights of `size` of the `num_out` pixels, and the integer that stands for weight 1.
 
-    The weights are two byte matrices (S, num_in), `coarse` and `fine`: a weight is 256 * coarse + fine.
+    The weights are two byte matrices (size, num_in), `coarse` and `fine`: a weight is 256 * coarse + fine.
     torch chooses the number of fractional bits such that the largest weight stays below 2**15, but at most 22.
     """
     taps, shares = _kernel(num_in, num_out)
@@ -109,14 +111,14 @@ def _rounded(total, unit):
 
 
 @script()
-def _smaller(pixels, height, width, new_height, new_width, top, left, size):
-    """Resize pixels (N, 3, H, W) to (N, 3, S, S) as torch's antialiased bilinear kernel for bytes does."""
-    coarse, fine, unit = _averages(width, new_width, left, size)
+def _smaller(pixels, height, width, new_height, new_width, top, left, rows, columns):
+    """Resize pixels (N, 3, H, W) as torch's antialiased bilinear kernel for bytes does; crop to rows and columns."""
+    coarse, fine, unit = _averages(width, new_width, left, columns)
     sums = 256 * op.MatMulInteger(pixels, op.Transpose(coarse)) + op.MatMulInteger(
         pixels, op.Transpose(fine)
     )
     narrow = _rounded(sums, unit)
-    coarse, fine, unit = _averages(height, new_height, top, size)
+    coarse, fine, unit = _averages(height, new_height, top, rows)
     return _rounded(256 * op.MatMulInteger(coarse, narrow) + op.MatMulInteger(fine, narrow), unit)
 
 
@@ -141,19 +143,61 @@ def _neighbours(num_in, num_out, first, size):
 
 
 @script()
-def _larger(pixels, height, width, new_height, new_width, top, left, size):
-    """Resize pixels (N, 3, H, W) to (N, 3, S, S) as OpenCV's `INTER_LINEAR` does."""
-    lower, upper, low, high = _neighbours(width, new_width, left, size)
+def _larger(pixels, height, width, new_height, new_width, top, left, rows, columns):
+    """Resize pixels (N, 3, H, W) as OpenCV's `INTER_LINEAR` does; crop to rows and columns."""
+    lower, upper, low, high = _neighbours(width, new_width, left, columns)
     wide = op.Cast(op.Gather(pixels, lower, axis=3), to=INT) * low
     wide = (wide + op.Cast(op.Gather(pixels, upper, axis=3), to=INT) * high) / 16
-    lower, upper, low, high = _neighbours(height, new_height, top, size)
+    lower, upper, low, high = _neighbours(height, new_height, top, rows)
     tall = op.Gather(wide, lower, axis=2) * op.Unsqueeze(low, [1]) / 65536
     tall = tall + op.Gather(wide, upper, axis=2) * op.Unsqueeze(high, [1]) / 65536
     return op.Cast((tall + 2) / 4, to=BYTE)
 
 
+@script()
+def _resized(pixels, height, width, new_height, new_width, top, left, rows, columns):
+    """Resize pixels (N, 3, H, W) to the new size, and return `rows` and `columns` of it from top and left."""
+    if op.And(new_height >= height, new_width >= width):
+        resized = _larger(pixels, height, width, new_height, new_width, top, left, rows, columns)
+    else:
+        resized = _smaller(pixels, height, width, new_height, new_width, top, left, rows, columns)
+    return resized
+
+
+def _padded_preparation(image_size: int) -> Any:
+    """Return the ONNX function that prepares images as `data.resize.Pad` does."""
+    side = float(image_size)
+    colour = onnx.helper.make_tensor("colour", BYTE, [1, 3, 1, 1], PADDING)
+
+    @script()
+    def prepare_padded(images):
+        shape = op.Cast(op.Shape(images), to=DOUBLE)
+        height, width = op.Gather(shape, 1), op.Gather(shape, 2)
+        pixels = op.Transpose(images, perm=[0, 3, 1, 2])
+        scale = side / op.Max(height, width)
+        new_height = op.Max(op.Round(height * scale), 1.0)
+        new_width = op.Max(op.Round(width * scale), 1.0)
+        size = op.Constant(value_ints=[image_size])
+        none = op.Constant(value_ints=[0])
+        rows = op.Unsqueeze(op.Cast(new_height, to=LONG), [0])
+        columns = op.Unsqueeze(op.Cast(new_width, to=LONG), [0])
+        resized = _resized(pixels, height, width, new_height, new_width, none, none, rows, columns)
+        above, before = (size - rows) / 2, (size - columns) / 2
+        below, behind = size - rows - above, size - columns - before
+        pads = op.Concat(none, none, above, before, none, none, below, behind, axis=0)
+        one = op.Constant(value_ints=[1])
+        is_image = op.Expand(op.Cast(one, to=BYTE), op.Concat(one, one, rows, columns, axis=0))
+        is_image = op.Cast(op.Pad(is_image, pads), to=BOOL)
+        padded = op.Where(is_image, op.Pad(resized, pads), op.Constant(value=colour))
+        return op.Transpose(padded, perm=[0, 2, 3, 1])
+
+    return prepare_padded
+
+
 def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
     """Return the ONNX function from images (N, H, W, 3) uint8 to prepared images (N, S, S, 3) uint8."""
+    if resize == "pad":
+        return _padded_preparation(image_size)
     side = float(image_size if resize == "whole" else resized_side(image_size, crop_share))
     most = float(MAX_PIXELS)
 
@@ -203,10 +247,7 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
             (op.Cast(new_height, to=LONG) - size) / 2,
             (op.Cast(new_width, to=LONG) - size) / 2,
         )
-        if op.And(new_height >= height, new_width >= width):
-            resized = _larger(pixels, height, width, new_height, new_width, top, left, size)
-        else:
-            resized = _smaller(pixels, height, width, new_height, new_width, top, left, size)
+        resized = _resized(pixels, height, width, new_height, new_width, top, left, size, size)
         prepared = op.Transpose(resized, perm=[0, 2, 3, 1])
         return prepared
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from finetune.data.resize import PADDING
 from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
@@ -33,6 +34,8 @@ def about(
         "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
         "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",
         "whole": f"resize to {size} x {size} pixels",
+        "pad": f"resize until the longer side has {size} pixels, put it in the middle of {size} x {size} pixels; the "
+        f"rest is {PADDING}",
     }
     preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
     is_whole = format != "safetensors"  # else the file holds weights only

@@ -58,7 +58,7 @@ from finetune.system.messages import shown
 REQUIRED_SECTIONS = frozenset(
     {"state_dict", "hyper_parameters", "datamodule_hyper_parameters", "finetune"}
 )
-_RESIZE_MODES = ("shorter_side", "squash", "whole")
+_RESIZE_MODES = ("shorter_side", "squash", "whole", "pad")
 _INTERPOLATIONS = ("bilinear", "bicubic")
 _PRECISIONS = ("32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed")
 _PRECISIONS_OF_GPUS = ("transformer-engine", "transformer-engine-float16")

@@ -129,7 +129,7 @@ def crop_line(data: ImageDataModule) -> str:
     return (
         f"evaluation crops the centre: {much.mean():.0%} of {len(sizes)} sampled training images lose more than "
         f"{_MUCH_CROPPED:.0%} of their area (median {np.median(cut):.0%}). "
-        "To keep the edges, use --data.resize whole, which squashes images to a square"
+        "To keep the edges, use --data.resize pad, which pads images to a square, or whole, which squashes them"
     )
 
 

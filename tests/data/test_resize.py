@@ -11,7 +11,7 @@ from finetune.data.decode import decode
 from finetune.data.resize import resize
 from finetune.data.transforms import ResizeMode, eval_transform, train_transform
 
-MODES: tuple[ResizeMode, ...] = ("shorter_side", "squash", "whole")
+MODES: tuple[ResizeMode, ...] = ("shorter_side", "squash", "whole", "pad")
 EVALUATION = {mode: eval_transform(224, mode) for mode in MODES}
 
 
@@ -38,7 +38,9 @@ def test_a_picture_that_may_not_be_written_to_is_resized_in_silence_and_left_as_
     np.testing.assert_array_equal(image, before)
 
 
-@pytest.mark.parametrize("transform", [*EVALUATION.values(), train_transform(224)])
+@pytest.mark.parametrize(
+    "transform", [*EVALUATION.values(), train_transform(224), train_transform(224, resize="pad")]
+)
 def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
     content = encode(np.zeros((1, 70_000), np.uint8), "PNG")
     assert len(content) < 300

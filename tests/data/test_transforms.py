@@ -5,9 +5,10 @@ import cv2
 import numpy as np
 import pytest
 from pictures import assert_alike, picture, pillow
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import create_transform
 
+from finetune.data.resize import PADDING
 from finetune.data.transforms import _KERNELS, build_transform, eval_transform, train_transform
 
 
@@ -99,6 +100,50 @@ def test_whole_crops_nothing_and_leaves_a_picture_of_the_size_as_it_is():
     assert not np.array_equal(eval_transform(28, "squash")(image=picture)["image"], picture)
     wide = rng.integers(0, 256, (40, 90, 3), np.uint8)
     assert_alike(eval_transform(28, "whole")(image=wide)["image"], pillow(wide, 28, 28))
+
+
+@pytest.mark.parametrize("size", [(100, 300), (300, 100), (33, 32), (20, 7), (1, 400)])
+def test_pad_equals_pillow_and_keeps_the_complete_image_in_the_middle(size):
+    image = picture(*size)
+    result = eval_transform(32, "pad")(image=image)["image"]
+    scale = 32 / max(size)
+    height, width = (max(1, round(side * scale)) for side in size)
+    top, left = (32 - height) // 2, (32 - width) // 2
+    inside = np.zeros((32, 32), bool)
+    inside[top : top + height, left : left + width] = True
+    assert (result[~inside] == PADDING).all()
+    assert_alike(result[inside], pillow(image, height, width).reshape(-1, 3))
+
+
+def test_pad_is_what_pillow_pads():
+    image = picture(100, 320)
+    theirs = ImageOps.pad(
+        Image.fromarray(image), (32, 32), Image.Resampling.BILINEAR, color=PADDING
+    )
+    assert_alike(eval_transform(32, "pad")(image=image)["image"], np.asarray(theirs))
+    with pytest.raises(AssertionError):  # the control
+        assert_alike(eval_transform(32, "whole")(image=image)["image"], np.asarray(theirs))
+
+
+def test_a_training_crop_of_pad_contains_the_complete_shorter_side_or_lies_within_it():
+    image = np.full((100, 300, 3), 255, np.uint8)
+    padded = train_transform(32, min_crop=0.08, resize="pad").transforms[0]
+    shares = []
+    for seed in range(200):
+        padded.set_random_seed(seed)
+        result = padded(image=image)["image"]
+        inside = (result == 255).all(axis=2)
+        assert ((result == PADDING).all(axis=2) | inside).all()
+        assert inside.any(axis=0).all()  # it lies within the longer side
+        shares.append(inside.any(axis=1).mean())
+    assert min(shares) < 0.4 and max(shares) == 1.0 and np.mean(np.array(shares) < 1) > 0.5
+    # crops of a square image are those of the other modes
+    square = picture(60, 60)
+    plain = train_transform(32).transforms[0]
+    for seed in range(5):
+        padded.set_random_seed(seed)
+        plain.set_random_seed(seed)
+        np.testing.assert_array_equal(padded(image=square)["image"], plain(image=square)["image"])
 
 
 def test_prepared_pictures_are_neither_cropped_nor_flipped():

@@ -13,7 +13,7 @@ from finetune.inference.any_size import prepend
 from finetune.inference.exporters import OPSET
 
 pytestmark = pytest.mark.slow
-MODES = ("whole", "squash", "shorter_side")
+MODES = ("whole", "squash", "shorter_side", "pad")
 # Height and width: as large as the network's or what it is resized to, smaller, larger, both; tiny, wide, tall; lines.
 SIZES = [
     (64, 64),

@@ -212,6 +212,7 @@ SQUARE = (40, 40)
         ([(64, 36)], {}, "lose more than 50% of their area (median 57%)"),
         ([(40, 30)], {"crop_share": 1.0}, ""),
         ([WIDE], {"resize": "whole"}, ""),
+        ([WIDE], {"resize": "pad"}, ""),
         ([WIDE], {"resize": "squash"}, ""),
         ([WIDE], {"resize": "squash", "crop_share": 0.7}, "(median 51%)"),
     ],
@@ -219,7 +220,10 @@ SQUARE = (40, 40)
 def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
     line = cropped(tmp_path, sizes, **options)
     assert expected in line and (
-        line.endswith("use --data.resize whole, which squashes images to a square") or not line
+        line.endswith(
+            "--data.resize pad, which pads images to a square, or whole, which squashes them"
+        )
+        or not line
     )
     assert bool(line) == bool(expected)
 
@@ -227,10 +231,10 @@ def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
 def test_the_share_that_is_cut_away_is_that_of_the_pipeline(tmp_path):
     """Against the pictures that the evaluation pipeline leaves: pixels that are numbered by their column."""
     columns = np.tile(np.arange(240, dtype=np.uint8), (80, 1))
-    for resize in ("shorter_side", "squash", "whole"):
+    for resize in ("shorter_side", "squash", "whole", "pad"):
         seen = eval_transform(70, resize)(image=np.dstack([columns] * 3))["image"]
         width = (int(seen.max()) - int(seen.min()) + 1) / 240
-        height = 1 if resize == "whole" else 7 / 8
+        height = 1 if resize in ("whole", "pad") else 7 / 8
         assert 1 - width * height == pytest.approx(cropped_area(80, 240, resize, 7 / 8), abs=0.02)
 
 

@@ -95,7 +95,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "wide_or_tall",
         "note",
         "are so wide or tall that half of them is cropped",
-        "Evaluation crops the square in the middle. --data.resize whole squashes images instead, and loses nothing.",
+        "Evaluation crops the square in the middle. --data.resize pad pads images to a square, and loses nothing.",
         readable & (ratios >= _WIDE),
         lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
     )
