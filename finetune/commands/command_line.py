@@ -22,7 +22,18 @@ from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
 _WEIGHTS = {"weights", "model.weights"}
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_IMAGE_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".avif",
+    ".heic",
+)
 _IMAGE_OPTIONS = ("data.predict", "pictures")
 _WITH_CONFIGS = ("fit", "validate", "test", "predict", "benchmark")  # which take shipped configs
 

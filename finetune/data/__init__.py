@@ -12,7 +12,8 @@ Lists of images:
 
 One image:
 
-- `decode`: a file to RGB pixels, with `resize`, `limits`, `completeness` (truncated files) and `bit_depths`.
+- `decode`: a file to RGB pixels, with `resize`, `limits`, `completeness` (truncated files) and `bit_depths`. `heif`:
+  HEIC and AVIF. `frames`: files with several frames or pages.
 - `image_cache`: decoded images on disk, in a `memmap`.
 - `transforms`: augmentation and resizing, with `size_schedule`, `trivial_augment` and `mixing`.
 

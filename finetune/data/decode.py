@@ -35,10 +35,17 @@ from finetune.data.bit_depths import (
     use_native_order,
 )
 from finetune.data.completeness import check_coefficients, load
+from finetune.data.heif import (
+    NUM_HEAD_BYTES,
+    has_heic_reader,
+    heif_kind,
+    heif_reader,
+    readable_suffixes,
+)
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
 from finetune.data.storage import open_file
 
-IMAGE_SUFFIXES: frozenset[str] = frozenset(
+IMAGE_SUFFIXES: frozenset[str] = readable_suffixes() | frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 )
 
@@ -127,8 +134,8 @@ def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDAr
 
     # from the original size, because the sides of a reduced image are rounded
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))
-    # only has an effect on a JPEG
-    image.draft(None, (2 * shorter_side, 2 * shorter_side))
+    if isinstance(image, JpegImageFile):  # for a HEIC it would choose an embedded thumbnail
+        image.draft(None, (2 * shorter_side, 2 * shorter_side))
     picture, _ = read_pixels(image, file)
     return resize(
         picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1])
@@ -137,8 +144,6 @@ def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDAr
 
 def _kind_of(head: bytes) -> str:
     """Return in words what a file is that begins with these bytes and is no image that we read."""
-    if head[4:11] in (b"ftyphei", b"ftypmif", b"ftypavi"):  # what phones write
-        return "it is HEIC or AVIF: save it as JPEG"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<!doctype", b"<html", b"<head")):
         return "it is a web page, perhaps saved instead of the image"
@@ -159,12 +164,10 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     Raises:
         ValueError: The format is unsupported, or the image is above a limit.
     """
-    head = file.read(16)
+    head = file.read(NUM_HEAD_BYTES)
     if not head:
         raise ValueError("the file is empty")
-    reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
-    if reader is None:
-        raise ValueError(f"not a JPEG, PNG, WebP, BMP, TIFF or GIF image ({_kind_of(head)})")
+    reader = _reader_of(head)
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)
@@ -176,6 +179,30 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
         # size of a tile, which may be larger than the image
         _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)
     return image
+
+
+def _reader_of(head: bytes) -> type[ImageFile]:
+    """Return the reader of a file by its first bytes.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if kind := heif_kind(head):
+        return heif_reader(kind)
+    reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
+    if reader is None:
+        raise ValueError(
+            f"not a JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF image ({_kind_of(head[:16])})"
+        )
+    return reader
+
+
+def begins_like_image(content: bytes) -> bool:
+    """Return whether a file begins like an image of a format that is read, by its first `NUM_HEAD_BYTES`."""
+    kind = heif_kind(content[:NUM_HEAD_BYTES])
+    if kind == "HEIC":
+        return has_heic_reader()
+    return kind == "AVIF" or content.startswith(tuple(READERS))
 
 
 def _check_size(width: int, height: int, max_pixels: float) -> None:

@@ -29,6 +29,7 @@ from rich.progress import track
 
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
+from finetune.data.heif import heic_version
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
@@ -115,6 +116,7 @@ def read_from_cache(
     shorter_side = next(iter(splits.values())).shorter_side
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
+    decoder += heic_version(paths)
     place = os.path.realpath(root)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]

@@ -1,6 +1,7 @@
 """The images that `--data.predict` selects."""
 
 import glob
+import logging
 import os
 import tarfile
 import zipfile
@@ -10,11 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES, stored_size
+from finetune.data.frames import frames_line
+from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, find_images
+
+log = logging.getLogger(__name__)
 
 
 def unlabelled_samples(
@@ -25,6 +30,8 @@ def unlabelled_samples(
 ) -> Samples:
     """Return the images that `files_to_predict` finds, without labels."""
     paths = files_to_predict(pictures, skip, is_logged, columns)
+    if is_logged and (line := frames_line(paths)):
+        log.warning("%s", line)
     return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 
@@ -61,7 +68,9 @@ def _expand(
         paths = PathList(find_images(pattern, skipped))
         if is_logged:
             skipped.log_summary(pattern)
-        missing = f"the folder {pattern!r} has no images ({' '.join(sorted(IMAGE_SUFFIXES))})"
+        supported = " ".join(sorted(IMAGE_SUFFIXES))
+        advice = heic_advice(skipped.suffixes)
+        missing = f"the folder {pattern!r} has no images ({supported}){advice}"
     elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
         with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())

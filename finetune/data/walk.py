@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.heif import heic_advice
 from finetune.system.file_names import composed
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,12 @@ class SkippedFiles:
             more = ", ..." if len(self.suffixes) > 8 else ""
             supported = " ".join(sorted(IMAGE_SUFFIXES))
             log.warning(
-                "skipped in %s, not images: %s%s; supported are %s",
+                "skipped in %s, not images: %s%s; supported are %s%s",
                 root,
                 kinds,
                 more,
                 supported,
+                heic_advice(self.suffixes),
             )
         for folder, num in self.loose.items():
             log.warning(

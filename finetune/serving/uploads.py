@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from finetune.data.decode import READERS
+from finetune.data.decode import begins_like_image
 from finetune.serving.refusal import Refused, busy
 from finetune.system.messages import shown
 
@@ -127,14 +127,14 @@ def text_format(content: bytes, content_type: str) -> str:
         content_type: Content type of the request. It is only a hint: curl's --data-binary calls everything a form.
     """
     head, kind = content[:_HEAD].lstrip(), content_type.partition(";")[0].strip().lower()
-    if content.startswith(tuple(READERS)):
+    if begins_like_image(content):
         return ""
     if head.startswith((b"{", b"[", b'"')) or kind.endswith(("/json", "+json")):
         return "JSON"
     if head[:5].lower() == b"data:":
         return "a data: address"
     letters = head.replace(b"-", b"+").replace(b"_", b"/")  # URL-safe base64 to standard base64
-    if (base64 := _BASE64.match(letters)) and b64decode(base64[0]).startswith(tuple(READERS)):
+    if (base64 := _BASE64.match(letters)) and begins_like_image(b64decode(base64[0])):
         return "base64"
     if kind == "application/x-www-form-urlencoded" and re.match(rb"[\w.%\[\]-]+=", head):
         return "a form field"

@@ -13,6 +13,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.frames import frames_line
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.samplers import batches_within, num_within
 from finetune.data.splits import SET_APART
@@ -53,7 +54,7 @@ def log_overview(
         lines.insert(1, corrections.line())
     doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
     look = first_look(data.splits, data.class_names, data.folder, data.table)
-    doubtful += filter(None, [look.line()])
+    doubtful += filter(None, [look.line(), frames_line(look.listing.paths)])
     for line in lines:
         log.info("%s", line)
     if cropped := crop_line(data):

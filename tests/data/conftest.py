@@ -2,11 +2,14 @@
 
 import gzip
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from data_files import clothes, idx
 from torchvision.datasets import FashionMNIST as Source
+
+from finetune.data import heif, walk
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,16 @@ def some(tmp_path, colours, monkeypatch) -> Path:
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def without_heic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No package that reads HEIC, whether one is installed or not."""
+    monkeypatch.setattr(heif, "_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(walk, "IMAGE_SUFFIXES", walk.IMAGE_SUFFIXES - set(heif.HEIC_SUFFIXES))
+    heif._heic_reader.cache_clear()
+    yield
+    heif._heic_reader.cache_clear()
 
 
 @pytest.fixture

@@ -91,16 +91,16 @@ def test_what_is_not_read_is_named(folder, tmp_path):
     (tmp_path / "train/b").mkdir()
     for name in (
         "train/loose.jpg",
-        "train/a/x.heic",
-        "train/a/y.heic",
-        "train/a/z.AVIF",
+        "train/a/x.psd",
+        "train/a/y.psd",
+        "train/a/z.SVG",
         "train/a/noted.txt",
     ):
         (tmp_path / name).touch()
     (tmp_path / "train/gone").symlink_to("nowhere")
     found = rows(folder_findings(list_pictures(tmp_path)))
     assert found["loose"] == [f"1 image in {tmp_path / 'train'}"]
-    assert found["other_files"] == ["2 files .heic", "1 file .avif"]
+    assert found["other_files"] == ["2 files .psd", "1 file .svg"]
     assert found["unread"] == [f"{tmp_path / 'train/gone'}: a link to nothing"]
     assert rows(folder_findings(listing)) == {}
 

@@ -1,6 +1,7 @@
 """Lists of very many paths, and what a person means by pictures to predict."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -118,12 +119,17 @@ def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkey
         files_to_predict([b, "absent"])
 
 
-def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog):
-    for name in ("a/1.heic", "a/2.HEIC", "a/notes.txt"):
+def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog, without_heic):
+    for name in ("a/1.heic", "a/2.HEIC", "a/notes.txt", "only/1.heic"):
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
     ImageFolderData(predict=["a", "top.png"])
     (line,) = caplog.messages
     assert line.startswith("skipped in a, not images: 2 .heic; supported are ")
+    advice = "; to read HEIC images: pip install '.[heic]' in a checkout of finetune"
+    assert line.endswith(advice)
+    with pytest.raises(FileNotFoundError, match=re.escape(advice)):
+        files_to_predict("only", is_logged=False)
     caplog.clear()
     monkeypatch.setenv("LOCAL_RANK", "1")
     ImageFolderData(predict="a")

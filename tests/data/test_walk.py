@@ -13,7 +13,7 @@ def folder(tmp_path):
         "a.webp",
         ".hidden/3.png",
         "b/notes.txt",
-        "b/clip.heic",
+        "b/clip.mov",
         "b/drawing",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -25,7 +25,7 @@ def test_pictures_come_sorted_and_what_is_none_is_counted(folder):
     skipped = SkippedFiles()
     found = [path.removeprefix(f"{folder}/") for path in find_images(folder, skipped)]
     assert found == ["a.webp", "b/1.JPG", "b/2.png"]
-    assert dict(skipped.suffixes) == {".heic": 1, "": 1}
+    assert dict(skipped.suffixes) == {".mov": 1, "": 1}
     assert num_loose(folder) == 1 and num_loose(folder / "b") == 2
 
 

@@ -17,7 +17,8 @@ from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
 from finetune.data.datasets.listing import Listing, listing_of
-from finetune.data.decode import READERS
+from finetune.data.decode import begins_like_image
+from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.samples import Samples
 from finetune.data.storage import concatenate_stats
 from finetune.data.targets import MultiHot
@@ -129,6 +130,6 @@ def first_look(
 def _is_picture(path: str) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.read(16).startswith(tuple(READERS))
+            return begins_like_image(file.read(NUM_HEAD_BYTES))
     except OSError:
         return False

@@ -15,6 +15,7 @@ import numpy as np
 from PIL.ImageFile import ImageFile
 
 from finetune.data.decode import read_header, read_pixels, silence_pillow
+from finetune.data.frames import is_several
 from finetune.data.storage import open_file
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -34,6 +35,7 @@ _SUFFIXES = {
     "gif": "GIF",
 }
 _SUFFIXES |= {"tif": "TIFF", "tiff": "TIFF"}
+_SUFFIXES |= {"avif": "AVIF", "heic": "HEIF", "heif": "HEIF", "hif": "HEIF"}
 
 
 class ImageFacts(NamedTuple):
@@ -60,7 +62,7 @@ class Facts:
     Attributes:
         errors: Error of each image, "" if it is readable.
         kinds: Format by content, such as JPEG.
-        modes: Pillow's mode, with `;16` for 16 bits and `animated` for several frames.
+        modes: Pillow's mode, with `;16` for 16 bits `animated` for several frames, and `of several pages`.
         sizes: Height and width from the header, after EXIF rotation, (N, 2).
         num_bytes: Size of each file in bytes, (N,).
         changed: Modification time of each file, in seconds since 1970, (N,).
@@ -229,6 +231,6 @@ def _mode(image: ImageFile) -> str:
     mode = image.mode
     if ";16" in str(image.tile) and ";16" not in mode:  # Pillow loads 16-bit colours as 8 bits
         mode += ";16"
-    # Not for TIFF, because counting its frames reads the complete file.
-    is_animated = image.format in ("GIF", "WEBP", "PNG") and getattr(image, "is_animated", False)
-    return f"{mode} animated" if is_animated else mode
+    if not is_several(image):
+        return mode
+    return f"{mode} of several pages" if image.format == "TIFF" else f"{mode} animated"

@@ -12,6 +12,7 @@ import numpy as np
 from finetune.data.datasets import misplaced
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.targets import ClassIndex
@@ -106,7 +107,7 @@ def scan(
         in_order = [merged[split].get(composed(name), []) for name in class_names]
         splits[split] = read_split(folder, in_order, split, skipped)
         empty = empty_classes(splits[split], class_names)
-        _check_filled(splits[split], empty, split, is_known)
+        _check_filled(splits[split], empty, split, is_known, heic_advice(skipped.suffixes))
         if empty and is_logged:
             log.warning(
                 "%s has no images of %s: its results do not include it",
@@ -270,8 +271,18 @@ def _check_known(
     raise ValueError("; ".join([message, *hints]))
 
 
-def _check_filled(samples: Samples, empty: Sequence[str], split: str, is_known: bool) -> None:
-    """Refuse a split `all` without images, and empty training classes unless the classes were passed as an argument."""
+def _check_filled(
+    samples: Samples, empty: Sequence[str], split: str, is_known: bool, advice: str
+) -> None:
+    """Refuse a split `all` without images, and empty training classes unless the classes were passed as an argument.
+
+    Args:
+        samples: The images of the split.
+        empty: The classes without images.
+        split: Its name.
+        is_known: Whether the classes were passed as an argument.
+        advice: The end of the message: what to install for skipped files.
+    """
     must_be_filled = split in ("train", "all") and not is_known
     if empty and (must_be_filled or (split == "all" and not len(samples))):
         supported = " ".join(sorted(IMAGE_SUFFIXES))
@@ -279,7 +290,7 @@ def _check_filled(samples: Samples, empty: Sequence[str], split: str, is_known: 
             f"{samples.folder} has no images of {_class_list(empty)}; supported are {supported}"
         )
         raise ValueError(
-            f"{message}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_exclusion_advice(empty)}"
+            f"{message}; where {'they are' if len(empty) > 1 else 'it is'} no class, {_exclusion_advice(empty)}{advice}"
         )
 
 
