@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from finetune.data.corrections import EXCLUDED, Corrections
+from finetune.data.corrections import EXCLUDED, Corrections, split_labels
 from finetune.data.data_place import place_of
 from finetune.data.samples import Samples
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, counted, did_you_mean, shown
+from finetune.system.messages import counted, did_you_mean, shown
 
-SEVERAL_LABELS = "corrections of images with several labels are not supported"
 _MOST_PAIRS = 10  # kinds of changed labels that a report lists
 
 
@@ -40,20 +39,22 @@ class SplitCorrections:
     """What the corrections change in a split.
 
     Attributes:
-        pairs: Number of changed labels by (class before, class now).
+        pairs: Number of images with changed labels by (class before, class now).
         excluded: Number of excluded images.
         confirmed: Number of images whose label was confirmed.
         outdated: Number of corrections that are skipped, because the label has changed since.
+        has_several: Whether images have several labels.
     """
 
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     excluded: int = 0
     confirmed: int = 0
     outdated: int = 0
+    has_several: bool = False
 
     @property
     def changed(self) -> int:
-        """Number of changed labels."""
+        """Number of images with changed labels."""
         return self.pairs.total()
 
     def plain(self) -> dict[str, Any]:
@@ -68,17 +69,17 @@ class SplitCorrections:
         }
 
 
-class CorrectedLabels(NamedTuple):
-    """The labels of N images after corrections.
+class CorrectedTargets(NamedTuple):
+    """The targets of N images after corrections.
 
     Attributes:
-        labels: Class index of each image, (N,).
+        targets: The targets, N.
         is_kept: Whether each image is kept, (N,) bool. The others are excluded.
         changes: What was changed.
         num_known: Number of images that have a correction.
     """
 
-    labels: np.ndarray
+    targets: Targets
     is_kept: np.ndarray
     changes: SplitCorrections
     num_known: int
@@ -106,7 +107,10 @@ class AppliedCorrections:
         changed = sum(split.changed for split in splits)
         excluded = sum(split.excluded for split in splits)
         outdated = sum(split.outdated for split in splits)
-        text = f"corrections: {shown(self.file)}: {counted(changed, 'label')} changed, "
+        labels = counted(changed, "label")
+        if any(split.has_several for split in splits):
+            labels = f"labels of {counted(changed, 'image')}"
+        text = f"corrections: {shown(self.file)}: {labels} changed, "
         text += f"{counted(excluded, 'image')} excluded"
         if "test" in self.splits and (
             num := self.splits["test"].changed + self.splits["test"].excluded
@@ -157,74 +161,129 @@ def correct_splits(
     num_known = 0
     in_test = 0
     for split, samples in splits.items():
-        if not isinstance(samples.targets, ClassIndex):
-            raise WrongUsage(f"{corrections.file}: {SEVERAL_LABELS}")
         names = relative_paths(samples.paths, root)
-        result = correct_labels(names, samples.targets.labels, corrections, classes)
+        result = correct_targets(names, samples.targets, corrections, classes)
         changes = result.changes
         num_known += result.num_known
         if split == "test" and not correct_test:
             in_test = changes.changed + changes.excluded
             continue
         applied[split] = changes
-        targets = ClassIndex(result.labels, samples.targets.num_classes)
-        corrected[split] = replace(samples, targets=targets).take(np.flatnonzero(result.is_kept))
+        rows = np.flatnonzero(result.is_kept)
+        corrected[split] = replace(samples, targets=result.targets).take(rows)
         if not result.is_kept.any():
             del corrected[split]
     unknown = len(corrections.by_path) - num_known
     return corrected, AppliedCorrections(corrections.file, applied, unknown, in_test)
 
 
-def correct_labels(
+def correct_targets(
     names: Iterable[str],
-    labels: np.ndarray,
+    targets: Targets,
     corrections: Corrections,
     classes: Classes,
-) -> CorrectedLabels:
-    """Return the corrected labels of images.
+) -> CorrectedTargets:
+    """Return the corrected targets of images.
 
     Args:
         names: Path of each image relative to the data set, N.
-        labels: Class index of each image, (N,).
+        targets: The targets of the images, N.
         corrections: The corrections.
         classes: The classes.
 
     Raises:
         ValueError: An image is corrected to an unknown class.
     """
-    class_names = classes.names
-    number = {composed(name): i for i, name in enumerate(class_names)}
-    excluded = {EXCLUDED, *map(composed, classes.excluded)} - number.keys()
-    merged = {composed(name): composed(new) for name, new in classes.merged.items()}
-    changes = SplitCorrections()
-    corrected = labels.copy()
-    is_kept = np.ones(len(labels), bool)
+    known = _KnownClasses(classes, isinstance(targets, MultiHot))
+    changes = SplitCorrections(has_several=known.has_several)
+    corrected = targets.labels.copy()
+    is_kept = np.ones(len(corrected), bool)
     num_known = 0
     for i, name in enumerate(names):
         correction = corrections.find(name)
         if correction is None:
             continue
         num_known += 1
-        was = composed(correction.was)
-        now = composed(correction.now)
-        now = merged.get(now, now)
-        before = class_names[int(labels[i])]
-        if merged.get(was, was) != composed(before):
+        before = known.classes_at(corrected[i])
+        if known.parse(correction.was) != {composed(label) for label in before}:
             changes.outdated += 1
-        elif now in excluded:
+            continue
+        now = known.parse(correction.now)
+        if known.is_excluded(correction.now, now):
             is_kept[i] = False
             changes.excluded += 1
-        elif now not in number:
+            continue
+        unknown = sorted(now - known.number.keys())
+        if unknown:
             raise ValueError(
-                f"{corrections.file}: {shown(name)} is corrected to {correction.now!r}, which is not a class of the "
-                f"data set{did_you_mean(correction.now, class_names)}"
+                f"{corrections.file}: {shown(name)} is corrected to {unknown[0]!r}, which is not a class of the "
+                f"data set{did_you_mean(unknown[0], classes.names)}"
             )
-        elif number[now] == labels[i]:
+        corrected[i] = known.row(now)
+        after = known.classes_at(corrected[i])
+        if after == before:
             changes.confirmed += 1
         else:
-            corrected[i] = number[now]
-            changes.pairs[before, class_names[number[now]]] += 1
-    return CorrectedLabels(corrected, is_kept, changes, num_known)
+            changes.pairs[_text(before), _text(after)] += 1
+    result = MultiHot(corrected)
+    if isinstance(targets, ClassIndex):
+        result = ClassIndex(corrected, targets.num_classes)
+    return CorrectedTargets(result, is_kept, changes, num_known)
+
+
+class _KnownClasses:
+    """Reads the classes in a file of corrections as those of the data set.
+
+    Args:
+        classes: The classes.
+        has_several: Whether images have several labels.
+
+    Attributes:
+        number: The index of each class by its name in composed Unicode.
+    """
+
+    def __init__(self, classes: Classes, has_several: bool) -> None:
+        self.names = classes.names
+        self.has_several = has_several
+        self.number = {composed(name): k for k, name in enumerate(classes.names)}
+        self._merged = {composed(name): composed(new) for name, new in classes.merged.items()}
+        self._excluded = {*map(composed, classes.excluded)} - self.number.keys()
+
+    def parse(self, text: str) -> set[str]:
+        """Return the classes in a text after the merge, also unknown ones.
+
+        Of several labels those that are excluded are left out.
+        """
+        if not self.has_several:
+            name = composed(text)
+            return {self._merged.get(name, name)}
+        labels = (self._merged.get(label, label) for label in split_labels(text))
+        return {label for label in labels if label not in self._excluded}
+
+    def is_excluded(self, text: str, parsed: set[str]) -> bool:
+        """Return whether a decision excludes the image."""
+        if EXCLUDED not in self.number and composed(text) == EXCLUDED:
+            return True
+        return not self.has_several and not parsed.isdisjoint(self._excluded)
+
+    def classes_at(self, row: np.ndarray) -> list[str]:
+        """Return the classes of an image: of a class index, or of (K,) 0 or 1."""
+        if not self.has_several:
+            return [self.names[int(row)]]
+        return [self.names[k] for k in np.flatnonzero(row)]
+
+    def row(self, names: set[str]) -> Any:
+        """Return the class index of an image, or (K,) 0 or 1."""
+        numbers = [self.number[name] for name in names]
+        if not self.has_several:
+            return numbers[0]
+        has_label = np.zeros(len(self.names), np.uint8)
+        has_label[numbers] = 1
+        return has_label
+
+
+def _text(labels: Sequence[str]) -> str:
+    return " + ".join(labels) or "no label"
 
 
 def relative_paths(paths: Iterable[str], root: str | Path) -> Iterable[str]:

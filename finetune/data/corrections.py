@@ -8,6 +8,9 @@ The columns are path, was, now, by and when:
   withdraws earlier decisions.
 - `by`, `when`: the name of the person, and the time. They are not read.
 
+If images have several labels, `was` and `now` hold labels separated by `;`, or a JSON list: `[]` for no label, and for
+labels that contain a `;`.
+
 A line is appended by one `write`, under a lock, and only after a complete line. So several processes may append to one
 file, and a killed process leaves complete lines.
 """
@@ -17,13 +20,15 @@ import csv
 import errno
 import fcntl
 import io
+import json
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finetune.system.file_names import composed
 from finetune.system.messages import NotFound, WrongUsage, shown
@@ -33,9 +38,9 @@ log = logging.getLogger(__name__)
 COLUMNS = ("path", "was", "now", "by", "when")
 EXCLUDED = "excluded"
 WITHDRAWN = ""
+_LABEL_SEPARATOR = ";"
 _REQUIRED = {"path", "was", "now"}
 _MAX_BYTES = 2**28  # about two million lines
-_BOM = b"\xef\xbb\xbf"
 
 
 class Correction(NamedTuple):
@@ -65,6 +70,25 @@ class Corrections:
         return self.by_path.get(composed(path))
 
 
+def join_labels(labels: Sequence[str]) -> str:
+    """Return the labels of an image that has several as the text of `was` or `now`."""
+    text = _LABEL_SEPARATOR.join(labels)
+    is_plain = bool(labels) and split_labels(text) == tuple(labels)
+    return text if is_plain else json.dumps(labels, ensure_ascii=False)
+
+
+def split_labels(text: str) -> tuple[str, ...]:
+    """Return the labels in the text of `was` or `now`, each once and in composed Unicode."""
+    parts = None
+    if text.startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            parts = json.loads(text)
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        parts = text.split(_LABEL_SEPARATOR)
+    labels = (composed(part.strip()) for part in parts)
+    return tuple(dict.fromkeys(label for label in labels if label))
+
+
 def read_corrections(file: str | Path, option: str = "--data.corrections") -> Corrections:
     """Read a file of corrections.
 
@@ -92,39 +116,55 @@ def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:
     return {path: line for path, line in last.items() if line.now != WITHDRAWN}
 
 
-def parse_corrections(content: bytes, file: object) -> list[Correction]:
+def parse_corrections(content: bytes, file: object, num_skipped: int = 0) -> list[Correction]:
     """Return the lines of a file in order. An incomplete last line, of a computer that crashed, is skipped.
 
     Args:
-        content: The content of the file.
+        content: The content of the file, or its header and its last lines.
         file: Its path, for messages.
+        num_skipped: Number of lines between the header and these last lines.
 
     Raises:
         ValueError: A line is not valid.
     """
     num_complete = _complete_length(content)
     try:  # the last line may lack only its end, after a change in an editor
-        return list(_parse(content, file))
+        return list(_parse(content, file, num_skipped))
     except ValueError:
         if num_complete == len(content):
             raise
-    lines = list(_parse(content[:num_complete], file))
+    lines = list(_parse(content[:num_complete], file, num_skipped))
     log.warning("%s ends in an incomplete line, which is skipped", file)
     return lines
 
 
-def _parse(content: bytes, file: object) -> Iterator[Correction]:
+def _header(content: bytes, file: object) -> list[str]:
+    """Return the columns of a file.
+
+    Raises:
+        ValueError: They are not those of a file of corrections.
+    """
+    header = [name.strip().lower() for name in next(_reader(content), [])]
+    _check_header(header, file)
+    return header
+
+
+def _reader(content: bytes) -> Any:
     text = content.decode("utf-8-sig", "surrogateescape")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    return csv.reader(io.StringIO(text, newline=""), strict=True)
+
+
+def _parse(content: bytes, file: object, num_skipped: int = 0) -> Iterator[Correction]:
+    reader = _reader(content)
     try:
         header = [name.strip().lower() for name in next(reader, [])]
         _check_header(header, file)
         for values in reader:
             if values:
-                where = f"{file}, line {reader.line_num}"
+                where = f"{file}, line {num_skipped + reader.line_num}"
                 yield _correction(header, values, where)
     except csv.Error as error:
-        raise ValueError(f"{file}, line {reader.line_num}: {error}") from error
+        raise ValueError(f"{file}, line {num_skipped + reader.line_num}: {error}") from error
 
 
 def _check_header(header: list[str], file: object) -> None:
@@ -182,25 +222,30 @@ def _read_all(descriptor: int, file: object, start: int = 0) -> bytes:
 
 
 class CorrectionsFile:
-    """A file of corrections that this process and others append to.
+    """A file of corrections that this process and others append to. People may edit it at the same time.
 
     Args:
         path: Its path. The first line creates the file.
 
+    Attributes:
+        lines: The lines that were read. It is another list after others have changed earlier lines.
+
     Raises:
-        ValueError: The file exists, and is not a file of corrections with all columns in order.
+        ValueError: The file exists, and is not a file of corrections.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[Correction] = []
-        self._identity = (0, 0)  # device and inode of the file that was read
-        self._num_read = 0  # bytes
-        self._num_complete = 0  # bytes that end with a complete line
+        self._forget()
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the lines that other processes have appended."""
+        """Read the lines that other processes have appended.
+
+        Raises:
+            ValueError: A line is not valid. The message names it.
+            OSError: The file cannot be read.
+        """
         try:
             with _opened(self.path, os.O_RDONLY) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -212,14 +257,16 @@ class CorrectionsFile:
         """Append a line, and read those of other processes.
 
         Raises:
+            ValueError: A line of the file is not valid, or this one would not be.
             OSError: The line cannot be written. The file is as it was.
         """
         with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
-            record = _record(correction)
+            record = _record(getattr(correction, name) for name in self._columns)
+            list(_parse(_record(self._columns) + record, self.path))
             if self._num_read == 0:
-                record = _record(COLUMNS) + record
+                record = _record(self._columns) + record
             elif self._num_complete < self._num_read:
                 record = self._end_last_line(descriptor) + record
             num_before = os.fstat(descriptor).st_size
@@ -245,37 +292,33 @@ class CorrectionsFile:
 
     def _load(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
-        is_appended = (status.st_dev, status.st_ino) == self._identity and self._num_complete > 0
-        is_appended &= self._num_complete == self._num_read <= status.st_size
-        if not is_appended:
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if state == self._state:
+            return
+        content = _read_all(descriptor, self.path)
+        is_appended = 0 < self._num_complete == self._num_read <= len(content)
+        if not is_appended or zlib.crc32(content[: self._num_read]) != self._checksum:
             self._forget()
-        elif status.st_size == self._num_read:
-            return
-        content = _read_all(descriptor, self.path, self._num_read)
-        if not content:
-            return
-        if not is_appended:
-            self._check_columns(content)
-        self.lines += parse_corrections(
-            _record(COLUMNS) + content if is_appended else content, self.path
-        )
-        self._identity = (status.st_dev, status.st_ino)
-        self._num_complete = self._num_read + _complete_length(content)
-        self._num_read += len(content)
-
-    def _check_columns(self, content: bytes) -> None:
-        header = content.removeprefix(_BOM).splitlines()[0].decode("utf-8", "replace")
-        if header != ",".join(COLUMNS):
-            raise ValueError(
-                f"{self.path} is not a file that lines can be appended to: its first line is not "
-                f"{','.join(COLUMNS)}. Name another file"
-            )
+        if content:
+            start = self._num_read
+            if start == 0:
+                self._columns = _header(content, self.path)
+            appended = content[start:]
+            header = _record(self._columns) if start else b""
+            num_skipped = content.count(b"\n", 0, start) - 1 if start else 0
+            self.lines += parse_corrections(header + appended, self.path, num_skipped)
+            self._num_complete = start + _complete_length(appended)
+            self._num_read = len(content)
+            self._checksum = zlib.crc32(content)
+        self._state = state
 
     def _forget(self) -> None:
-        self.lines = []
-        self._identity = (0, 0)
-        self._num_read = 0
-        self._num_complete = 0
+        self.lines: list[Correction] = []
+        self._columns: Sequence[str] = COLUMNS
+        self._state = (0, 0, 0, 0)  # device, inode, size and time of the file that was read
+        self._num_read = 0  # bytes
+        self._num_complete = 0  # bytes that end with a complete line
+        self._checksum = 0  # of the bytes that were read
 
 
 def _record(values: Iterable[str]) -> bytes:

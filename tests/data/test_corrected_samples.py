@@ -149,18 +149,57 @@ def test_a_table_is_corrected_as_its_folder_is(colours, tmp_path, write):
     assert data.applied_corrections.unknown == 1
 
 
-def test_several_labels_are_refused_in_one_line(colours, tmp_path, write):
-    table = tmp_path / "several.csv"
-    table.write_text(
-        "path,label\ntrain/red/00.png,red;warm\ntrain/blue/00.png,blue\ntrain/red/01.png,red\n"
-    )
-    with pytest.raises(ValueError, match="several labels are not supported"):
-        ImageFolderData(
-            table=str(table),
-            root=str(colours),
-            labels="several",
-            corrections=write({"train/red/00.png": ("red", "blue")}),
-        )
+SEVERAL = {
+    "red/00.png": ("warm;red", "red"),  # in any order
+    "red/01.png": ("red;warm", '["cold", "warm", "red"]'),
+    "red/02.png": ("red;warm", "[]"),
+    "red/03.png": ("red;warm", "excluded"),
+    "red/04.png": ("red;warm", "warm;red"),
+    "red/05.png": ("red", "warm"),  # its labels have changed since
+}
+
+
+@pytest.fixture
+def several(colours):
+    """A table of 40 images, each with two of four labels."""
+    table = colours.parent / "several.csv"
+    rows = [f"red/{i:02d}.png,red;warm" for i in range(20)]
+    rows += [f"blue/{i:02d}.png,blue;cold" for i in range(20)]
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    return {"table": str(table), "root": str(colours / "train"), "test_fraction": 0.0}
+
+
+def names(data: ImageFolderData, path: str) -> list[str]:
+    """Return the labels of an image; an empty list for none."""
+    for samples in data.splits.values():
+        found = list(samples.names())
+        if path in found:
+            row = samples.targets.labels[found.index(path)]
+            return [data.class_names[k] for k in np.flatnonzero(row)]
+    raise LookupError(path)
+
+
+def test_several_labels_of_an_image_are_corrected(several, write):
+    data = ImageFolderData(**several, corrections=write(SEVERAL))
+    assert names(data, "red/00.png") == ["red"]
+    assert names(data, "red/01.png") == ["cold", "red", "warm"]
+    assert names(data, "red/02.png") == []
+    assert names(data, "red/05.png") == ["red", "warm"] == names(data, "red/06.png")
+    with pytest.raises(LookupError):
+        names(data, "red/03.png")
+    line = data.applied_corrections.line()
+    assert "labels of 3 images changed, 1 image excluded; 1 skipped" in line
+    assert sum(split.confirmed for split in data.applied_corrections.splits.values()) == 1
+    with pytest.raises(ValueError, match="red/00.png is corrected to 'worm', .*'warm'"):
+        ImageFolderData(**several, corrections=write({"red/00.png": ("red;warm", "red;worm")}))
+
+
+def test_several_labels_with_excluded_and_merged_classes(several, write):
+    options = {"exclude": ["warm"], "merge": "blue,cold:chilly"}
+    data = ImageFolderData(**several, **options, corrections=write(SEVERAL))
+    assert names(data, "red/00.png") == ["red"] == names(data, "red/04.png")
+    assert names(data, "red/01.png") == ["chilly", "red"] and names(data, "red/05.png") == []
+    assert names(data, "blue/00.png") == ["chilly"]
 
 
 def test_a_class_without_images_is_named(colours, write):

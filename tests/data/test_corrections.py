@@ -15,9 +15,11 @@ from finetune.data.corrections import (
     COLUMNS,
     Correction,
     CorrectionsFile,
+    join_labels,
     last_decisions,
     parse_corrections,
     read_corrections,
+    split_labels,
 )
 from finetune.system.messages import NotFound
 
@@ -51,6 +53,30 @@ def test_every_line_is_read_as_it_was_written(file):
     assert file.lines == lines
     assert parse_corrections(file.path.read_bytes(), file.path) == lines
     assert file.path.read_bytes().split(b"\n")[0] == HEADER.encode()
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (["cat", "dog"], "cat;dog"),
+        (["cat"], "cat"),
+        ([], "[]"),
+        (["a;b", 'say "c"'], '["a;b", "say \\"c\\""]'),
+        (["[x]"], "[x]"),  # no JSON
+        (['["x"]'], '["[\\"x\\"]"]'),
+    ],
+)
+def test_several_labels_are_read_as_they_were_written(file, labels, text):
+    assert join_labels(labels) == text
+    file.append(line("a.png", text))
+    (found,) = parse_corrections(file.path.read_bytes(), file.path)
+    assert list(split_labels(found.now)) == labels
+
+
+def test_several_labels_are_read_as_people_write_them():
+    assert split_labels(" cat ; dog;;cat") == ("cat", "dog")
+    assert split_labels("e\u0301;dog") == ("é", "dog")
+    assert split_labels("[1]") == ("[1]",) and split_labels("[" * 9999) == ("[" * 9999,)
 
 
 def test_the_last_line_of_an_image_counts(file):
@@ -165,8 +191,50 @@ def test_files_of_people_are_read(tmp_path):
         ("a.png", "cat", "dog"),
         ("b.png", "cat", "excluded"),
     ]
-    with pytest.raises(ValueError, match="its first line is not path,was,now,by,when"):
-        CorrectionsFile(path)
+    file = CorrectionsFile(path)
+    file.append(line("c.png"))  # in the columns that the file has
+    assert path.read_bytes().endswith(b"cat\nc.png,dog,cat\n")
+    assert read_corrections(path).find("c.png") == Correction("c.png", "cat", "dog")
+
+
+def test_an_edit_while_the_file_is_open_is_read(file):
+    file.append(line("a.png"))
+    file.append(line("b.png"))
+    other = CorrectionsFile(file.path)
+    content = file.path.read_bytes()
+    edits = (
+        content.replace(b"a.png,cat,dog", b"a.png,cat,owl"),  # of the same length
+        content.replace(b"a.png", b"longer name.png") + content.splitlines(True)[-1],
+        content.replace(b"\n", b"\r\n"),
+        b"\xef\xbb\xbf" + content,
+    )
+    for edit in edits:
+        file.path.write_bytes(edit)  # in place, as some editors do
+        other.refresh()
+        assert other.lines == parse_corrections(edit, file.path)
+        other.append(line("c.png"))
+        assert other.lines == [*parse_corrections(edit, file.path), line("c.png")]
+        assert parse_corrections(file.path.read_bytes(), file.path) == other.lines
+
+
+def test_a_bad_line_of_an_edit_is_named_and_can_be_put_right(file):
+    file.append(line("a.png"))
+    content = file.path.read_bytes()
+    file.path.write_bytes(content + b"b.png,cat\n")
+    for action in (file.refresh, lambda: file.append(line("c.png"))):
+        with pytest.raises(ValueError, match="line 3 has 2 values, expected 5"):
+            action()
+    file.path.write_bytes(content)
+    file.append(line("c.png"))
+    assert file.lines == [line("a.png"), line("c.png")]
+
+
+def test_a_line_that_could_not_be_read_again_is_not_written(file):
+    file.append(line("a.png"))
+    before = file.path.read_bytes()
+    with pytest.raises(ValueError, match="is not the name of a class"):
+        file.append(line("b.png", "do\x1bg"))
+    assert file.path.read_bytes() == before
 
 
 WRONG = {

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from finetune.data.corrected_samples import (
-    SEVERAL_LABELS,
     AppliedCorrections,
     Classes,
-    correct_labels,
+    correct_targets,
     relative_paths,
 )
 from finetune.data.corrections import Corrections
@@ -22,7 +21,7 @@ from finetune.data.datasets.folders import (
     split_folders,
 )
 from finetune.data.samples import PathList, Samples
-from finetune.data.targets import ClassIndex, Targets
+from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
 
@@ -136,17 +135,25 @@ def with_label_sets(listing: Listing, splits: Mapping[str, Samples]) -> Listing:
         listing: The images of `splits`, with the names of the labels as class names.
         splits: The images by split. Their targets are `MultiHot`.
     """
-    names = listing.class_names
     has_label = np.concatenate([samples.targets.labels for samples in splits.values()])
+    return _with_label_sets(replace(listing, label_names=listing.class_names), has_label)
+
+
+def _with_label_sets(listing: Listing, has_label: np.ndarray) -> Listing:
+    """Return the listing with the labels (N, K), 0 or 1, of its images."""
+    names = listing.label_names
     sets, class_of = np.unique(has_label, axis=0, return_inverse=True)
     set_names = [" + ".join(names[k] for k in np.flatnonzero(row)) or "no label" for row in sets]
+    counts = [
+        has_label[listing.split_of == k].sum(axis=0, dtype=np.int64)
+        for k in range(len(listing.splits))
+    ]
     return replace(
         listing,
         class_names=set_names,
         class_of=class_of.reshape(-1),
-        folders=np.ones((len(splits), len(set_names)), bool),
-        label_names=names,
-        label_counts=np.array([samples.targets.counts() for samples in splits.values()]),
+        folders=np.ones((len(listing.splits), len(set_names)), bool),
+        label_counts=np.array(counts),
         label_sets=sets,
     )
 
@@ -157,24 +164,30 @@ def correct_listing(
     """Return the images with corrected labels, without excluded ones, and what was changed.
 
     Raises:
-        WrongUsage: The images have several labels.
         ValueError: An image is corrected to an unknown class.
     """
-    if listing.has_several_labels:
-        raise WrongUsage(f"{corrections.file}: {SEVERAL_LABELS}")
-    result = correct_labels(
+    targets: Targets = ClassIndex(listing.class_of, len(listing.class_names))
+    names = listing.class_names
+    if listing.label_sets is not None:
+        targets = MultiHot(listing.label_sets[listing.class_of])
+        names = list(listing.label_names)
+    result = correct_targets(
         relative_paths(listing.paths, listing.root),
-        listing.class_of,
+        targets,
         corrections,
-        Classes(listing.class_names),
+        Classes(names),
     )
     rows = np.flatnonzero(result.is_kept)
+    labels = result.targets.labels[rows]
     corrected = replace(
         listing,
         paths=PathList(listing.paths[i] for i in rows.tolist()),
         split_of=listing.split_of[rows],
-        class_of=result.labels[rows],
     )
+    if listing.label_sets is None:
+        corrected = replace(corrected, class_of=labels)
+    else:
+        corrected = _with_label_sets(corrected, labels)
     unknown = len(corrections.by_path) - result.num_known
     return corrected, AppliedCorrections(corrections.file, {"all": result.changes}, unknown)
 
