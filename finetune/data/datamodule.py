@@ -1,5 +1,6 @@
 """The base class of all data modules: splits, loaders, workers and the image cache."""
 
+import hashlib
 import math
 import os
 from abc import abstractmethod
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from finetune.data.corrected_samples import AppliedCorrections
@@ -266,6 +268,7 @@ class ImageDataModule(pl.LightningDataModule):
         """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""
 
     def setup(self, stage: str) -> None:
+        self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
         if stage == "fit" and self.seen and self.seen_before:
             self.seen = merge_records(self.seen, self.seen_before)
@@ -274,6 +277,29 @@ class ImageDataModule(pl.LightningDataModule):
         self._ahead = BatchesAhead()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
+
+    def _check_equal_on_ranks(self) -> None:
+        """Check that all ranks have found the same images and labels.
+
+        Each rank reads them itself, and so may find others if files change during the start, such as a file of
+        corrections that grows.
+
+        Raises:
+            ValueError: They have not. All ranks raise it.
+        """
+        if self.trainer is None or self.trainer.world_size == 1 or not dist.is_initialized():
+            return
+        digest = hashlib.sha256(self.fingerprint.encode())
+        for split, samples in sorted(self.splits.items()):
+            digest.update(f"{split} {len(samples)}".encode() + samples.targets.fingerprint())
+        mine = digest.hexdigest()
+        of_ranks = [mine] * self.trainer.world_size
+        dist.all_gather_object(of_ranks, mine)
+        if len(set(of_ranks)) > 1:
+            raise ValueError(
+                f"the processes found different images or labels in {self.table or self.root}: a file changed during "
+                "the start, for example that of --data.corrections. Start again when nothing changes it"
+            )
 
     def _count_limit(self, split: str) -> None:
         """Convert the Trainer's limit of a split from a share to a number of global batches.

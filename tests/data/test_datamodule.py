@@ -14,6 +14,7 @@ from data_files import small
 from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batches
 from pytorch_lightning.trainer.states import RunningStage
 
+from finetune.data import datamodule
 from finetune.data.datamodule import ImageDataModule, position
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.decode import DecodeError
@@ -46,6 +47,32 @@ def on_device(
 
 
 # Splits
+
+
+def test_ranks_that_found_different_labels_all_raise(colours, tmp_path, monkeypatch):
+    """As with a file of corrections that grows while the ranks start."""
+    file = tmp_path / "corrections.csv"
+    file.write_text("path,was,now\ntrain/blue/00.png,blue,red\n")
+    first = small(colours, corrections=str(file))
+    same = small(colours, corrections=str(file))
+    file.write_text(file.read_text() + "test/red/01.png,red,blue\n")
+    unchanged = small(colours, corrections=str(file))  # test images are not corrected
+    file.write_text(file.read_text() + "train/red/01.png,red,excluded\n")
+    grown = small(colours, corrections=str(file))
+    digests: list[str] = []
+
+    def gather(of_ranks, mine):
+        digests.append(mine)
+        of_ranks[:] = digests[-2:]
+
+    monkeypatch.setattr(datamodule.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(datamodule.dist, "all_gather_object", gather)
+    for rank, data in enumerate((first, same, unchanged)):
+        on_device(data, rank % 2, 2).setup("fit")
+    with pytest.raises(
+        ValueError, match="the processes found different images or labels in .*colours"
+    ):
+        on_device(grown, 1, 2).setup("fit")
 
 
 def test_no_validation_is_wanted_or_given(colours):
