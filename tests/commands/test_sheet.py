@@ -12,6 +12,7 @@ from small_fits import SMALL, data, fit
 from finetune import Classifier
 from finetune.commands.sheet import caption, draw_sheet, labels_text
 from finetune.inference.predictor import Predictor
+from finetune.system.messages import WrongUsage
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
     assert (tmp_path / "sheet.png").read_bytes() == b"before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sheet.png", "some.ckpt"]
     (tmp_path / "text.ckpt").write_text("no checkpoint")
-    with pytest.raises(ValueError, match="a sheet is a .png"):  # before the checkpoint is read
+    with pytest.raises(WrongUsage, match="a sheet is a .png"):  # before the checkpoint is read
         cli("sheet", "text.ckpt", colours / "test", "--output", "new")
     cli(
         "sheet",

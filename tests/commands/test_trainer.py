@@ -1,8 +1,5 @@
 """What a Trainer is given besides what the user said, and what of that can't be had."""
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -54,52 +51,9 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
     assert isinstance(environment, SLURMEnvironment) and has_launcher()
 
 
-# Lightning reads these when it is imported: a new interpreter.
-@pytest.mark.slow
-def test_what_a_shell_has_of_another_job_silences_no_run(colours, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "finetune",
-        "fit",
-        "--data.root",
-        str(colours),
-        *QUICKEST,
-        "--test_after_fit",
-        "false",
-    ]
-    subprocess.run(
-        command,
-        cwd=tmp_path,
-        # each would silence it
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": "1", "LOCAL_RANK": "1"},
-        check=True,
-        timeout=120,
-    )
-    assert len((tmp_path / "runs/fit/version_0/metrics.csv").read_text().splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_a_left_over_rank_does_not_let_one_process_wait_for_others(colours, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "finetune",
-        "fit",
-        "--data.root",
-        str(colours),
-        *QUICKEST,
-        "--trainer.devices",
-        "2",
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
-    subprocess.run(
-        [*command, "--test_after_fit", "false"], cwd=tmp_path, env=env, check=True, timeout=120
-    )
-
-
 @pytest.mark.parametrize("port", [None, "1234"])
 def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
+    """That stale ones neither silence a run nor let it wait: test_cli.py::test_two_processes_make_one_run."""
     for name, value in {
         "RANK": "1",
         "LOCAL_RANK": "1",

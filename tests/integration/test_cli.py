@@ -189,13 +189,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
         (["fit"], "give the folder of your images: finetune fit FOLDER, or"),
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
-        (["fit", "--data.root", "COLOURS", "--model.backbone", "resnet81"], "did you mean"),
-        (
-            ["fit", "--data.root", "COLOURS", "--model.freeze", "layer9", *QUICKEST],
-            "the stages are",
-        ),
         (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
-        (["fit", "--data.root", "COLOURS", "--data.val_fraction", "2"], "val_fraction"),
         (["fit", "--data.root", os.fsdecode(b"caf\xe9")], r"b'caf\xe9' is not UTF-8"),
     ],
 )
@@ -213,38 +207,21 @@ def test_bad_input_gets_one_line_and_loses_nothing(
     assert not list(tmp_path.rglob("*.ckpt.*"))
 
 
+# One of each part that refuses values; the others are in the tests of these parts.
 WRONG_VALUES = {
-    ("fit", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",
     ("fit", "--data.val_fraction", "-0.1"): "val_fraction -0.1",
-    ("fit", "--data.min_crop", "-1"): "min_crop",
-    ("fit", "--data.num_workers", "-1"): "(--data.num_workers) -1",
-    ("fit", "--data.cache_limit_gb", "-1"): "cache_limit_gb -1.0",
     (
         "fit",
         "--data.augmentations",
         '[{"class_path": "albumentations.Nothing"}]',
     ): "there is no transform",
     ("fit", "--model.backbone", "resnet81"): "did you mean",
-    ("fit", "--model.backbone", "squeezenet1_0"): "is not supported",
     ("fit", "--model.weights", "IMAGENET1K_V9"): "neither a file nor weights",
     ("fit", "--model.freeze", "layer9"): "the stages are",
-    ("fit", "--model.layer_decay", "2"): "layer_decay must be",
-    ("fit", "--model.head_lr_multiplier", "0"): "head_lr_multiplier must be",
     ("fit", "--model.label_smoothing", "-1"): "label_smoothing must be",
-    ("fit", "--checkpoint_every_n_steps", "0"): "at least 1, got 0",
     ("fit", "--trainer.devices", "0"): "devices",
     ("fit", "--trainer.max_epochs", "-7"): "max_epochs",
     ("fit", "--data.predict", "."): "images to classify are for finetune predict, not fit",
-    (
-        "fit",
-        "--trainer.accumulate_grad_batches",
-        "-3",
-    ): "trainer.accumulate_grad_batches must be at least 1, got -3",
-    (
-        "fit",
-        "--trainer.accumulate_grad_batches",
-        "0",
-    ): "trainer.accumulate_grad_batches must be at least 1, got 0",
     (
         "predict",
         "--trainer.limit_predict_batches",
@@ -259,15 +236,11 @@ WRONG_VALUES = {
         "predict",
         "--data.image_size=64",
     ): "--data.image_size 64: the checkpoint decides that it is 28; leave it out",
-    ("predict", "--data.class_names", "[a]"): "--data.class_names ['a']: the checkpoint decides",
-    ("predict", "--output", "x.xls"): "suffix must be one of",
     ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
     ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
-    ("predict", "--top_k", "0"): "--top_k must be at least 1",
     ("predict", "--top_k", "4"): "there are only 3 classes",
     ("predict", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",
     ("sheet", "--num", "0"): "num and columns",
-    ("sheet", "--output", "x.foo"): "a sheet is a .png",
 }
 
 
@@ -597,12 +570,16 @@ def test_without_validation_best_is_last(colours, cli, tmp_path):
 
 @pytest.mark.slow  # two interpreters
 def test_two_processes_make_one_run(colours, tmp_path):
-    """One run folder, one result, nothing else on the screen; tests/distributed/test_launch.py has torchrun's."""
+    """One run folder, one result, nothing else on the screen; tests/distributed/test_launch.py has torchrun's.
+
+    Ranks of another job, which a shell may have, neither silence the run nor let it wait for other processes: Lightning
+    reads RANK when it is imported, which is why these are new interpreters.
+    """
     fit = ["fit", "--trainer.devices", "2", "--data.root", str(colours), *QUICKEST]
     command = [sys.executable, "-m", "finetune", *fit]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": "1", "LOCAL_RANK": "1"}
     result = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
@@ -875,8 +852,16 @@ def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, m
         assert [row["path"] for row in csv.DictReader(file) if row["error"]] == ["a.png", "b.png"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["numpy.linalg", "numpy.dtypes", "torch"])
+@pytest.mark.parametrize(
+    ("module", "signum"),
+    [
+        ("numpy.linalg", signal.SIGINT),
+        ("numpy.dtypes", signal.SIGTERM),
+        ("torch", signal.SIGINT),
+        ("torch", signal.SIGTERM),
+        ("torch", signal.SIGHUP),
+    ],
+)
 def test_a_signal_while_libraries_are_imported_ends_it(tmp_path, signum, module):
     """numpy and torch swallow what is raised in the middle of them, or break."""
     (tmp_path / "sitecustomize.py").write_text(f"""

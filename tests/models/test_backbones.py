@@ -35,7 +35,7 @@ def test_unknown_backbone_names_the_nearest():
         build("resnet81", 2)
     with pytest.raises(ValueError, match="no classification network 'fcn_resnet50'"):
         build("fcn_resnet50", 2)  # torchvision has it, but it segments
-    with pytest.raises(ValueError, match="squeezenet1_1 is not supported"):
+    with pytest.raises(WrongUsage, match="squeezenet1_1 is not supported"):
         build("squeezenet1_1", 2)
 
 

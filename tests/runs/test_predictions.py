@@ -546,12 +546,12 @@ def test_the_suffix_may_be_written_in_capitals_and_the_folder_is_made(run, suffi
     ],
 )
 def test_options_that_make_no_sense(run, options, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(WrongUsage, match=words):
         PredictionWriter(run, **options)
 
 
 def test_more_classes_wanted_than_there_are(run):
-    with pytest.raises(ValueError, match="--top_k 5: there are only 4 classes"):
+    with pytest.raises(WrongUsage, match="--top_k 5: there are only 4 classes"):
         predict(run, probabilities(1), ["a.png"], top_k=5)
     assert list(run.path.iterdir()) == []
 

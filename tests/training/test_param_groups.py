@@ -13,6 +13,7 @@ from torch import nn
 from finetune.models.backbones import build
 from finetune.models.ensemble import Ensemble
 from finetune.models.stages import freeze, head_name, stages
+from finetune.system.messages import WrongUsage
 from finetune.training.param_groups import merged, param_groups, scale_learning_rates
 
 OPTIONS = list(itertools.product([1.0, 0.75], [True, False]))  # layer_decay, decay_norm_and_bias
@@ -230,11 +231,11 @@ def test_rates_out_of_range():
     network = skeleton("resnet18")
     for layer_decay in (0.0, 1.5):
         with pytest.raises(
-            ValueError, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"
+            WrongUsage, match=f"layer_decay must be above 0 and at most 1, not {layer_decay}"
         ):
             param_groups(network, 10.0, layer_decay)
     for multiplier in (0.0, math.nan, math.inf):
         with pytest.raises(
-            ValueError, match=f"head_lr_multiplier must be above 0 and finite, not {multiplier}"
+            WrongUsage, match=f"head_lr_multiplier must be above 0 and finite, not {multiplier}"
         ):
             param_groups(network, multiplier)
