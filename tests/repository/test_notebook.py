@@ -40,12 +40,30 @@ def test_it_is_kept_without_outputs():
     assert NOTEBOOK.stat().st_size < 10_000
 
 
+# nbclient keeps what a cell shows last, and the bar is gone by then: each drawing of it is kept instead.
+_KEEP_DRAWINGS = """
+from IPython.display import DisplayHandle
+drawn, update = [], DisplayHandle.update
+def kept(self, shown, **options):
+    drawn.append(str(shown) if options.get("raw") else shown._repr_mimebundle_((), ())["text/plain"])
+    update(self, shown, **options)
+DisplayHandle.update = kept
+"""
+_COUNT_DRAWINGS = 'print(sum("images/s" in text for text in drawn), drawn[-1])'
+
+
 @pytest.mark.slow
-def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
+def test_it_runs_and_shows_the_bar_the_run_and_its_pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (fit,) = (cell for cell in notebook.cells if "\nrun = fit(" in cell.source)
+    after_fit = notebook.cells.index(fit) + 1
+    notebook.cells.insert(after_fit, nbformat.v4.new_code_cell(_COUNT_DRAWINGS))
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(_KEEP_DRAWINGS))
+    executed(notebook, tmp_path)
     cells = {cell.source.splitlines()[-1].partition("  #")[0]: cell for cell in notebook.cells}
-    fit = next(cell for line, cell in cells.items() if line.startswith("run = fit("))
+    num_drawings, _, last_drawing = cells[_COUNT_DRAWINGS].outputs[0].text.strip().partition(" ")
+    assert int(num_drawings) >= 2 and last_drawing == "{'text/plain': ''}"
     lines = "".join(text for kind in ("text/plain", "text/html") for text in shown(fit, kind))
     assert all(f"epoch {epoch}/6" in lines for epoch in range(1, 7))
     told = "".join(output.get("text", "") for output in fit.outputs)
@@ -63,31 +81,6 @@ def test_it_runs_and_shows_the_run_and_its_pictures(tmp_path, monkeypatch):
     (counted,) = shown(cells["Counter(one.label for one in said)"], "text/plain")
     assert sum(map(int, re.findall(r": (\d+)", counted))) == 400
     assert (tmp_path / "runs/fit/version_0/report.html").is_file()
-
-
-@pytest.mark.slow
-def test_a_bar_is_drawn_in_a_cell_while_it_trains(colours, tmp_path):
-    """nbclient keeps what a cell shows last; the bar is gone by then, so each drawing is counted."""
-    options = {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0, "epochs": 2}
-    source = f"""
-from IPython.display import DisplayHandle
-drawn, update = [], DisplayHandle.update
-def kept(self, shown, **options):
-    drawn.append(str(shown) if options.get("raw") else shown._repr_mimebundle_((), ())["text/plain"])
-    update(self, shown, **options)
-DisplayHandle.update = kept
-from finetune import fit
-run = fit({str(colours)!r}, **{options!r}, options={{"report": False}})
-print(sum("images/s" in text for text in drawn), drawn[-1])
-"""
-    cell = executed(
-        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path
-    ).cells[0]
-    told = "".join(
-        output.get("text", "") for output in cell.outputs if output.get("name") == "stdout"
-    )
-    num, _, last = told.splitlines()[-1].partition(" ")
-    assert int(num) >= 2 and last == "{'text/plain': ''}"
 
 
 @pytest.mark.slow
