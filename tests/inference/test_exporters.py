@@ -19,14 +19,15 @@ from finetune.models.image_classifier import ImageClassifier
 from finetune.training.calibration import Calibration
 
 MORE = [
-    ("resnet18", 64),
-    # of these, one with few blocks
+    # of each, one with few blocks
+    ("resnet", 64),
     ("mobilenet", 64),
     ("efficientnet", 64),
     ("convnext", 64),
     ("vit", 32),
 ]
 FULL_NAMES = {
+    "resnet": "resnet18",
     "mobilenet": "mobilenet_v3_small",
     "efficientnet": "efficientnet_b0",
     "convnext": "convnext_tiny",

@@ -32,7 +32,6 @@ from finetune.data.samplers import TrainBatches, rank_range, train_order
 from finetune.data.samples import Samples
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.inference.tta import AverageFlip
-from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
 from finetune.runs.folder import Run
 from finetune.runs.predictions import PredictionWriter
@@ -58,11 +57,6 @@ def small_network(backbone: str, num_classes: int, image_size: int | None = None
         nn.ReLU(),
         nn.Linear(32, num_classes),
     )
-
-
-def calibrated_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
-    """A random network with the running statistics of a trained one."""
-    return with_statistics(build(backbone, num_classes))
 
 
 def narrow_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

@@ -17,7 +17,6 @@ import pytorch_lightning as pl
 import torch
 from ddp_scenarios import (
     begin,
-    calibrated_network,
     order_of_each_rank,
     sgd,
     small_network,
@@ -62,28 +61,23 @@ def noisy_network(backbone: str, num_classes: int, image_size: int | None = None
 
 
 @cache
-def calibrated(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
+def calibrated(backbone: str) -> nn.Module:
     torch.manual_seed(1)
-    return calibrated_network(backbone, num_classes)
+    return with_statistics(few_blocks(backbone))
 
 
-@cache
-def calibrated_efficientnet() -> nn.Module:
-    torch.manual_seed(1)
-    return with_statistics(few_blocks("efficientnet"))
+def small_mobilenet(*_: Any) -> nn.Module:
+    """One with few blocks: dropout, and batch norm that trains."""
+    return copy.deepcopy(calibrated("mobilenet"))
 
 
 def small_efficientnet(*_: Any) -> nn.Module:
     """One with few blocks: dropout, and stochastic depth beside squeeze and excitation."""
-    return copy.deepcopy(calibrated_efficientnet())
+    return copy.deepcopy(calibrated("efficientnet"))
 
 
 def pretrained_like(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "build": lambda *arguments: copy.deepcopy(calibrated(*arguments)),
-        "optimizer": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
-        **options,
-    }
+    return {"optimizer": partial(torch.optim.SGD, lr=1e-3, momentum=0.9), **options}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -93,7 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"build": noisy_network, "accumulate_grad_batches": 2, "steps": 7, "at": 4},
     "mobilenet": pretrained_like(
         {
-            "backbone": "mobilenet_v3_small",
+            "build": small_mobilenet,
             "data": {"image_size": 64},
             "class_weights": "balanced",
             **{"steps": 7, "at": 6},
@@ -114,7 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
         "max_epochs": 2,
     },
     "frozen_part": pretrained_like(
-        {"backbone": "mobilenet_v3_small", "freeze": "features", "steps": 7, "at": 6}
+        {"build": small_mobilenet, "freeze": "features", "steps": 7, "at": 6}
     ),
 }
 

@@ -82,6 +82,8 @@ def few_blocks(backbone: str) -> nn.Module:
     if backbone == "convnext":
         shapes = [convnext.CNBlockConfig(16, 32, 2), convnext.CNBlockConfig(32, None, 2)]
         return convnext.ConvNeXt(shapes, 0.1, num_classes=3)
+    if backbone == "resnet":
+        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3)
     assert backbone == "vit"
     return vision_transformer.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)
 
