@@ -120,7 +120,7 @@ programs, described at /openapi.json.
             "finetune serve best.onnx --port 9000",
             "finetune serve best.ckpt --host 0.0.0.0 --token word",
         ),
-        ("the address", "machine", "limits"),
+        ("the address", "machine", "limits", "monitoring"),
         has_all=True,
     ),
     "validate": _evaluation_page("validate", "val", "validation"),

@@ -125,6 +125,8 @@ limits: serve
   --max_megabytes MB                       size of a request [32.0]
   --max_megapixels MPX                     width times height of an image [64.0]
   --timeout SECONDS                        for a request [30.0]
+monitoring: serve
+  --log json                               a line for each request: ID, path, status, milliseconds, model
 output: check
   --out, --output FOLDER                   where check.html and check.json go [.]
   --lists FOLDER                           a list of files for each kind of finding, too

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage, be_quiet, install
-from finetune.system.terminal import print_if_read
+from finetune.system.terminal import print_if_read, write_line
 
 if TYPE_CHECKING:
     from finetune.serving.service import Service
     from finetune.serving.uploads import Limits
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 TOKEN = "FINETUNE_TOKEN"
 Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
@@ -32,6 +32,7 @@ def serve(
     max_megabytes: float = 32.0,
     max_megapixels: float = 64.0,
     timeout: float = 30.0,
+    log: Literal["json"] | None = None,
 ) -> None:
     """Serve predictions over HTTP until Ctrl-C, the same as `finetune predict`.
 
@@ -50,6 +51,7 @@ def serve(
         max_megabytes: Largest size of a request.
         max_megapixels: Largest width times height of an image.
         timeout: Largest number of seconds for a request.
+        log: json prints a line of JSON for each request; what is otherwise on stdout is then on stderr.
     """
     numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_pictures": max_pictures}
     sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
@@ -82,17 +84,23 @@ def serve(
 
         def announce() -> None:
             address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
-            print_if_read(f"{description}\n{address}")
+            text = f"{description}\n{address}"
+            if log is None:
+                print_if_read(text)
+            else:
+                write_line(text)
             if token is None and not is_loopback(host):
-                log.warning(
+                _log.warning(
                     "everybody who reaches port %d of this machine can send requests: --token WORD restricts that",
                     port,
                 )
 
+        from finetune.serving.access_log import file_fingerprint
         from finetune.serving.app import make_app
 
+        logged_model = file_fingerprint(ckpt_path) if log == "json" else None
         serve_until_stopped(
-            make_app(service, token, host), listener, timeout, announce, service.stop
+            make_app(service, token, host, logged_model), listener, timeout, announce, service.stop
         )
     print("stopped", file=sys.stderr)
 

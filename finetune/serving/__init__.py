@@ -4,7 +4,7 @@
 - `uploads` reads the images of a request, within limits.
 - `batcher` batches images of concurrent requests.
 - `service_metrics` exports counts to Prometheus.
-- `guard` authorizes requests. `refusal` has the error responses.
+- `access_log` logs requests. `guard` authorizes them. `refusal` has the error responses.
 - `http_server` listens, and shuts down gracefully.
 - `openapi` describes the service to programs.
 

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from finetune.inference.predictor import Predictor
+from finetune.serving.access_log import AccessLog
 from finetune.serving.guard import Guard
 from finetune.serving.openapi import description
 from finetune.serving.refusal import Refused
@@ -82,13 +83,16 @@ def _thresholds(p: Predictor) -> dict[str, Any]:
     return {"threshold": threshold}
 
 
-def make_app(service: Service, token: str | None, host: str) -> Starlette:
+def make_app(
+    service: Service, token: str | None, host: str, logged_model: str | None = None
+) -> Starlette:
     """Return the ASGI application.
 
     Args:
         service: The service that answers prediction requests.
         token: The token that requests must send; None for no token.
         host: The host name or address that the server listens on.
+        logged_model: Fingerprint of the checkpoint, to log requests with; None for no log.
     """
     pages = Pages(service, token is not None)
 
@@ -123,11 +127,12 @@ def make_app(service: Service, token: str | None, host: str) -> Starlette:
     def internal_error(request: Request, error: Exception) -> Response:
         return Refused(500, "the service failed: see its log").response()
 
+    middleware = [Middleware(Guard, token=token, host=host, seconds=service.limits.seconds)]
+    if logged_model is not None:
+        middleware.insert(0, Middleware(AccessLog, model=logged_model))
     return Starlette(
         routes=routes,
-        middleware=[
-            Middleware(Guard, token=token, host=host, seconds=service.limits.seconds),
-        ],
+        middleware=middleware,
         exception_handlers={HTTPException: http_error, Exception: internal_error},
         lifespan=lifespan,
     )

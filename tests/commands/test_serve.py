@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import get_args
@@ -21,6 +22,7 @@ from processes import start
 
 from finetune.cli import main
 from finetune.commands.serve import Precision
+from finetune.serving.access_log import file_fingerprint
 
 ROOT = Path(__file__).parents[2]
 
@@ -260,3 +262,19 @@ def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
         main(["serve", str(run), "--port", "0"])
     assert ended.value.code == 1
     assert "uvicorn: pip install '.[serve]' in a checkout" in capsys.readouterr().err
+
+
+def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
+    process = start("serve", run, "--port", 0, "--log", "json", cwd=run)
+    deadline = time.monotonic() + 60
+    while "Ctrl-C stops" not in process.stderr and time.monotonic() < deadline:
+        time.sleep(0.02)
+    address = re.search(r"http://[\w.:]+\d", process.stderr)[0]
+    picture = next((colours / "test/red").iterdir()).read_bytes()
+    with urllib.request.urlopen(f"{address}/predict", picture, timeout=60) as response:
+        request_id = response.headers["X-Request-ID"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    (line,) = map(json.loads, process.stdout.splitlines())
+    assert line["request_id"] == request_id and line["status"] == 200
+    assert line["model"] == file_fingerprint(run / "checkpoints/best.ckpt")
