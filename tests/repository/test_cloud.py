@@ -4,8 +4,12 @@ import os
 import re
 import shlex
 import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import yaml
@@ -14,6 +18,8 @@ from paths import ROOT
 from torch.distributed import run as torchrun
 
 from finetune.commands import config_files
+from finetune.commands.flag_checks import check_flags
+from finetune.commands.parsed_line import parse_line
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "cloud.md").read_text("utf-8")
@@ -82,6 +88,47 @@ def test_files_that_the_page_names_exist():
     named = re.findall(r"\]\(((?!http|#)[^)#]+)", PAGE)
     assert {"slurm.sh", "pytorchjob.yaml"} <= set(named)
     assert [name for name in named if not (DOCS / name).exists()] == []
+
+
+def containers() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The containers of the manifests whose entrypoint is finetune, with the names of their files."""
+    for name in ("kubernetes_fit.yaml", "kubernetes_serve.yaml"):
+        for part in yaml.safe_load_all((DOCS / name).read_text("utf-8")):
+            if part["kind"] in ("Deployment", "Job"):
+                yield from ((name, one) for one in part["spec"]["template"]["spec"]["containers"])
+    compose = yaml.safe_load((DOCS / "compose.yaml").read_text("utf-8"))
+    for service in compose["services"].values():
+        yield "compose.yaml", {**service, "args": service["command"]}
+
+
+@pytest.mark.parametrize(("name", "container"), list(containers()))
+def test_commands_of_containers(name, container):
+    command, *rest = container["args"]
+    check_flags(command, parse_line(rest))
+    assert (command == "fit") == ("--resume" in rest), "a container may be started again"
+    probes = {key: probe for key, probe in container.items() if key.endswith("Probe")}
+    for probe in probes.values():
+        assert probe["httpGet"]["path"] in ("/healthz", "/readyz")
+    assert bool(probes) == (name == "kubernetes_serve.yaml")
+
+
+def test_the_health_check_of_compose_fails_where_nothing_serves():
+    compose = yaml.safe_load((DOCS / "compose.yaml").read_text("utf-8"))
+    _, python, flag, code = compose["services"]["serve"]["healthcheck"]["test"]
+    assert (python, flag) == ("python", "-c")
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/readyz" else 503)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = code.replace("8000", str(server.server_port))
+        exec(here, {})
+        with pytest.raises(HTTPError):
+            exec(here.replace("readyz", "metrics"), {})
+        server.shutdown()
 
 
 @pytest.fixture
