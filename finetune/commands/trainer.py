@@ -87,8 +87,6 @@ def complete(
     callbacks: list[Callback] = [
         folder,
         LoggedConfig(folder),
-        Results(run, is_printed=run.command != "fit" or not has_panel()),
-        Skipped(run),
         StopAtOnce(),
     ]
     if run.command == "fit":
@@ -96,6 +94,8 @@ def complete(
         _check_one_patience(callbacks, user_callbacks, monitor)
     else:
         callbacks += _callbacks_of_evaluation(run, options)
+    # after the predictions of a test, from which an interval is computed
+    callbacks += [Results(run, is_printed=run.command != "fit" or not has_panel()), Skipped(run)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
     if config["enable_progress_bar"] is not False and not has_bar:
         callbacks.append(ImageProgressBar())

@@ -281,7 +281,7 @@ def _counts(run: RunRecord) -> tuple[int, int]:
 
 def _mean_precision(run: RunRecord) -> str:
     found = headline(run)
-    is_tested = found.split == "test" and found.trials is not None
+    is_tested = found.split == "test" and found.metric == "mAP"
     return f"{found.value} ({found.interval})" if is_tested else "not tested"
 
 

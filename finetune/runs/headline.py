@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.runs.outcome import mean_precision_text, tested_trials
+from finetune.runs.outcome import approximate_interval, mean_precision_interval, mean_precision_text
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import accuracy_line, interval, percent, wilson
 
@@ -21,7 +21,7 @@ class Headline:
         comment: A sentence that helps to judge it.
         baseline: Accuracy of always predicting the most frequent class, or the mean average precision of guesses; None
             if it is not known.
-        trials: For a mean average precision: its effective number of images (`best_epoch.num_trials_of_labels`).
+        precision_interval: The 95 % interval of a mean average precision; None for an accuracy.
     """
 
     split: str
@@ -29,17 +29,17 @@ class Headline:
     num: int
     comment: str
     baseline: float | None = None
-    trials: float | None = None
+    precision_interval: tuple[float, float] | None = None
 
     @property
     def metric(self) -> str:
         """The name of the metric."""
-        return "accuracy" if self.trials is None else "mAP"
+        return "accuracy" if self.precision_interval is None else "mAP"
 
     @property
     def value(self) -> str:
         """The value of the metric as text."""
-        return percent(self.share) if self.trials is None else f"{self.share:.3f}"
+        return percent(self.share) if self.precision_interval is None else f"{self.share:.3f}"
 
     @property
     def num_correct(self) -> int:
@@ -48,23 +48,23 @@ class Headline:
     @property
     def bounds(self) -> tuple[float, float]:
         """The 95 % interval."""
-        if self.trials is not None:
-            return wilson(self.share * self.trials, self.trials)
+        if self.precision_interval is not None:
+            return self.precision_interval
         return wilson(self.num_correct, self.num)
 
     @property
     def interval(self) -> str:
         """The 95 % interval as text."""
-        if self.trials is not None:
-            low, high = self.bounds
+        if self.precision_interval is not None:
+            low, high = self.precision_interval
             return f"{low:.3f}–{high:.3f}"
         return interval(self.num_correct, self.num)
 
     def __str__(self) -> str:
         if not self.split:
             return self.comment
-        if self.trials is not None:
-            mean = mean_precision_text(self.share, self.trials)
+        if self.precision_interval is not None:
+            mean = mean_precision_text(self.share, self.precision_interval)
             return f"{self.split} mAP {mean}, on {self.num:,} images. {self.comment}"
         if not self.num:
             return f"{self.split} accuracy {percent(self.share)}. {self.comment}"
@@ -92,8 +92,8 @@ def headline(run: RunRecord) -> Headline:
             f"Not tested. best.ckpt is from epoch {epoch}, chosen on these images, "
             f"so this {metric} may be slightly too high."
         )
-        trials = run.num_trials if run.has_labels else None
-        return Headline("validation", accuracy, num, comment, trials=trials)
+        bounds = approximate_interval(accuracy, run.num_trials) if run.has_labels else None
+        return Headline("validation", accuracy, num, comment, precision_interval=bounds)
     return Headline("", 0.0, 0, "No accuracy: nothing was validated or tested.")
 
 
@@ -107,8 +107,8 @@ def _of_labels(run: RunRecord) -> Headline:
     comment = (
         f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}."
     )
-    trials = tested_trials(run.result)
-    return Headline("test", run.result["test/mAP"], num, comment, chance, trials)
+    bounds = mean_precision_interval(run.result)
+    return Headline("test", run.result["test/mAP"], num, comment, chance, bounds)
 
 
 def title(run: RunRecord) -> str:

@@ -11,6 +11,8 @@ from finetune.runs.statistics import outcome, percent, wilson
 
 # Shapes: K labels.
 
+INTERVAL = "mAP_interval"  # in test.json
+
 
 @dataclass(frozen=True)
 class LabelRow:
@@ -75,7 +77,7 @@ def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
         return ""
     counts: Sequence[Any] = result["label_counts"]
     num_images = int(np.sum(counts[0]))
-    mean = mean_precision_text(result[f"{split}/mAP"], tested_trials(result))
+    mean = mean_precision_text(result[f"{split}/mAP"], mean_precision_interval(result, split))
     exact = percent(result[f"{split}/exact_match"])
     return f"{name} mAP {mean}, on {num_images:,} images; exact match {exact}"
 
@@ -100,22 +102,30 @@ def label_trials(about: Mapping[str, Any], num_images: int) -> float:
     return num_trials_of_labels(share * np.array([*counts.values()], np.float64))
 
 
-def tested_trials(result: Mapping[str, Any]) -> float:
-    """Return the effective number of images of the mean average precision in test.json.
+def mean_precision_interval(result: Mapping[str, Any], split: str = "test") -> tuple[float, float]:
+    """Return the 95 % interval of the mean average precision of an evaluation.
 
-    See `best_epoch.num_trials_of_labels`.
-    """
-    return num_trials_of_labels(np.array([fn + tp for _, (fn, tp) in result["label_counts"]]))
-
-
-def mean_precision_text(value: float, num_trials: float) -> str:
-    """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`.
+    It is that of `half_samples` if it was computed, and else the approximation of `best_epoch.num_trials_of_labels`.
 
     Args:
-        value: The mean average precision.
-        num_trials: Its effective number of images. The interval is Wilson's for a share of so many images.
+        result: The content of test.json or val.json.
+        split: The prefix of its metrics: `test` or `val`.
     """
-    low, high = wilson(value * num_trials, num_trials)
+    if result.get(INTERVAL) is not None:
+        low, high = result[INTERVAL]
+        return float(low), float(high)
+    counts = np.array([fn + tp for _, (fn, tp) in result["label_counts"]])
+    return approximate_interval(result[f"{split}/mAP"], num_trials_of_labels(counts))
+
+
+def approximate_interval(value: float, num_trials: float) -> tuple[float, float]:
+    """Return the 95 % interval of a mean average precision: Wilson's for a share of its effective number of images."""
+    return wilson(value * num_trials, num_trials)
+
+
+def mean_precision_text(value: float, interval: tuple[float, float]) -> str:
+    """Return a mean average precision with its 95 % interval: `0.842 (95 % interval 0.801–0.876)`."""
+    low, high = interval
     return f"{value:.3f} (95 % interval {low:.3f}–{high:.3f})"
 
 

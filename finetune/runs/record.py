@@ -17,7 +17,13 @@ from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_labe
 from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
-from finetune.runs.outcome import label_trials, mean_precision_text, num_in_split
+from finetune.runs.outcome import (
+    INTERVAL,
+    approximate_interval,
+    label_trials,
+    mean_precision_text,
+    num_in_split,
+)
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
 from finetune.runs.statistics import accuracy_line
 
@@ -151,11 +157,10 @@ def validation_outcome(run: RunRecord) -> str:
     if run.validated is None or not run.num_validated:
         return ""
     value, num = run.validated
-    line = (
-        f"validation mAP {mean_precision_text(value, run.num_trials)}, on {num:,} images"
-        if run.has_labels
-        else accuracy_line(round(value * num), num, "validation")
-    )
+    line = accuracy_line(round(value * num), num, "validation")
+    if run.has_labels:
+        text = mean_precision_text(value, approximate_interval(value, run.num_trials))
+        line = f"validation mAP {text}, on {num:,} images"
     return f"{line}. These images chose the epoch; there was no test"
 
 
@@ -215,6 +220,12 @@ def _result(path: Path) -> dict[str, Any]:
         )
     if "label_counts" in result and not _are_label_counts(result, len(names)):
         raise ValueError(f"{path} is damaged: its counts do not go with its class_names")
+    if not _is_interval(result.get(INTERVAL, [0.0, 1.0])):
+        raise ValueError(f"{path} is damaged: {INTERVAL} is not an interval")
+    if not _are_label_errors(result.get("label_calibration", {}), len(names)):
+        raise ValueError(
+            f"{path} is damaged: its label_calibration does not go with its class_names"
+        )
     return result
 
 
@@ -230,6 +241,20 @@ def _are_label_counts(result: dict[str, Any], num_labels: int) -> bool:
             np.array(result[name], np.int64).shape == shape for name, shape in shapes.items()
         )
     except (KeyError, TypeError, ValueError, OverflowError):
+        return False
+
+
+def _is_interval(bounds: Any) -> bool:
+    """Return whether a value of test.json is the lower and the upper end of an interval in [0, 1]."""
+    is_pair = isinstance(bounds, list) and [type(end) for end in bounds] == [float, float]
+    return is_pair and 0 <= bounds[0] <= bounds[1] <= 1
+
+
+def _are_label_errors(errors: Any, num_labels: int) -> bool:
+    """Return whether the calibration errors of labels in test.json are numbers, one for each label."""
+    try:
+        return all(np.array(values, float).shape == (num_labels,) for values in errors.values())
+    except (AttributeError, TypeError, ValueError):
         return False
 
 

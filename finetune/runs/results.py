@@ -11,8 +11,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch.distributed as dist
 
+from finetune.runs.answers import read_label_answers
 from finetune.runs.folder import Run
-from finetune.runs.outcome import outcome_line
+from finetune.runs.half_samples import half_sample_interval
+from finetune.runs.outcome import INTERVAL, outcome_line
+from finetune.runs.predictions import FILES
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
 
@@ -82,6 +85,10 @@ class Results(pl.Callback):
         corrections = getattr(getattr(trainer, "datamodule", None), "applied_corrections", None)
         if corrections is not None:
             details["corrections"] = corrections.plain()
+        if split == "test" and "label_counts" in details:
+            bounds = self._interval({**values, **details})
+            if bounds is not None:
+                details[INTERVAL] = list(bounds)
         write_results(file, {**values, **details})
         if not self.is_printed:
             return
@@ -92,6 +99,16 @@ class Results(pl.Callback):
             print(line, flush=True)
         for line in pl_module.calibration.describe(pl_module.class_names):
             print(line, flush=True)
+
+    def _interval(self, result: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Return the interval of the mean average precision from the predictions of the test; None without them."""
+        path = self.run.file(FILES["test"])
+        if result["test/mAP"] is None or not path.is_file():
+            return None
+        answers = read_label_answers(path, result["class_names"])
+        if len(answers.paths) != sum(map(sum, result["label_counts"][0])):
+            return None  # of another test
+        return half_sample_interval(result["test/mAP"], answers.labels, answers.probabilities)
 
 
 class Skipped(pl.Callback):

@@ -17,7 +17,12 @@ from finetune.data.data_place import place_of
 from finetune.runs.best_epoch import MONITORS, chosen_epoch
 from finetune.runs.fold_record import has_folds
 from finetune.runs.interpolation_record import METRICS
-from finetune.runs.outcome import label_trials, num_in_split, tested_trials
+from finetune.runs.outcome import (
+    approximate_interval,
+    label_trials,
+    mean_precision_interval,
+    num_in_split,
+)
 from finetune.runs.run_lock import is_held
 from finetune.runs.run_search import began, find_runs
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
@@ -173,9 +178,7 @@ def read_row(run: Path) -> RunRow:
         network=str(files.setting("model", "backbone") or ""),
         epochs=files.num_epochs(),
         accuracy=measured.value if measured.num_images else None,
-        interval=wilson(measured.value * measured.trials, measured.trials)
-        if measured.num_images
-        else None,
+        interval=measured.interval if measured.num_images else None,
         num_images=measured.num_images,
         split=measured.split,
         metric=measured.metric,
@@ -237,14 +240,14 @@ class _Measured(NamedTuple):
     Attributes:
         value: The value of the metric.
         num_images: Number of images; 0 if nothing was measured.
-        trials: Number of independent images with the same standard error, which are all images for an accuracy.
+        interval: The 95 % interval of the value.
         split: `test` or `validation`; "" if nothing was measured.
         metric: `accuracy` or `mAP`.
     """
 
     value: float = 0.0
     num_images: int = 0
-    trials: float = 0.0
+    interval: tuple[float, float] = (0.0, 1.0)
     split: str = ""
     metric: str = "accuracy"
 
@@ -256,7 +259,7 @@ def _measured(files: _SideFiles) -> _Measured:
         if matrix:
             num = sum(map(sum, matrix))
             right = sum(row[i] for i, row in enumerate(matrix))
-            return _Measured(right / max(1, num), num, num, "test")
+            return _Measured(right / max(1, num), num, wilson(right, num), "test")
         if files.result.get("label_counts"):
             return _tested_labels(files.result)
         return _validated(files)
@@ -269,7 +272,7 @@ def _tested_labels(result: Mapping[str, Any]) -> _Measured:
     num = sum(map(sum, result["label_counts"][0]))
     if result["test/mAP"] is None:
         return _Measured(metric="mAP")
-    return _Measured(result["test/mAP"], num, tested_trials(result), "test", "mAP")
+    return _Measured(result["test/mAP"], num, mean_precision_interval(result), "test", "mAP")
 
 
 def _validated(files: _SideFiles) -> _Measured:
@@ -296,8 +299,11 @@ def _validated(files: _SideFiles) -> _Measured:
         chosen = next(c for c in choice["candidates"] if c["share"] == choice["share"])
         value = next(chosen[name] for name in METRICS if name in chosen)
     if has_labels:
-        return _Measured(value, num_images, trials(), "validation", "mAP")
-    return _Measured(round(value * num_images) / num_images, num_images, num_images, "validation")
+        bounds = approximate_interval(value, trials())
+        return _Measured(value, num_images, bounds, "validation", "mAP")
+    num_right = round(value * num_images)
+    bounds = wilson(num_right, num_images)
+    return _Measured(num_right / num_images, num_images, bounds, "validation")
 
 
 def as_json(rows: Sequence[RunRow]) -> str:

@@ -22,6 +22,7 @@ from finetune.inference import quantize
 from finetune.inference.export_check import load_exported
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
+from finetune.runs.half_samples import half_sample_interval
 from finetune.runs.record import read_run
 from finetune.serving.app import make_app
 from finetune.serving.service import Service
@@ -232,6 +233,9 @@ def test_test_metrics_are_those_of_the_written_rows(run, images):
     assert result["test/f1_macro"] == pytest.approx(metrics.f1_score(y, said, average="macro"))
     average = metrics.average_precision_score(y, p, average="macro")
     assert result["test/mAP"] == pytest.approx(average, abs=5e-3)
+    interval = half_sample_interval(result["test/mAP"], y == 1, p)
+    assert result["mAP_interval"] == pytest.approx(interval)
+    assert FittedRun(run).interval == tuple(result["mAP_interval"])
     answers = read_run(run).label_answers
     assert (answers.labels == y).all() and (answers.predicted == said).all()
     assert answers.is_right.mean() == pytest.approx(result["test/exact_match"])

@@ -35,6 +35,8 @@ def test_a_line_has_the_mean_average_precision_with_its_interval():
     assert outcome_line(RESULT, "val") == (
         f"validation mAP 0.600 (95 % interval {low:.3f}–{high:.3f}), on 100 images; exact match 50.0 %"
     )
+    computed = {**RESULT, "mAP_interval": [0.4, 0.7]}
+    assert "0.600 (95 % interval 0.400–0.700)" in outcome_line(computed, "val")
     assert outcome_line({**RESULT, "val/mAP": None}, "val") == ""
     assert outcome_line({}) == ""
 
