@@ -19,6 +19,7 @@ from finetune.system.cache_dir import cache_dir
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Placeholder colours in the drawing and the page's variables for them: text, grid lines, then the lines in order.
 _STANDING_IN = {
@@ -81,15 +82,13 @@ def curves(
     """
     with _chart(about) as (axes, made):
         for i, (name, (places, values)) in enumerate(lines.items()):
-            # long names usually differ at their end
-            label = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
             color, style = _look_of(i)
             axes.plot(
                 places,
                 values,
                 style,
                 color=color,
-                label=label,
+                label=_shortened(name, _LONGEST),
                 marker="o" if len(values) == 1 else "",
             )
         axes.set(xlabel=x, ylabel=y, yscale="log" if is_log else "linear")
@@ -150,28 +149,73 @@ def reliability_chart(
         names: Names of the axes.
     """
     with _chart(about, square=True) as (axes, made):
-        axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
-        for marker, (name, rows) in zip("osDv", bins.items(), strict=False):
-            confidence, accuracy, _ = np.array(rows).reshape(-1, 3).T
-            bounds = np.array([wilson(share * num, int(num)) for _, share, num in rows])
-            below, above = np.abs(bounds.reshape(-1, 2).T - accuracy)
-            axes.errorbar(
-                confidence,
-                accuracy,
-                yerr=(below, above),
-                fmt=marker,
-                markersize=5,
-                capsize=3,
-                elinewidth=1.2,
-                label=name,
-            )
-        start = lowest - 0.03 * (1 - lowest)
-        axes.set(xlabel=names[0], ylabel=names[1], xlim=(start, 1.03), ylim=(-0.03, 1.03))
+        _draw_reliability(axes, bins, lowest)
+        axes.set(xlabel=names[0], ylabel=names[1])
         if len(bins) > 1:
             figure = axes.get_figure(root=True)
             assert figure is not None
             figure.legend(loc="outside lower left", ncols=2)
     return made[0]
+
+
+def reliability_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, int]]]],
+    about: str,
+    names: tuple[str, str],
+) -> str:
+    """Draw the `reliability_chart` of several labels, two in a row, with one legend.
+
+    Args:
+        panels: The bins of each label by its name, as in `reliability_chart`.
+        about: The chart in a sentence.
+        names: Names of the axes.
+    """
+    num_rows = math.ceil(len(panels) / 2)
+    with _figure(about, (3.8, 0.6 + 1.7 * num_rows)) as (figure, made):
+        grid = figure.subplots(num_rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, (label, bins) in zip(grid, panels.items(), strict=False):
+            _draw_reliability(axes, bins, 0.0, markersize=3.5)
+            axes.set_title(_shortened(label, _LONGEST // 2), fontsize=9)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        for axes in grid[-2:]:
+            axes.set_xlabel(names[0])
+        for axes in grid[::2]:
+            axes.set_ylabel(names[1])
+        lines, labels = grid[0].get_legend_handles_labels()
+        if len(lines) > 1:
+            figure.legend(lines, labels, loc="outside lower left", ncols=2)
+    return made[0]
+
+
+def _draw_reliability(
+    axes: "Axes",
+    bins: Mapping[str, Sequence[tuple[float, float, int]]],
+    lowest: float,
+    markersize: float = 5,
+) -> None:
+    axes.plot([lowest, 1], [lowest, 1], color=_INK, linewidth=0.8, linestyle="--")
+    for marker, (name, rows) in zip("osDv", bins.items(), strict=False):
+        confidence, accuracy, _ = np.array(rows).reshape(-1, 3).T
+        bounds = np.array([wilson(share * num, int(num)) for _, share, num in rows])
+        below, above = np.abs(bounds.reshape(-1, 2).T - accuracy)
+        axes.errorbar(
+            confidence,
+            accuracy,
+            yerr=(below, above),
+            fmt=marker,
+            markersize=markersize,
+            capsize=0.6 * markersize,
+            elinewidth=1.2,
+            label=name,
+        )
+    start = lowest - 0.03 * (1 - lowest)
+    axes.set(xlim=(start, 1.03), ylim=(-0.03, 1.03))
+
+
+def _shortened(name: str, length: int) -> str:
+    """Return a name with at most `length` letters. Long names usually differ at their end."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
 def _write_numbers(axis: Any) -> None:
@@ -188,6 +232,18 @@ def _write_numbers(axis: Any) -> None:
 
 @contextmanager
 def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]]]:
+    with _figure(about, (3.8, 3.6) if square else (4.4, _HEIGHT)) as (figure, made):
+        yield figure.add_subplot(), made
+
+
+@contextmanager
+def _figure(about: str, size: tuple[float, float]) -> Iterator[tuple["Figure", list[str]]]:
+    """Yield a figure to draw on, and a list that has its SVG element afterwards.
+
+    Args:
+        about: The chart in a sentence.
+        size: Width and height in inches.
+    """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     name = "MPLCONFIGDIR"
     before = os.environ.get(name)
@@ -202,8 +258,8 @@ def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]
 
     made: list[str] = []
     with rc_context(_STYLE):
-        figure = Figure(figsize=(3.8, 3.6) if square else (4.4, _HEIGHT), layout="constrained")
-        yield figure.add_subplot(), made
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, made
         content = io.StringIO()
         nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
         with warnings.catch_warnings():

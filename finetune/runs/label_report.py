@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from finetune.runs.answers import LabelAnswers
-from finetune.runs.charts import curves, reliability_chart
+from finetune.runs.charts import curves, reliability_chart, reliability_panels
 from finetune.runs.highlights import (
     NUM_SHOWN,
     ImageViewer,
@@ -22,7 +22,9 @@ from finetune.runs.statistics import num_reliability_bins, precision_recall, rel
 _MANY = 25  # labels: a larger matrix cannot be read; a list of its largest cells can
 _NUM_PAIRS = 40  # of labels, and sections of mistakes, if there are many labels
 _MOST_CURVES = 8
+_MOST_PANELS = 4
 _TINY = 1e-12
+_RELIABILITY_AXES = ("probability", "share present")
 
 # Shapes: N images, K labels.
 
@@ -37,6 +39,7 @@ class LabelMetrics:
         f1: None if it is undefined.
         num_missed: Number of images that have the label and for which it is not predicted.
         num_false: Number of images for which it is wrongly predicted.
+        calibration_error: The calibration error, and about the one by chance alone; None if it is unknown.
     """
 
     row: LabelRow
@@ -44,6 +47,7 @@ class LabelMetrics:
     f1: float | None
     num_missed: int
     num_false: int
+    calibration_error: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,28 @@ def label_sections(run: RunRecord, viewer: ImageViewer | None) -> LabelSections 
 
 
 def _metrics(run: RunRecord) -> Iterator[LabelMetrics]:
+    names = run.result["class_names"]
     thresholds = thresholds_of(run)
+    errors = dict(zip(names, _calibration_errors(run), strict=False))
     for row, threshold, counts in zip(
         label_rows(run.result), thresholds, run.result["label_counts"], strict=True
     ):
         (_, num_false), (num_missed, hits) = counts
         num = 2 * hits + num_false + num_missed
-        yield LabelMetrics(row, threshold, 2 * hits / num if num else None, num_missed, num_false)
+        yield LabelMetrics(
+            row=row,
+            threshold=threshold,
+            f1=2 * hits / num if num else None,
+            num_missed=num_missed,
+            num_false=num_false,
+            calibration_error=errors.get(row.name),
+        )
+
+
+def _calibration_errors(run: RunRecord) -> list[tuple[float, float]]:
+    """Return the calibration error of each label, and about the one by chance; none if they are unknown."""
+    errors = run.result.get("label_calibration", {})
+    return list(zip(errors.get("error", ()), errors.get("error_by_chance", ()), strict=False))
 
 
 def thresholds_of(run: RunRecord) -> list[float]:
@@ -204,25 +223,72 @@ def label_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     if answers is None or not answers.paths:
         return
     p = answers.probabilities
-    is_present = answers.labels.ravel()
-    num_bins = num_reliability_bins(p.size)
-    bins = {"calibrated": reliability(p.ravel(), is_present, num_bins, 0.0)}
+    before = _uncalibrated(run, p)
+    bins = _reliability_of(p, before, answers.labels)
     errors = [run.result.get(f"test/calibration_error{name}") for name in ("", "_before_scaling")]
     text = "" if errors[0] is None else f"Calibration error {errors[0]:.3f}"
-    calibration = run.result.get("calibration")
-    if errors[1] is not None and calibration:
-        raw = (_logit(p) - np.array(calibration["bias"])) / np.array(calibration["scale"])
-        before = 1 / (1 + np.exp(-raw))
-        bins["uncalibrated"] = reliability(before.ravel(), is_present, num_bins, 0.0)
+    if errors[1] is not None and before is not None:
         text += f", {errors[1]:.3f} before calibration"
     text += (
         ". Share of the pairs of an image and a label that are present, by probability, with 95 % intervals. On the "
         "dashed line, both are equal; below it, the network is overconfident."
     )
     text = text.lstrip(". ")
-    axes = ("probability", "share present")
-    yield reliability_chart(bins, text, 0.0, axes), text
+    yield reliability_chart(bins, text, 0.0, _RELIABILITY_AXES), text
+    yield from _reliability_of_labels(run, answers, before)
     yield from _precision_and_recall(run, answers)
+
+
+def _uncalibrated(run: RunRecord, probabilities: np.ndarray) -> np.ndarray | None:
+    """Return the probabilities (N, K) before scale and bias were applied; None if there was no calibration."""
+    calibration = run.result.get("calibration")
+    if not calibration:
+        return None
+    logits = _logit(probabilities) - np.array(calibration["bias"])
+    return 1 / (1 + np.exp(-logits / np.array(calibration["scale"])))
+
+
+def _reliability_of(
+    probabilities: np.ndarray, before: np.ndarray | None, labels: np.ndarray
+) -> dict[str, list[tuple[float, float, int]]]:
+    """Return the bins of a reliability chart for all pairs of an image and a label.
+
+    Args:
+        probabilities: Calibrated probabilities, (N,) or (N, K).
+        before: Those before calibration; None if there was none.
+        labels: Whether each label is present, of the same shape.
+    """
+    num_bins = num_reliability_bins(labels.size)
+    is_present = labels.ravel()
+    bins = {"calibrated": reliability(probabilities.ravel(), is_present, num_bins, 0.0)}
+    if before is not None:
+        bins["uncalibrated"] = reliability(before.ravel(), is_present, num_bins, 0.0)
+    return bins
+
+
+def _reliability_of_labels(
+    run: RunRecord, answers: LabelAnswers, before: np.ndarray | None
+) -> Iterator[tuple[str, str]]:
+    """Yield a chart of the labels whose calibration error is furthest above the one by chance."""
+    errors = _calibration_errors(run)
+    order = sorted(range(len(errors)), key=lambda k: errors[k][1] - errors[k][0])
+    chosen = order[:_MOST_PANELS]
+    panels = {}
+    for k in chosen:
+        panels[answers.class_names[k]] = _reliability_of(
+            answers.probabilities[:, k],
+            None if before is None else before[:, k],
+            answers.labels[:, k],
+        )
+    if panels:
+        named = ", ".join(f"{answers.class_names[k]} {errors[k][0]:.3f}" for k in chosen)
+        which = (
+            f"The {len(chosen)} labels whose calibration error is furthest above the one by chance"
+        )
+        if len(chosen) == len(errors):
+            which = "Each label with its calibration error"
+        text = f"{which}: {named}. Axes and intervals are those of the chart of all pairs."
+        yield reliability_panels(panels, text, _RELIABILITY_AXES), text
 
 
 def _precision_and_recall(run: RunRecord, answers: LabelAnswers) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from finetune.training.threshold import (
 # With fewer positives or negatives among the validation images, a label's own best threshold is a matter of luck.
 LEAST_TO_CHOOSE = 10
 DEFAULT_AIM = LabelAim("f1")
+NUM_RELIABILITY_BINS = 15
 _MAX_BIAS = 16.0
 _MAX_STEPS = 100  # of Newton's method; about eight are needed
 _MOST_SHOWN = 8  # labels in a line
@@ -216,6 +217,54 @@ def fit_scale_and_bias(negatives: Array, positives: Array) -> tuple[Array, Array
         if float((size * (step_a.abs() + step_b.abs())).max()) < 1e-12:
             break
     return a.clamp(LOWEST, HIGHEST).numpy(), b.clamp(-_MAX_BIAS, _MAX_BIAS).numpy()
+
+
+def label_calibration_errors(
+    counts: Tensor, calibration: MultilabelCalibration
+) -> dict[str, list[float]]:
+    """Return the calibration error of the probabilities of each label, K numbers each, by name.
+
+    `error` is the expected calibration error over 15 equal bins of probability, and `error_before_scaling` that of the
+    plain sigmoids, if a calibration was fitted. `error_by_chance` is about the `error` of true probabilities: of few
+    images, shares differ from probabilities by chance. Logits are those in the middle of their bins.
+
+    Args:
+        counts: Negatives and positives by label and bin of logits, (2, K, J).
+        calibration: The calibration.
+
+    Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
+    """
+    negatives, positives = counts.cpu().double().numpy()
+    centres = torch.from_numpy(bin_centres()).expand(len(positives), -1)
+    calibrated = calibration.probabilities(centres.T).T.numpy()
+    errors = {"error": _errors_of(calibrated, negatives, positives)}
+    if calibration.num_pictures:
+        errors["error_before_scaling"] = _errors_of(centres.sigmoid().numpy(), negatives, positives)
+    # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
+    variances = _sums_in_bins(calibrated, (negatives + positives) * calibrated * (1 - calibrated))
+    deviations = np.minimum(np.sqrt(2 / math.pi * variances), 2 * variances)
+    errors["error_by_chance"] = deviations.sum(axis=1) / _num_images(negatives, positives)
+    return {name: values.tolist() for name, values in errors.items()}
+
+
+def _errors_of(probabilities: Array, negatives: Array, positives: Array) -> Array:
+    """Return the expected calibration error of each label, (K,), from arrays of (K, J)."""
+    differences = (negatives + positives) * probabilities - positives
+    in_bins = np.abs(_sums_in_bins(probabilities, differences))
+    return in_bins.sum(axis=1) / _num_images(negatives, positives)
+
+
+def _num_images(negatives: Array, positives: Array) -> int:
+    return max(1, int((negatives[0] + positives[0]).sum()))
+
+
+def _sums_in_bins(probabilities: Array, values: Array) -> Array:
+    """Return the sums of values (K, J) over equal bins of their probabilities, (K, NUM_RELIABILITY_BINS)."""
+    num_labels = len(probabilities)
+    bins = (probabilities * NUM_RELIABILITY_BINS).astype(np.int64).clip(0, NUM_RELIABILITY_BINS - 1)
+    flat = bins + np.arange(num_labels)[:, None] * NUM_RELIABILITY_BINS
+    sums = np.bincount(flat.ravel(), values.ravel(), num_labels * NUM_RELIABILITY_BINS)
+    return sums.reshape(num_labels, NUM_RELIABILITY_BINS)
 
 
 def _thresholds(

@@ -21,7 +21,10 @@ from finetune.training.logit_histogram import (
     mean_average_precision,
 )
 from finetune.training.metrics import CalibrationError, MeanLoss, SummedMetrics
-from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.training.multilabel_calibration import (
+    MultilabelCalibration,
+    label_calibration_errors,
+)
 from finetune.training.precision import double
 
 # Shapes: B images, K labels.
@@ -162,11 +165,13 @@ class MultilabelSplitMetrics(nn.Module):
 
         The counts are `label_counts` (K, 2, 2): for each label the true negatives, false positives, false negatives and
         true positives. `cooccurrence` (K, K) has the images with two labels, and `predicted_for` (K, K) the images with
-        the label of the row for which that of the column is predicted.
+        the label of the row for which that of the column is predicted. `label_calibration` has the calibration errors
+        of the labels; see `label_calibration_errors`.
         """
         confusion = self.confusion.compute()
         true, predicted = self.cooccurrence.compute()
-        of_labels = average_precision(self.histogram.compute())
+        histogram = self.histogram.compute()
+        of_labels = average_precision(histogram)
         values = {
             "loss": self.loss.compute(),
             "mAP": mean_average_precision(of_labels),
@@ -188,5 +193,6 @@ class MultilabelSplitMetrics(nn.Module):
             "label_counts": confusion.tolist(),
             "cooccurrence": true.tolist(),
             "predicted_for": predicted.tolist(),
+            "label_calibration": label_calibration_errors(histogram, calibration),
         }
         return {name: value.float() for name, value in values.items()}, tables

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from finetune.runs.charts import curves, line_sample, reliability_chart
+from finetune.runs.charts import curves, line_sample, reliability_chart, reliability_panels
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -96,6 +96,23 @@ def test_reliability():
         reliability_chart({"as said": [(0.55, 0.5, 10), (0.95, 0.9, 200)], "none": []}, "trust")
     )
     assert "as said" in words_of(element)
+
+
+def test_each_label_has_a_panel_with_its_dots():
+    few = [(0.1, 0.2, 4), (0.8, 0.5, 3)]
+    panels = {
+        "a <b>": {"calibrated": few, "uncalibrated": few},
+        "ünder": {"calibrated": few[:1]},
+        "x" * 40 + "end": {"calibrated": []},
+    }
+    svg = reliability_panels(panels, "trust", ("probability", "share present"))
+    words = words_of(check(svg))
+    assert {"a <b>", "ünder", "probability", "share present"} <= set(words)
+    assert words.count("calibrated") == 1 and "uncalibrated" in words  # one legend
+    assert any(word.startswith("…") and word.endswith("xend") for word in words)
+    # the caps of intervals are drawn twice for each dot
+    other = reliability_panels({"a <b>": {"calibrated": few}}, "trust", ("p", "q"))
+    assert len(re.findall("<use ", svg)) > len(re.findall("<use ", other))
 
 
 def test_one_epoch_has_no_parts():

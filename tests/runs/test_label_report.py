@@ -1,5 +1,6 @@
 """The report of several labels: its numbers are the run's, its links lead somewhere, and names can't break it."""
 
+import json
 import re
 from pathlib import Path
 
@@ -33,6 +34,7 @@ LABELS, PROBABILITIES = drawn()
 def run(tmp_path, without_charts, monkeypatch) -> Path:
     monkeypatch.setattr(label_report, "curves", lambda *_, **__: "")
     monkeypatch.setattr(label_report, "reliability_chart", lambda *_: "")
+    monkeypatch.setattr(label_report, "reliability_panels", lambda *_: "")
     return write_labels_run(tmp_path / "run", LABELS, PROBABILITIES)
 
 
@@ -157,6 +159,7 @@ def test_uncalibrated_probabilities_are_those_before_scale_and_bias(tmp_path, mo
     monkeypatch.setattr(
         label_report, "reliability_chart", lambda bins, *_: found.update(bins) or ""
     )
+    monkeypatch.setattr(label_report, "reliability_panels", lambda *_: "")
     monkeypatch.setattr(label_report, "reliability", lambda p, *_: p)
     run = write_labels_run(tmp_path / "run", LABELS, PROBABILITIES)
     list(label_report.label_charts(read_run(run)))
@@ -165,6 +168,39 @@ def test_uncalibrated_probabilities_are_those_before_scale_and_bias(tmp_path, mo
     again = odds * calibration["scale"] + calibration["bias"]
     np.testing.assert_allclose(1 / (1 + np.exp(-again)), PROBABILITIES, rtol=1e-6)
     assert np.abs(found["uncalibrated"] - found["calibrated"]).max() > 0.01
+
+
+def test_the_worst_calibrated_labels_have_a_panel_each(tmp_path, monkeypatch):
+    drawings = []
+    for name in ("curves", "reliability_chart"):
+        monkeypatch.setattr(label_report, name, lambda *_, **__: "")
+    monkeypatch.setattr(
+        label_report, "reliability_panels", lambda *args: drawings.append(args) or ""
+    )
+    labels, probabilities = drawn(60, 6)
+    names = [f"label {k}" for k in range(6)]
+    run = write_labels_run(tmp_path / "run", labels, probabilities, names, [0.5] * 6)
+    page = page_of(run, None)
+    assert '0.030 <span class="faint nowrap">0.005<' in page
+    panels, text, _ = drawings[0]
+    assert list(panels) == [f"label {k}" for k in (5, 4, 3, 2)]
+    assert "The 4 labels whose" in text and "label 5 0.050, label 4 0.040" in text
+    (bins,) = panels["label 5"].values()  # it was not calibrated
+    p, share, num = np.array(bins).T
+    assert num.sum() == 60
+    assert (num * p).sum() == pytest.approx(probabilities[:, 5].sum())
+    assert (num * share).sum() == labels[:, 5].sum()
+    # a run of an earlier version
+    result = json.loads((run / "test.json").read_text())
+    (run / "test.json").write_text(json.dumps({**result, "label_calibration": {}}))
+    drawings.clear()
+    earlier = read_run(run)
+    assert len(list(label_report.label_charts(earlier))) == 2 and not drawings
+    assert {one.calibration_error for one in label_sections(earlier, None).metrics} == {None}
+    damaged = {"error": [0.1], "error_by_chance": [0.1]}
+    (run / "test.json").write_text(json.dumps({**result, "label_calibration": damaged}))
+    with pytest.raises(ValueError, match="label_calibration does not go with its class_names"):
+        read_run(run)
 
 
 @needs_browser

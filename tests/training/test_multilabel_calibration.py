@@ -16,6 +16,7 @@ from finetune.training.multilabel_calibration import (
     MultilabelCalibrator,
     fit_multilabel_calibration,
     fit_scale_and_bias,
+    label_calibration_errors,
 )
 from finetune.training.temperature import PRIOR
 from finetune.training.threshold import LabelAim, parse_label_aim
@@ -71,6 +72,49 @@ def test_few_or_perfect_predictions_leave_the_network_as_it_is():
     assert all(abs(bias) < 0.1 for bias in calibration.bias)
     empty = fitted(logits[:0], labels[:0])
     assert empty == MultilabelCalibration.unfitted(2) and empty.as_plain() is None
+
+
+def calibration_error(p: np.ndarray, y: np.ndarray) -> float:
+    """Return the expected calibration error over 15 bins, from the probability of each image."""
+    bins = np.minimum((p * 15).astype(int), 14)
+    gaps = [abs((p - y)[bins == b].sum()) for b in range(15)]
+    return sum(gaps) / len(p)
+
+
+def test_the_calibration_error_of_each_label_is_that_of_its_images():
+    logits, labels = drawn(1000)
+    calibration = fitted(*drawn(2000, seed=1))
+    errors = label_calibration_errors(histogram(logits, labels), calibration)
+    before = logits.sigmoid().numpy()
+    p = calibration.probabilities(logits).numpy()
+    y = labels.numpy()
+    # bins of logits round probabilities to 0.0005, and move a few images to the next bin
+    for k in range(4):
+        assert errors["error"][k] == pytest.approx(calibration_error(p[:, k], y[:, k]), abs=4e-3)
+        expected = calibration_error(before[:, k], y[:, k])
+        assert errors["error_before_scaling"][k] == pytest.approx(expected, abs=4e-3)
+    # control: those before scaling are others, and it was the second and the third that were wrong
+    assert min(errors["error_before_scaling"][k] - errors["error"][k] for k in (1, 2)) > 0.02
+    unfitted = label_calibration_errors(
+        histogram(logits, labels), MultilabelCalibration.unfitted(4)
+    )
+    assert "error_before_scaling" not in unfitted
+    assert unfitted["error"] == errors["error_before_scaling"]
+
+
+@pytest.mark.parametrize("num", [30, 1000])
+def test_the_error_by_chance_is_that_of_true_probabilities(num):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(num, 3)) * [1, 2, 1] - [0, 0, 4]
+    calibration = MultilabelCalibration.unfitted(3)
+    errors = []
+    for _ in range(200):
+        labels = rng.random(logits.shape) < expit(logits)
+        counts = histogram(torch.from_numpy(logits), torch.from_numpy(labels))
+        found = label_calibration_errors(counts, calibration)
+        errors.append(found["error"])
+    # it depends on the logits alone, and is approximate for few images in a bin
+    np.testing.assert_allclose(found["error_by_chance"], np.mean(errors, axis=0), rtol=0.2)
 
 
 def test_the_default_threshold_has_the_highest_f1():
