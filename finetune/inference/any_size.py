@@ -189,7 +189,8 @@ def _padded_preparation(image_size: int) -> Any:
         is_image = op.Expand(op.Cast(one, to=BYTE), op.Concat(one, one, rows, columns, axis=0))
         is_image = op.Cast(op.Pad(is_image, pads), to=BOOL)
         padded = op.Where(is_image, op.Pad(resized, pads), op.Constant(value=colour))
-        return op.Transpose(padded, perm=[0, 2, 3, 1])
+        prepared = op.Transpose(padded, perm=[0, 2, 3, 1])
+        return prepared
 
     return prepare_padded
 

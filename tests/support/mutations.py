@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation(
         "the loss is a mean over the global batch",
         "distributed/global_loss.py",
-        "return loss_sum * (self.world_size / self.total_weight)",
+        "return loss_sum * (self.world_size / total)",
         "return loss_sum / self.weight",
         "tests/integration/test_ddp.py -k balanced",
     ),
@@ -579,6 +579,20 @@ MUTATIONS = [
         'self._write_deferred(trainer, but=names if "last" in names else ())',
         "self._deferred.drop([*names, 'best'])",
         "tests/runs/test_deferred_checkpoints.py",
+    ),
+    Mutation(
+        "pad shows the complete image in the middle",
+        "data/resize.py",
+        "top, left = ((self.size - side) // 2 for side in (height, width))",
+        "top, left = 0, 0",
+        "tests/data/test_transforms.py",
+    ),
+    Mutation(
+        "weights of classes as text train as balanced ones",
+        "training/classifier.py",
+        "self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))",
+        "pass",
+        "tests/training/test_classifier.py",
     ),
 ]
 
