@@ -177,7 +177,7 @@ training: fit benchmark
       lr learning_rate rate lr0
   --optimizer, --model.optimizer NAME      another, as SGD, has its own default rate [AdamW]
       opt optim
-  --class_weights, --model.class_weights W balanced: rare classes as much as frequent ones; a:2,b:0.5; a file
+  --class_weights, --model.class_weights W balanced: rare classes count as others do; a:2,b:0.5; a file
   --seed, --seed_everything N              of order, augmentation and new weights [0]
       seed
 machine: fit validate test predict

@@ -44,7 +44,6 @@ def train_transform(
     min_crop: float = 0.08,
     prepared: A.Compose | None = None,
     interpolation: Interpolation = "bilinear",
-    resize: ResizeMode = "shorter_side",
 ) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
@@ -54,20 +53,28 @@ def train_transform(
         min_crop: Smallest share of the image's area in a crop, in (0, 1].
         prepared: A pipeline that replaces crop and flip.
         interpolation: Kernel for resizing a crop.
-        resize: As in `eval_transform`. With `pad` crops may be larger than the image; see `RandomPaddedCrop`.
 
     Source: d2l.ai, section "Fine-Tuning".
     """
     size, kernel = (image_size, image_size), _KERNELS[interpolation]
-    crop_class = RandomPaddedCrop if resize == "pad" else RandomResizedCrop
     random = [
-        crop_class(size, scale=(min_crop, 1.0), interpolation=kernel),
+        RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel),
         A.HorizontalFlip(),
     ]
     first = random if prepared is None else prepared.transforms
     return _check_output(
         A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size
     )
+
+
+def padded_crops(
+    image_size: int, min_crop: float = 0.08, interpolation: Interpolation = "bilinear"
+) -> A.Compose:
+    """Return random crop and flip for `pad`: a crop may be larger than the image. See `train_transform`."""
+    crop = RandomPaddedCrop(
+        (image_size, image_size), scale=(min_crop, 1.0), interpolation=_KERNELS[interpolation]
+    )
+    return A.Compose([crop, A.HorizontalFlip()])
 
 
 def eval_transform(
@@ -118,11 +125,12 @@ def pipelines(
     evaluated = partial(
         eval_transform, resize=resize, interpolation=interpolation, crop_share=crop_share
     )
-    prepared = {size: None if is_random else evaluated(size) for size in sizes}
-    train = {
-        size: train_transform(size, extra, min_crop, first, interpolation, resize)
-        for size, first in prepared.items()
-    }
+    train: dict[int, A.Compose] = {}
+    for size in sizes:
+        first = None if is_random else evaluated(size)
+        if is_random and resize == "pad":
+            first = padded_crops(size, min_crop, interpolation)
+        train[size] = train_transform(size, extra, min_crop, first, interpolation)
     return train, evaluated(eval_image_size)
 
 

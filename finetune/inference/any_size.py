@@ -154,16 +154,6 @@ def _larger(pixels, height, width, new_height, new_width, top, left, rows, colum
     return op.Cast((tall + 2) / 4, to=BYTE)
 
 
-@script()
-def _resized(pixels, height, width, new_height, new_width, top, left, rows, columns):
-    """Resize pixels (N, 3, H, W) to the new size, and return `rows` and `columns` of it from top and left."""
-    if op.And(new_height >= height, new_width >= width):
-        resized = _larger(pixels, height, width, new_height, new_width, top, left, rows, columns)
-    else:
-        resized = _smaller(pixels, height, width, new_height, new_width, top, left, rows, columns)
-    return resized
-
-
 def _padded_preparation(image_size: int) -> Any:
     """Return the ONNX function that prepares images as `data.resize.Pad` does."""
     side = float(image_size)
@@ -181,7 +171,14 @@ def _padded_preparation(image_size: int) -> Any:
         none = op.Constant(value_ints=[0])
         rows = op.Unsqueeze(op.Cast(new_height, to=LONG), [0])
         columns = op.Unsqueeze(op.Cast(new_width, to=LONG), [0])
-        resized = _resized(pixels, height, width, new_height, new_width, none, none, rows, columns)
+        if op.And(new_height >= height, new_width >= width):
+            resized = _larger(
+                pixels, height, width, new_height, new_width, none, none, rows, columns
+            )
+        else:
+            resized = _smaller(
+                pixels, height, width, new_height, new_width, none, none, rows, columns
+            )
         above, before = (size - rows) / 2, (size - columns) / 2
         below, behind = size - rows - above, size - columns - before
         pads = op.Concat(none, none, above, before, none, none, below, behind, axis=0)
@@ -248,7 +245,10 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
             (op.Cast(new_height, to=LONG) - size) / 2,
             (op.Cast(new_width, to=LONG) - size) / 2,
         )
-        resized = _resized(pixels, height, width, new_height, new_width, top, left, size, size)
+        if op.And(new_height >= height, new_width >= width):
+            resized = _larger(pixels, height, width, new_height, new_width, top, left, size, size)
+        else:
+            resized = _smaller(pixels, height, width, new_height, new_width, top, left, size, size)
         prepared = op.Transpose(resized, perm=[0, 2, 3, 1])
         return prepared
 

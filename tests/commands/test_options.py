@@ -28,8 +28,10 @@ from finetune.commands.options import (
 )
 
 FROZEN = {
-    "fit": "backbone batch devices epochs freeze lr members optimizer out precision seed size weights workers",
-    "benchmark": "backbone batch epochs freeze lr members optimizer out precision seed size weights workers",
+    "fit": "backbone batch class_weights devices epochs freeze lr members optimizer out precision seed size "
+    "weights workers",
+    "benchmark": "backbone batch class_weights epochs freeze lr members optimizer out precision seed size "
+    "weights workers",
     "validate": "batch devices out precision workers",
     "test": "batch devices out precision workers",
     "predict": "batch devices out pictures precision workers",

@@ -9,7 +9,13 @@ from PIL import Image, ImageOps
 from timm.data import create_transform
 
 from finetune.data.resize import PADDING
-from finetune.data.transforms import _KERNELS, build_transform, eval_transform, train_transform
+from finetune.data.transforms import (
+    _KERNELS,
+    build_transform,
+    eval_transform,
+    padded_crops,
+    train_transform,
+)
 
 
 def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
@@ -127,7 +133,7 @@ def test_pad_is_what_pillow_pads():
 
 def test_a_training_crop_of_pad_contains_the_complete_shorter_side_or_lies_within_it():
     image = np.full((100, 300, 3), 255, np.uint8)
-    padded = train_transform(32, min_crop=0.08, resize="pad").transforms[0]
+    padded = padded_crops(32).transforms[0]
     shares = []
     for seed in range(200):
         padded.set_random_seed(seed)
