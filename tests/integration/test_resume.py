@@ -30,7 +30,7 @@ def differences(result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("world_size", "num"), [(1, 4), (2, 2)])
+@pytest.mark.parametrize(("world_size", "num"), [(1, 3), (2, 2)])
 def test_killed_at_random_moments(results, world_size, num):
     killed = [results[f"killed{world_size}_{i}"] for i in range(num)]
     for result in killed:
@@ -55,9 +55,9 @@ def test_killed_while_a_checkpoint_was_written(results):
     assert differences(result) == []
 
 
-@pytest.mark.parametrize(("name", "code"), [("sigint", 130), ("sigterm", 143), ("sighup", 129)])
+@pytest.mark.parametrize(("name", "code"), [("sigint", 130), ("sighup", 129)])
 def test_signals_stop_all_processes_after_the_step(results, name, code):
-    result = results[name]  # Ctrl-C and a closed terminal reach both, SIGTERM here the first alone
+    result = results[name]  # Ctrl-C and a closed terminal reach both
     assert result["stopped"] == [code, code]
     assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, (
         "no checkpoint of its own was written"
@@ -66,6 +66,7 @@ def test_signals_stop_all_processes_after_the_step(results, name, code):
 
 
 def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_kill(results):
+    """The signal is a SIGTERM that reaches the first of two processes alone, inside an epoch."""
     killed, stopped = results["waiting_killed"], results["waiting_stopped"]
     # the first epoch's, two behind
     assert killed["killed"] == [-9, -9] and killed["step"] == STEPS_PER_EPOCH
@@ -101,4 +102,4 @@ def test_the_command_goes_on_with_another_number_of_processes(results, before, a
 
 
 def test_a_finished_run_says_so(results):
-    assert results["reference1"]["again"] == [0]
+    assert results["finished"]["again"] == [0]
