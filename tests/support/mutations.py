@@ -3,8 +3,8 @@
     python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words
 
 Each runs in a copy of the checkout, first with its own quick tests and test_promises.py, then with its slow ones. Exit
-code 1 if a wrong line passed all, or if more than a third passed the quick ones. `test_mutations.py` checks that the
-lines are still there.
+code 1 if a wrong line passed all, or if more than a third passed the quick ones, or if a test fails where no line is
+wrong. `test_mutations.py` checks that the lines are still there.
 """
 
 import os
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paths import ROOT
@@ -643,6 +643,11 @@ def has_failure(selection: str, folder: Path) -> bool:
     return running.returncode == 1
 
 
+def harmless(mutation: Mutation) -> Mutation:
+    """Return one that leaves its line as it is."""
+    return replace(mutation, new=mutation.old)
+
+
 def tried(mutation: Mutation) -> str:
     with tempfile.TemporaryDirectory() as folder:
         tier = caught(mutation, Path(folder))
@@ -655,6 +660,9 @@ def tried(mutation: Mutation) -> str:
 
 def main() -> None:
     words = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        if caught(harmless(MUTATIONS[0]), Path(folder)):
+            sys.exit("a test fails in a copy of the checkout in which no line is wrong")
     chosen = [m for m in MUTATIONS if not words or any(word in m.promise for word in words)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tiers = list(pool.map(tried, chosen))
