@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +19,10 @@ from fit_words import QUICK
 import finetune
 from finetune.api import fitting
 from finetune.commands import backbone_choice
-from finetune.commands.backbone_choice import describe_ranking, settle_backbone
+from finetune.commands.backbone_choice import candidates_of, describe_ranking, settle_backbone
 from finetune.commands.explicit_settings import ExplicitSettings
+from finetune.commands.flag_checks import check_flags
+from finetune.commands.parsed_line import parse_line
 from finetune.features.backbone_ranking import Ranking, Standing
 from finetune.models.backbones import build
 from finetune.runs import run_lock
@@ -127,6 +130,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     assert "; accuracy on the rarest label there: " in line
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(
     files, colours, cli, tmp_path, request
 ):
@@ -229,20 +233,19 @@ def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(
     assert budgets[0].seconds == pytest.approx(seconds) and budgets[0].seed == 7
 
 
-def config(colours, backbone="auto", weights="DEFAULT", minutes=None, **model):
+@cache
+def parsed(colours):
+    line = ["fit", "--data.root", str(colours), "--seed_everything", "7"]
+    return ParseOnly([*line, *QUICKEST[:6]]).config
+
+
+def config(colours, backbone="auto", weights="DEFAULT", minutes=None):
     """What the parser would have made of a command line."""
-    line = [
-        "fit",
-        "--data.root",
-        str(colours),
-        "--seed_everything",
-        "7",
-        "--model.backbone",
-        backbone,
-    ]
-    cli = ParseOnly([*line, "--model.weights", weights, *QUICKEST[:6]])
-    cli.config["fit"].minutes = minutes
-    return cli.config
+    found = parsed(colours).clone()
+    found["fit"].model.backbone = backbone
+    found["fit"].model.weights = weights
+    found["fit"].minutes = minutes
+    return found
 
 
 def test_the_processes_of_other_devices_take_the_choice_of_the_first(
@@ -362,42 +365,69 @@ WRONG = [
     (["--trainer.num_nodes", "2"], "--backbone auto ranks networks on one machine"),
     (["--weights", "null"], r"remove --weights \(--model.weights\) null"),
     (
-        ["--weights", "nowhere"],
-        "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
-    ),
-    (["--weights", "resnet18=nowhere.pt"], "there is no file or folder nowhere.pt"),
-    (
-        ["--weights", "resnet81=DEFAULT"],
-        "there is no classification network 'resnet81'; did you mean 'resnet18'",
-    ),
-    (
-        ["--weights", "{seeing},{seeing}"],
-        "seeing.pt does not name its network: name the network, such as resnet18=",
-    ),
-    (
         ["--config", "fixed.yaml"],
         "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network",
     ),
     (["--minutes", "1", "--epochs", "3"], "both set the length of training"),
-    (
-        ["--backbone", "resnet18,resnet50", "--weights", "{seeing}"],
-        "is not for several networks: give each its own",
-    ),
-    (["--backbone", "resnet18,resnet81"], "cannot be 'resnet81'; did you mean 'resnet18'"),
-    (["--backbone", "auto,resnet18"], "cannot be 'auto'"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG)
 def test_what_does_not_go_with_a_choice_is_told_in_a_line(
-    files, colours, cli, tmp_path, never_ranked, given, message
+    colours, cli, tmp_path, never_ranked, given, message
 ):
     Path("fixed.yaml").write_text("model: {backbone: resnet18}")
-    given = [text.format(seeing=files.seeing) for text in given]
     rest = [word for word in REST if word not in ("--trainer.max_epochs", "1")]
     with pytest.raises(ValueError, match=message) as told:
         cli("fit", colours, "--backbone", "auto", *rest, *given)
     assert len(str(told.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights", "message"),
+    [
+        (
+            "auto",
+            "nowhere",
+            "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
+        ),
+        ("auto", "resnet18=nowhere.pt", "there is no file or folder nowhere.pt"),
+        (
+            "auto",
+            "resnet81=DEFAULT",
+            "there is no classification network 'resnet81'; did you mean 'resnet18'",
+        ),
+        (
+            "auto",
+            "{seeing},{seeing}",
+            "seeing.pt does not name its network: name the network, such as resnet18=",
+        ),
+        (
+            "resnet18,resnet50",
+            "{seeing}",
+            "is not for several networks: give each its own",
+        ),
+    ],
+)
+def test_candidates_that_cannot_be_are_told_in_a_line(
+    files, tmp_path, monkeypatch, backbone, weights, message
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongUsage, match=message) as told:
+        candidates_of(backbone, weights.format(seeing=files.seeing))
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("resnet18,resnet81", "cannot be 'resnet81'; did you mean 'resnet18'"),
+        ("auto,resnet18", "cannot be 'auto'"),
+    ],
+)
+def test_names_that_cannot_be_are_told_before_torch_is_imported(backbone, message):
+    with pytest.raises(WrongUsage, match=message):
+        check_flags("fit", parse_line(["--backbone", backbone]))
 
 
 @pytest.mark.parametrize("command", ["benchmark", "check"])

@@ -38,11 +38,16 @@ def reads(monkeypatch) -> Counter[str]:
     return counted
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["newest", "named"])
 @pytest.mark.parametrize(
-    "options",
-    [(), ("--trainer.precision", "null"), ("--patience", 9), ("--minutes", 9)],
-    ids=["plain", "precision", "patience", "minutes"],
+    ("options", "named"),
+    [
+        ((), False),
+        ((), True),
+        (("--trainer.precision", "null"), False),
+        (("--patience", 9), False),
+        (("--minutes", 9), True),
+    ],
+    ids=["plain", "named", "precision", "patience", "minutes and named"],
 )
 def test_last_ckpt_is_read_once_to_decide_and_once_to_train(
     colours, cli, run_to_go_on, reads, options, named

@@ -13,9 +13,11 @@ from colours import QUICKEST, draw_colours
 from jsonargparse import Namespace
 
 from finetune import fit
+from finetune.cli import run as run_command
 from finetune.commands import resumption
 from finetune.commands.resumption import _settings_below_command_line
 from finetune.models.backbones import build
+from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.newest_run import NewestRun, settings_of
 from finetune.runs.resume import read_start
@@ -61,24 +63,21 @@ def test_a_run_of_other_data_is_passed_over(other, cli, run_to_go_on, limit, cap
     assert "since runs/fit/version_0 is of other data (" in line
 
 
-@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
-def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, limit, caplog):
+def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, caplog):
     with caplog.at_level("INFO", "finetune"):
-        cli("fit", colours, *QUICKEST, *limit, *UNTESTED, "--resume", "--backbone", "lenet")
+        cli("fit", colours, *QUICKEST, *UNFINISHED, *UNTESTED, "--resume", "--backbone", "lenet")
     new = run_to_go_on.with_name("version_1")
     assert read_checkpoint(new / "checkpoints/last.ckpt")["hyper_parameters"]["backbone"] == "lenet"
     assert "version_0 is of another network (small_cnn, not lenet)" in caplog.text
     assert epochs_of(run_to_go_on) == 1
 
 
-@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("limit", "changed", "message"),
     [
-        (("--seed", 1), r"in another order with seed_everything 1 \(was 0\)"),
-        (("--batch", 9), r"in another order with data\.batch_size 9 \(was 16\)"),
-        (("--members", 2), r"cannot continue with model\.members 2 \(was 1\)"),
-        (("--optimizer", "Adam"), r"cannot continue with model\.optimizer\.class_path"),
+        (FINISHED, ("--seed", 1), r"in another order with seed_everything 1 \(was 0\)"),
+        (UNFINISHED, ("--members", 2), r"cannot continue with model\.members 2 \(was 1\)"),
+        (FINISHED, ("--optimizer", "Adam"), r"cannot continue with model\.optimizer\.class_path"),
     ],
 )
 def test_other_settings_are_refused_whether_or_not_the_run_is_finished(
@@ -102,8 +101,7 @@ def test_what_a_finished_run_can_no_longer_follow_is_refused(colours, cli, run_t
     )
 
 
-@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
-def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, limit):
+def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path):
     folder = Path(shutil.copytree(colours, tmp_path / "folder"))
     cli("fit", folder, *QUICKEST, *UNTESTED)
     shutil.copytree(folder / "train/red", folder / "train/wine")
@@ -111,7 +109,7 @@ def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path, li
         ValueError,
         match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be",
     ):
-        cli("fit", folder, *limit, "--resume")
+        cli("fit", folder, *UNFINISHED, "--resume")
 
 
 @pytest.mark.parametrize(("launched", "devices"), [(False, 2), (True, None)])
@@ -153,14 +151,26 @@ def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
     assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 3
 
 
+@pytest.fixture(scope="module")
+def own_runs(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs with settings of their own, the newer one of another network."""
+    own = ["--size", "40", "--lr", "0.02", "--model.label_smoothing", "0.1", "--batch", "8"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("own"))
+        for more in ([], ["--backbone", "small_cnn", "--size", "28"]):
+            run_command(["fit", str(colours), *ANY_SIZE, *own, *more])
+            run_lock.release()
+        return Path("runs").absolute()
+
+
 @pytest.mark.parametrize("how", ["FOLDER", "alone", "RUN", "CKPT"])
-def test_a_run_goes_on_with_its_own_settings(colours, cli, tmp_path, how):
-    own = [*ANY_SIZE, "--size", 40, "--lr", 0.02, "--model.label_smoothing", 0.1, "--batch", 8]
-    cli("fit", colours, *own)
+def test_a_run_goes_on_with_its_own_settings(colours, own_runs, cli, tmp_path, how):
+    shutil.copytree(own_runs, tmp_path / "runs")
     run = tmp_path / "runs/fit/version_0"
     before = config_of(run)
-    if how in ("RUN", "CKPT"):  # a newer one, to which that which is named is preferred
-        cli("fit", colours, *own, "--backbone", "small_cnn", "--size", 28)
+    # to a newer run the one that is named is preferred
+    if how not in ("RUN", "CKPT"):
+        shutil.rmtree(tmp_path / "runs/fit/version_1")
     words = {
         "FOLDER": [colours],
         "alone": [],

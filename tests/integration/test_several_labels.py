@@ -13,10 +13,12 @@ from labelled_files import LABELS, draw_labelled
 from labelled_runs import fit_labels
 from sklearn import metrics
 from starlette.testclient import TestClient
+from tiers import sweep
 
 from finetune import ImageFolderData, load
 from finetune.api.fitted_run import FittedRun
 from finetune.api.prediction import LabelsPrediction
+from finetune.cli import run as run_command
 from finetune.data.decode import decode
 from finetune.inference import quantize
 from finetune.inference.export_check import load_exported
@@ -90,10 +92,21 @@ def test_the_checkpoint_decides_by_its_thresholds(expected):
     assert {len(labels) for labels in sets} >= {1, 2}
 
 
-def test_predictions_are_the_labels_of_the_checkpoint(checkpoint, images, expected, cli, tmp_path):
-    for suffix in (".csv", ".jsonl", ".parquet"):
-        out = tmp_path / f"out{suffix}"
-        cli("predict", checkpoint, images / "test", "--output", out, "--trainer.accelerator", "cpu")
+@pytest.fixture(scope="module")
+def written(checkpoint: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What `finetune predict` writes of the test images, in each format."""
+    folder = tmp_path_factory.mktemp("written")
+    files = [folder / f"labels{suffix}" for suffix in (".csv", ".jsonl", ".parquet")]
+    words = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(folder)]
+    for file in files:
+        given = ["predict", str(checkpoint), str(images / "test"), "--output", str(file)]
+        run_command([*given, *words])
+    return files
+
+
+def test_predictions_are_the_labels_of_the_checkpoint(written, expected):
+    for out in written:
+        suffix = out.suffix
         if suffix == ".csv":
             rows = list(csv.DictReader(out.read_text().splitlines()))
             assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
@@ -143,12 +156,7 @@ def test_python_says_the_same(checkpoint, images, expected):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "onnx",
-        pytest.param("any_size", marks=pytest.mark.slow),
-        pytest.param("torch", marks=pytest.mark.slow),
-        "safetensors",
-    ],
+    sweep(["onnx", "any_size", "torch", "safetensors"], quick=["safetensors"]),
 )
 def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
     suffix = {"torch": ".pt2", "safetensors": ".safetensors"}.get(kind, ".onnx")
@@ -329,10 +337,8 @@ def test_int8_files_say_nearly_the_same(run, cli, tmp_path, monkeypatch, capsys)
     assert floats == pytest.approx(expected, abs=5e-3) and ints == pytest.approx(floats, abs=0.1)
 
 
-def test_written_predictions_are_a_table_of_images(checkpoint, images, expected, cli, tmp_path):
-    for suffix in (".csv", ".jsonl", ".parquet"):
-        out = tmp_path / f"labels{suffix}"
-        cli("predict", checkpoint, images / "test", "--output", out, "--trainer.accelerator", "cpu")
+def test_written_predictions_are_a_table_of_images(written, expected):
+    for out in written:
         data = ImageFolderData(table=str(out), val_fraction=0, test_fraction=0, image_size=28)
         assert data.label_kind == "several"
         train = data.splits["train"]
