@@ -83,7 +83,7 @@ class ImageDataModule(pl.LightningDataModule):
         root: Folder of the data set; with a table, the folder that paths in it are relative to.
         table: Table of images instead of class folders (.csv, .tsv, .jsonl or .parquet), with a row for each image.
         columns: Columns of the table whose names are not the usual ones, such as path:photo,label:breed. The roles are
-            path, label, split and group.
+            path, label, split, group and weight; weight:null ignores the column weight.
         labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
         label_separator: Character between several labels of an image; `;` and `|` are found without it.
         batch_size: Images per batch, over all devices. A limit of batches takes evenly spaced images of val or test.
@@ -402,6 +402,7 @@ class ImageDataModule(pl.LightningDataModule):
             on_bad_image="skip" if split == "predict" else self.on_bad_image,
             mixing=self.mixing,
             by_epoch=self._transforms_by_epoch() if train else None,
+            weights=samples.weights,
         )
 
     def _num_reads(self, reads: float | None) -> float:

@@ -36,6 +36,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         on_bad_image: What to do with an image that cannot be decoded: raise an error, or skip it.
         mixing: Mixup and CutMix in training. Mixed samples also have `partner_label` and `share`.
         by_epoch: Returns the transform of an epoch, if it depends on the epoch.
+        weights: Weight of each image in the loss, (N,). Samples then also have `weight`, mixed ones `partner_weight`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         on_bad_image: Literal["error", "skip"] = "error",
         mixing: Mixing = _UNMIXED,
         by_epoch: Callable[[int], A.Compose] | None = None,
+        weights: np.ndarray | None = None,
     ) -> None:
         self.read = read
         self.targets = targets
@@ -54,6 +56,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.seed = seed
         self.on_bad_image, self.mixing = on_bad_image, mixing
         self.by_epoch = by_epoch
+        self.weights = weights
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -69,10 +72,15 @@ class ImageDataset(Dataset[dict[str, Any]]):
         share = 1.0
         if partner["image"] is not None:
             image, share = mix.apply(image, partner["image"])
-        return {**item, "image": image, "partner_label": partner["label"], "share": share}
+        mixed = {**item, "image": image, "partner_label": partner["label"], "share": share}
+        if self.weights is not None:
+            mixed["partner_weight"] = partner["weight"]
+        return mixed
 
     def _load(self, epoch: int | None, index: int) -> dict[str, Any]:
         item = {"index": index, "label": self.targets[index], "image": None, "error": ""}
+        if self.weights is not None:
+            item["weight"] = float(self.weights[index])
         try:
             picture = self.read(index)
         except DecodeError as error:
@@ -109,6 +117,8 @@ class Collate:
     - `bad`: list of (index, error) of the images that could not be decoded. They are not among the B.
     - `partner_label`: the label of the partner, as `label`; only with mixing.
     - `share`: (B,) float32, the share of `label` in the mixed image, at least 0.5; only with mixing.
+    - `weight`, `partner_weight`: (B,) float32, the weights of the image and of its partner in the loss; only if images
+      have weights, the latter only with mixing.
 
     Args:
         image_size: Side of the images in pixels, also of an empty batch.
@@ -134,15 +144,17 @@ class Collate:
         images = np.empty((len(good), side, side, 3), np.uint8)
         for image, item in zip(images, good, strict=True):
             image[:] = item["image"]
-        mixed: dict[str, Tensor] = {}
+        optional: dict[str, Tensor] = {}
         if good and "share" in good[0]:
             partners = self.collate_labels(item["partner_label"] for item in good)
-            mixed["partner_label"] = torch.from_numpy(partners)
-            mixed["share"] = torch.tensor([item["share"] for item in good], dtype=torch.float32)
+            optional["partner_label"] = torch.from_numpy(partners)
+        for name in ("share", "weight", "partner_weight"):
+            if good and name in good[0]:
+                optional[name] = torch.tensor([item[name] for item in good], dtype=torch.float32)
         return {
             "image": torch.from_numpy(images).permute(0, 3, 1, 2),
             "label": torch.from_numpy(self.collate_labels(item["label"] for item in good)),
             "index": torch.tensor([item["index"] for item in good], dtype=torch.int64),
             "bad": [(item["index"], item["error"]) for item in items if item["image"] is None],
-            **mixed,
+            **optional,
         }

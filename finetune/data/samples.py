@@ -76,6 +76,7 @@ class Samples:
         stats: Size and times of each file, if they were read when the images were listed.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
+        weights: Weight of each image in training, (N,) float64; None if all have the same.
         name_starts: Where the name of each image begins in its path, (N,) int64; None if all begin after the folder.
     """
 
@@ -88,6 +89,7 @@ class Samples:
     cached: CachedImages | None = None
     stats: FileStats | None = None
     groups: np.ndarray | None = None
+    weights: np.ndarray | None = None
     name_starts: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class Samples:
             cached=None if self.cached is None else self.cached.take(rows),
             stats=None if self.stats is None else self.stats.take(rows),
             groups=None if self.groups is None else self.groups[rows],
+            weights=None if self.weights is None else self.weights[rows],
             name_starts=None if self.name_starts is None else self.name_starts[rows],
         )
 

@@ -41,10 +41,12 @@ class SeenRecord:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
 
-    def fingerprint(self, targets: Targets) -> str:
-        """Return a hash of the names, sizes and targets of the training images."""
+    def fingerprint(self, targets: Targets, weights: np.ndarray | None = None) -> str:
+        """Return a hash of the names, sizes, targets and weights of the training images."""
         digest = hashlib.sha256(self.names[: self.num_train].tobytes())
         digest.update(self.sizes[: self.num_train].tobytes() + targets.fingerprint())
+        if weights is not None:
+            digest.update(weights.tobytes())
         return digest.hexdigest()
 
 

@@ -39,6 +39,11 @@ class ClassIndex:
         """Return the number of images per class, (K,) int64. Images of unknown class are not counted."""
         return np.bincount(self.labels[self.labels >= 0], minlength=self.num_classes)
 
+    def weighted_counts(self, weights: np.ndarray) -> np.ndarray:
+        """Return the sum of the weights (N,) of the images of each class, (K,) float64."""
+        is_known = self.labels >= 0
+        return np.bincount(self.labels[is_known], weights[is_known], minlength=self.num_classes)
+
     def strata(self) -> np.ndarray:
         """Return the stratum of each image for a stratified split, (N,) int64."""
         return self.labels
@@ -82,6 +87,10 @@ class MultiHot:
     def counts(self) -> np.ndarray:
         """Return the number of images that have each label, (K,) int64. An image counts for each of its labels."""
         return self.labels.sum(axis=0, dtype=np.int64)
+
+    def weighted_counts(self, weights: np.ndarray) -> np.ndarray:
+        """Return the sum of the weights (N,) of the images that have each label, (K,) float64."""
+        return weights @ self.labels
 
     def strata(self) -> np.ndarray:
         """Return the stratum of each image for a stratified split, (N,) int64.

@@ -28,6 +28,7 @@ class FittedHead:
         probe: The head. Its `out_of_fold` is empty on ranks other than 0.
         logits: Logits of the training images, (N, K); empty on ranks other than 0.
         labels: Labels of the same images, (N,) or (N, K); empty on ranks other than 0.
+        weights: Weights of the same images, (N,); None for 1 each.
         num_images: N.
         seconds: Time to compute the features and to fit the head.
     """
@@ -35,6 +36,7 @@ class FittedHead:
     probe: Probe
     logits: Tensor
     labels: Tensor
+    weights: Tensor | None
     num_images: int
     seconds: float
 
@@ -58,26 +60,38 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         trainer: The Trainer; each rank computes the features of its images.
         model: A `Classifier` in eval mode. The features are recorded while it computes logits. Its class weights and
             label smoothing apply. Only its head changes.
-        data: The data module; its train split is used.
+        data: The data module; its train split is used, with the weights of its images.
 
     Raises:
-        ValueError: No training image can be decoded. All ranks raise it.
+        ValueError: No training image with a weight above 0 can be decoded. All ranks raise it.
     """
     began = time.perf_counter()
     linear = head(model.network)
-    x, y = head_inputs(trainer, model, linear, data.loader("train"))
-    num_images = trainer.strategy.broadcast(len(y))
-    if not num_images:
+    x, y, indices = head_inputs(trainer, model, linear, data.loader("train"))
+    image_weights = data.splits["train"].weights
+    if image_weights is not None:
+        image_weights = image_weights[indices]
+    num_fitted = len(y) if image_weights is None else int(np.count_nonzero(image_weights))
+    if not trainer.strategy.broadcast(num_fitted):
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
+        some = "" if image_weights is None else " with a weight above 0"
         raise ValueError(
-            f"none of the training images in {root} can be decoded: there is nothing to fit a head on"
+            f"none of the training images{some} in {root} can be decoded: there is nothing to fit a head on"
         )
+    num_images = trainer.strategy.broadcast(len(y))
     fitted = None
     sent = None
     if trainer.is_global_zero:
         weights = model.class_weight.double().cpu().numpy()
         smoothing = model.label_smoothing
-        fitted = fit_probe(x, y, len(weights), class_weights=weights, label_smoothing=smoothing)
+        fitted = fit_probe(
+            x,
+            y,
+            len(weights),
+            class_weights=weights,
+            label_smoothing=smoothing,
+            image_weights=image_weights,
+        )
         # without `out_of_fold`, which is large, and whose labels only rank 0 has
         sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])
     sent = trainer.strategy.broadcast(sent)
@@ -91,6 +105,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         probe=probe,
         logits=torch.from_numpy(x[:num_own] @ probe.weight.T + probe.bias),
         labels=torch.from_numpy(y[:num_own]),
+        weights=None if image_weights is None else torch.from_numpy(image_weights[:num_own]),
         num_images=num_images,
         seconds=time.perf_counter() - began,
     )
@@ -114,7 +129,7 @@ def logits_of(
         data: The data module; its val split is used, within the Trainer's limit.
         probe: The head.
     """
-    x, y = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
+    x, y, _ = head_inputs(trainer, forward, head(network), data.loader("val", is_limited=True))
     return torch.from_numpy(x @ probe.weight.T + probe.bias), torch.from_numpy(y)
 
 
@@ -124,25 +139,22 @@ def head_inputs(
     forward: Callable[[Tensor], Tensor],
     linear: nn.Linear,
     batches: Iterable[dict[str, Any]],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs of the head, (N, D) float64, and the labels (N,) or (N, K), in the order of the images.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the inputs of the head, (N, D) float64, the labels (N,) or (N, K), and the indices of the images, (N,).
 
     Each rank computes its own batches. Rank 0 returns all images, other ranks their own. Arguments: see `logits_of`.
     """
     parts = list(_batches(trainer, forward, linear, batches))
-    x, y = (
-        torch.cat([features for features, _ in parts]),
-        torch.cat([labels for _, labels in parts]),
-    )
-    everywhere = [(x, y)]
+    own = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    everywhere = [own]
     if trainer.world_size > 1:  # gathered before the conversion to float64, which doubles the size
         received = None
         if trainer.is_global_zero:
-            everywhere = [(x, y)] * trainer.world_size
+            everywhere = [own] * trainer.world_size
             received = everywhere
-        dist.gather_object((x, y), received, dst=0, group=cpu_group(trainer.strategy))
-    x, y = torch.cat([x for x, _ in everywhere]), torch.cat([y for _, y in everywhere])
-    return x.double().numpy(), y.numpy()
+        dist.gather_object(own, received, dst=0, group=cpu_group(trainer.strategy))
+    x, y, indices = (torch.cat(column) for column in zip(*everywhere, strict=True))
+    return x.double().numpy(), y.numpy(), indices.numpy()
 
 
 def _batches(
@@ -150,7 +162,8 @@ def _batches(
     forward: Callable[[Tensor], Tensor],
     linear: nn.Linear,
     batches: Iterable[dict[str, Any]],
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the inputs of the head, the labels and the indices of the images of each batch."""
     inputs_of_head: list[Tensor] = []
 
     def record_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -163,9 +176,10 @@ def _batches(
             if len(images):
                 with trainer.precision_plugin.forward_context():
                     forward(images)
-                yield inputs_of_head[-1].cpu(), batch["label"]
+                yield inputs_of_head[-1].cpu(), batch["label"], batch["index"]
             inputs_of_head.clear()
         # A rank without images also needs tensors to concatenate. Labels of any shape can follow an empty vector.
-        yield torch.empty(0, linear.in_features), torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64)
+        yield torch.empty(0, linear.in_features), none, none
     finally:
         handle.remove()

@@ -5,6 +5,7 @@ With features x scaled as described below, weights w (K, D) and biases b (K,), i
     weighted mean over the images of cross_entropy(w x + b, target) + strength / 2 * sum of w ** 2
 
 where targets and image weights are those of `torch.nn.functional.cross_entropy` with class weights and label smoothing.
+Images may also have weights of their own: then a weight of 2 is the same as the image twice.
 If images have several labels, each label has a binary logistic regression, all at the same strength: the loss is the
 sum over labels of `binary_cross_entropy_with_logits`, whose `pos_weight` are the class weights.
 The bias is not penalised. Features are centred and divided by a single number, so that the mean squared distance of an
@@ -56,6 +57,7 @@ class Probe:
         loss: Cross-validated loss; None for a single image.
         table: Strength, loss and score of each strength that was tried.
         out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
+            Images of weight 0 have none.
     """
 
     weight: Array
@@ -74,6 +76,7 @@ def fit_probe(
     strengths: Sequence[float] = STRENGTHS,
     class_weights: Array | None = None,
     label_smoothing: float = 0.0,
+    image_weights: Array | None = None,
 ) -> Probe:
     """Fit a head at the strength with the lowest cross-validated loss; on ties at the strongest.
 
@@ -92,19 +95,27 @@ def fit_probe(
             the positives have it.
         label_smoothing: Share of the target that is spread over all classes, in the fits and in the loss. Of several
             labels it is spread over present and absent.
+        image_weights: Weight of each image in the fits and in the loss, (N,), at least 0; None for 1 each. The score
+            counts each image once.
 
     Raises:
         ValueError: A strength is not positive, or the features are empty or not finite.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
+    y = np.asarray(labels)
+    if image_weights is not None:
+        # The others change nothing. Without them, no fold has a total weight of 0.
+        is_used = image_weights > 0
+        features = features[is_used]
+        y = y[is_used]
+        image_weights = image_weights[is_used]
     if len(features) == 0:
         raise ValueError("there are no features")
     if not np.isfinite(features).all():
         raise ValueError("the features hold values that are not finite")
     strengths = sorted(map(float, strengths), reverse=True)
     x = np.asarray(features, np.float64)
-    y = np.asarray(labels)
     weights = (
         np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     )
@@ -115,10 +126,11 @@ def fit_probe(
         cross_entropy = _BinaryCrossEntropy(weights, label_smoothing)
     axes = _principal_axes(x)
     x = _product(x, axes)
-    table, best, out_of_fold = _cross_validate(x, y, cross_entropy, strengths)
+    images = _Images(x, y, image_weights)
+    table, best, out_of_fold = _cross_validate(images, cross_entropy, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
-    weight, bias = next(_path(x, cross_entropy.problem(y), [strength], tolerance))
+    weight, bias = next(_path(images, cross_entropy.problem(images), [strength], tolerance))
     loss, score = table[best][1:] if table else (None, None)
     return Probe(_product(weight, axes.T), bias, strength, score, loss, table, out_of_fold)
 
@@ -151,8 +163,9 @@ def fit_head(
         strength: Strength of the penalty.
     """
     kind = _CrossEntropy if labels.ndim == 1 else _BinaryCrossEntropy
-    problem = kind(np.ones(num_classes), label_smoothing=0.0).problem(np.asarray(labels))
-    return next(_path(features, problem, [strength], _TOLERANCE_OF_FOLDS))
+    images = _Images(features, np.asarray(labels))
+    problem = kind(np.ones(num_classes), label_smoothing=0.0).problem(images)
+    return next(_path(images, problem, [strength], _TOLERANCE_OF_FOLDS))
 
 
 def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -171,30 +184,58 @@ def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDAr
 
 
 @dataclass(frozen=True)
+class _Images:
+    """Images with their labels.
+
+    Attributes:
+        x: Their features, (N, D).
+        y: Their labels, (N,) or (N, K).
+        weights: Their weights, (N,), all above 0; None for 1 each.
+    """
+
+    x: Array
+    y: NDArray[Any]
+    weights: Array | None = None
+
+    def take(self, rows: NDArray[Any]) -> "_Images":
+        """Return some of the images."""
+        weights = None if self.weights is None else self.weights[rows]
+        return _Images(self.x[rows], self.y[rows], weights)
+
+    def weighted(self, values: Array) -> Array:
+        """Return values of the images (N, ...) times their weights, which are scaled to a mean of 1."""
+        if self.weights is None:
+            return values
+        scaled = self.weights / self.weights.mean()
+        return scaled.reshape(-1, *[1] * (values.ndim - 1)) * values
+
+
+@dataclass(frozen=True)
 class _CrossEntropy:
     """The settings of `torch.nn.CrossEntropyLoss`: class weights (K,) and label smoothing."""
 
     class_weights: Array
     label_smoothing: float
 
-    def targets(self, y: NDArray[np.integer]) -> Array:
+    def targets(self, images: _Images) -> Array:
         """Return the weighted target probabilities, (N, K). The loss is the mean of -(targets * log p).sum(1).
 
         Source: the formula in torch's documentation, where smoothing uses the weight of each class.
         """
+        y = images.y
         num_classes = len(self.class_weights)
         targets = np.zeros((len(y), num_classes))
         targets[np.arange(len(y)), y] = (1 - self.label_smoothing) * self.class_weights[y]
         targets += self.label_smoothing / num_classes * self.class_weights
-        return targets / self.class_weights[y].mean()
+        return images.weighted(targets) / images.weighted(self.class_weights[y]).mean()
 
-    def problem(self, y: NDArray[np.integer]) -> "_Softmax":
-        """Return what is minimised for the images of these labels (N,)."""
-        return _Softmax(self.targets(y))
+    def problem(self, images: _Images) -> "_Softmax":
+        """Return what is minimised for images whose labels are (N,)."""
+        return _Softmax(self.targets(images))
 
-    def loss(self, logits: Array, y: NDArray[np.integer]) -> float:
+    def loss(self, logits: Array, images: _Images) -> float:
         """Return the mean loss of logits (N, K)."""
-        return float(-(self.targets(y) * log_softmax(logits, axis=1)).sum(axis=1).mean())
+        return float(-(self.targets(images) * log_softmax(logits, axis=1)).sum(axis=1).mean())
 
     def score(self, logits: Array, y: NDArray[np.integer]) -> float:
         """Return the accuracy of logits (N, K)."""
@@ -212,15 +253,18 @@ class _BinaryCrossEntropy:
     class_weights: Array
     label_smoothing: float
 
-    def problem(self, y: NDArray[np.number]) -> "_Sigmoids":
-        """Return what is minimised for the images of these labels (N, K)."""
-        wanted = np.asarray(y, np.float64) * (1 - self.label_smoothing) + self.label_smoothing / 2
+    def problem(self, images: _Images) -> "_Sigmoids":
+        """Return what is minimised for images whose labels are (N, K)."""
+        y = np.asarray(images.y, np.float64)
+        wanted = y * (1 - self.label_smoothing) + self.label_smoothing / 2
         positives = self.class_weights * wanted
-        return _Sigmoids(positives, positives + 1 - wanted)
+        varies = (positives != positives[:1]).any(axis=0)
+        importance = positives + 1 - wanted
+        return _Sigmoids(images.weighted(positives), images.weighted(importance), varies)
 
-    def loss(self, logits: Array, y: NDArray[np.number]) -> float:
+    def loss(self, logits: Array, images: _Images) -> float:
         """Return the loss of logits (N, K), its mean over images and labels."""
-        return self.problem(y).loss(logits) / y.shape[1]
+        return self.problem(images).loss(logits) / logits.shape[1]
 
     def score(self, logits: Array, y: NDArray[np.number]) -> float:
         """Return the mean average precision of logits (N, K), over the labels that images have; NaN if there are none.
@@ -302,18 +346,22 @@ class _Sigmoids:
     Attributes:
         positives: The weighted target of each label, (N, K').
         importance: The weight of each pair of image and label, (N, K').
+        varies: Whether some images have a label and others have not, (K',).
     """
 
     positives: Array
     importance: Array
+    varies: NDArray[np.bool_]
 
     def solvable(self) -> NDArray[np.integer]:
         """Return the indices of the labels that take part in a fit: those that some images have and others have not."""
-        return np.flatnonzero((self.positives != self.positives[:1]).any(axis=0))
+        return np.flatnonzero(self.varies)
 
     def of_classes(self, classes: NDArray[np.integer]) -> "_Sigmoids":
         """Return the same for some of the labels."""
-        return _Sigmoids(self.positives[:, classes], self.importance[:, classes])
+        return _Sigmoids(
+            self.positives[:, classes], self.importance[:, classes], self.varies[classes]
+        )
 
     def biases(self, fitted: Array, classes: NDArray[np.integer]) -> Array:
         """Return the bias of each label at the centre, (K,), from those of the labels of the fit, (K',)."""
@@ -349,12 +397,12 @@ _Problem = _Softmax | _Sigmoids
 
 
 def _cross_validate(
-    x: Array,
-    y: NDArray[Any],
+    images: _Images,
     cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
     strengths: Sequence[float],
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
     """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
+    x, y = images.x, images.y
     folds = deal_folds(cross_entropy.strata(y), np.arange(len(y)))
     held_out = [folds == fold for fold in np.unique(folds)]
     best = 0
@@ -362,15 +410,15 @@ def _cross_validate(
     if len(held_out) == 1:  # a single image
         return [], best, best_logits
     paths = [
-        _path(x[~rows], cross_entropy.problem(y[~rows]), strengths, _TOLERANCE_OF_FOLDS)
-        for rows in held_out
+        _path(rest, cross_entropy.problem(rest), strengths, _TOLERANCE_OF_FOLDS)
+        for rest in (images.take(~rows) for rows in held_out)
     ]
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
         logits = np.empty(best_logits.shape)
         for rows, (weight, bias) in zip(held_out, fits, strict=True):
             logits[rows] = _product(x[rows], weight.T) + bias
-        loss = cross_entropy.loss(logits, y)
+        loss = cross_entropy.loss(logits, images)
         table.append((strengths[i], loss, cross_entropy.score(logits, y)))
         if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
             best = i
@@ -381,12 +429,14 @@ def _cross_validate(
 
 
 def _path(
-    x: Array, problem: _Problem, strengths: Sequence[float], tolerance: float
+    images: _Images, problem: _Problem, strengths: Sequence[float], tolerance: float
 ) -> Iterator[tuple[Array, Array]]:
     """Yield weight (K, D) and bias (K,) for each strength. Each fit starts from the previous solution."""
-    centre = x.mean(axis=0)
-    x = x - centre
-    scale = np.sqrt((x**2).sum(axis=1).mean()) or 1.0  # 1 if all images are equal
+    centre = images.weighted(images.x).mean(axis=0)
+    x = images.x - centre
+    squares = images.weighted((x**2).sum(axis=1))
+    del images  # frees its features: each fold has its own
+    scale = np.sqrt(squares.mean()) or 1.0  # 1 if all images are equal
     # (N, D + 1): the bias is the weight of a constant
     x = np.column_stack([x / scale, np.ones(len(x))])
     classes = problem.solvable()

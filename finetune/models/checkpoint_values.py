@@ -112,10 +112,7 @@ def are_columns(value: Any) -> bool:
     return (
         type(value) is dict
         and len(value) <= _MAX_ROLES
-        and all(
-            is_text(role) and names is not None and are_names(names)
-            for role, names in value.items()
-        )
+        and all(is_text(role) and are_names(names) for role, names in value.items())
     )
 
 

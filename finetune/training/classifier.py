@@ -223,7 +223,8 @@ class Classifier(pl.LightningModule):
         torch.manual_seed(run_seed())
         self.initial_weights.load_into(self.image_classifier)
         if self.class_weights == BALANCED:
-            self.class_weight.copy_(self.task.class_weights(self._data.splits["train"].targets))
+            train = self._data.splits["train"]
+            self.class_weight.copy_(self.task.class_weights(train.targets, train.weights))
         elif isinstance(self.class_weights, dict) and self.task.label_kind == "single":
             counts = {name: split.targets.counts() for name, split in self._data.splits.items()}
             check_weighted(self.class_weights, self.class_names, counts)
@@ -251,7 +252,10 @@ class Classifier(pl.LightningModule):
 
     def _measure_solved_head(self, fitted: "FittedHead") -> None:
         """Update the training metrics with the solved head's logits of the training images."""
-        target = self.task.target({"label": fitted.labels})
+        batch = {"label": fitted.labels}
+        if fitted.weights is not None:
+            batch["weight"] = fitted.weights
+        target = self.task.target(batch)
         class_weight = self.class_weight.double().cpu()
         summed = self.task.loss_sum(fitted.logits, target, class_weight)
         self.train_metrics.update(
@@ -313,7 +317,7 @@ class Classifier(pl.LightningModule):
             else torch.empty(0, len(self.class_names), device=self.device)
         )
         if metrics is not None and len(labels := batch["label"]):
-            target = self.task.target(batch)
+            target = self.task.target({"label": labels})  # metrics count each image once
             summed = self.task.loss_sum(logits, target, self.class_weight)
             weight = target.weight(self.class_weight)
             metrics.update(logits, labels, summed, weight, self.calibration)

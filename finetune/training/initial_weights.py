@@ -74,9 +74,13 @@ class InitialWeights:
 
 
 def balanced_weights(num_images: np.ndarray) -> Tensor:
-    """Return a weight for each class (K,), inversely proportional to its number of images, with mean 1 over images."""
+    """Return a weight for each class (K,), inversely proportional to its number of images, with mean 1 over images.
+
+    Args:
+        num_images: Number of images of each class, (K,), or the sum of their weights.
+    """
     counts = torch.from_numpy(num_images)
-    return counts.sum() / (len(counts) * counts.clamp_min(1))
+    return counts.sum() / (len(counts) * torch.where(counts > 0, counts, 1))
 
 
 def fit_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> "FittedHead":

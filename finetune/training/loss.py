@@ -1,4 +1,4 @@
-"""The loss: cross entropy with class weights and label smoothing. An image has one class, or two if mixed."""
+"""The loss: cross entropy with weights and label smoothing. An image has one class, or two if mixed."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,6 +9,8 @@ from torch import Tensor
 
 # Shapes: B images, K classes.
 
+_TINY = 1e-30  # far below the smallest weight of an image
+
 
 class Target(NamedTuple):
     """The target of a batch of images.
@@ -17,25 +19,51 @@ class Target(NamedTuple):
         labels: Class indices (B,); for mixed images those of the larger part.
         partner_labels: Class indices (B,) of the images that were mixed in; None if images are not mixed.
         share: The share of `labels` in each image (B,), in [0, 1]; None if images are not mixed.
+        weights: The weight of each image (B,); None for 1 each.
+        partner_weights: The weight of each image that was mixed in (B,); None for 1 each.
     """
 
     labels: Tensor
     partner_labels: Tensor | None = None
     share: Tensor | None = None
+    weights: Tensor | None = None
+    partner_weights: Tensor | None = None
 
     def weight(self, class_weight: Tensor) -> Tensor:
-        """Return the sum of the weights of the images: the class weights (K,) of their classes, by their shares."""
-        own = precise(class_weight)[self.labels]
+        """Return the sum of the weights of the images, by their shares.
+
+        The weight of an image is its own weight times the class weight (K,) of its class.
+        """
+        own = weighted(precise(class_weight)[self.labels], self.weights)
         if self.share is None or self.partner_labels is None:
-            return own.sum()
-        return torch.lerp(
-            precise(class_weight)[self.partner_labels], own, self.share.to(own.dtype)
-        ).sum()
+            return nonzero_sum(own.sum(), len(self.labels))
+        partner = weighted(precise(class_weight)[self.partner_labels], self.partner_weights)
+        mixed = torch.lerp(partner, own, self.share.to(own.dtype))
+        return nonzero_sum(mixed.sum(), len(self.labels))
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:
     """Return the target of a batch from `Collate`."""
-    return Target(batch["label"], batch.get("partner_label"), batch.get("share"))
+    return Target(
+        batch["label"],
+        batch.get("partner_label"),
+        batch.get("share"),
+        batch.get("weight"),
+        batch.get("partner_weight"),
+    )
+
+
+def weighted(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return values (B,) times the weights of their images (B,); None for 1 each."""
+    return values if weights is None else values * weights.to(values.dtype)
+
+
+def nonzero_sum(weight: Tensor, num_images: int) -> Tensor:
+    """Return the sum of the weights of some images; if all have the weight 0, a number above 0.
+
+    Their loss is then 0, not 0 / 0. The sum is 0 only without images: by it, ranks know that none of them has images.
+    """
+    return weight.clamp_min(_TINY) if num_images else weight
 
 
 def loss_sum(
@@ -44,8 +72,8 @@ def loss_sum(
     """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is the mean loss.
 
     For the members of an ensemble it is the mean over members. The loss of a mixed image is the mean of the losses for
-    its two classes, weighted by their shares. That is the cross entropy of the mixed target. Each class keeps its own
-    weight, and smoothing applies to both.
+    its two classes, weighted by their shares. That is the cross entropy of the mixed target. Each class and each image
+    keeps its own weight, and smoothing applies to both.
 
     Args:
         logits: (B, K); for the members of an ensemble (M, B, K).
@@ -59,10 +87,15 @@ def loss_sum(
         ).mean()
     logits, class_weight = precise(logits), precise(class_weight)
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
-    if target.share is None or target.partner_labels is None:
+    is_mixed = target.share is not None and target.partner_labels is not None
+    if target.weights is None and not is_mixed:
         return F.cross_entropy(logits, target.labels, reduction="sum", **options)
     own = F.cross_entropy(logits, target.labels, reduction="none", **options)
+    own = weighted(own, target.weights)
+    if target.share is None or target.partner_labels is None:
+        return own.sum()
     partner = F.cross_entropy(logits, target.partner_labels, reduction="none", **options)
+    partner = weighted(partner, target.partner_weights)
     return torch.lerp(partner, own, target.share.to(own.dtype)).sum()
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finetune.training.loss import precise
+from finetune.training.loss import nonzero_sum, precise, weighted
 
 # Shapes: B images, M members of an ensemble, K classes.
 
@@ -20,32 +20,63 @@ class MultilabelTarget(NamedTuple):
         labels: Whether each image has each label (B, K), 0 or 1; for mixed images those of the larger part.
         partner_labels: The same of the images that were mixed in; None if images are not mixed.
         share: The share of `labels` in each image (B,), in [0, 1]; None if images are not mixed.
+        weights: The weight of each image (B,); None for 1 each.
+        partner_weights: The weight of each image that was mixed in (B,); None for 1 each.
     """
 
     labels: Tensor
     partner_labels: Tensor | None = None
     share: Tensor | None = None
+    weights: Tensor | None = None
+    partner_weights: Tensor | None = None
 
     def weight(self, class_weight: Tensor) -> Tensor:
-        """Return the number of images. The weights of positive labels do not change it, as in torch."""
-        return precise(class_weight).new_full((), len(self.labels))
+        """Return the sum of the weights of the images, or their number if they have no weights.
+
+        The weights of positive labels do not change it, as in torch.
+        """
+        weights = self.mixed_weights()
+        if weights is None:
+            return precise(class_weight).new_full((), len(self.labels))
+        total = weights.to(precise(class_weight).dtype).sum()
+        return nonzero_sum(total, len(self.labels))
+
+    def mixed_weights(self) -> Tensor | None:
+        """Return the weight of each image (B,), for mixed images the mean by their shares; None for 1 each."""
+        if self.weights is None or self.partner_weights is None or self.share is None:
+            return self.weights
+        return torch.lerp(self.partner_weights, self.weights, self.share)
 
     def mixed(self) -> Tensor:
-        """Return the labels (B, K), for mixed images the mean by their shares."""
+        """Return the labels (B, K), for mixed images the mean by their shares and weights.
+
+        The loss is linear in the labels. With `mixed_weights` it is therefore the mean of the weighted losses for the
+        labels of both images, by their shares.
+        """
         if self.share is None or self.partner_labels is None:
             return self.labels
-        return torch.lerp(self.partner_labels, self.labels, self.share[:, None])
+        share = self.share
+        weights = self.mixed_weights()
+        if self.weights is not None and weights is not None:
+            share = share * self.weights / weights.clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.lerp(self.partner_labels, self.labels, share[:, None])
 
 
 def multilabel_target(batch: Mapping[str, Any]) -> MultilabelTarget:
     """Return the target of a batch from `Collate`."""
-    return MultilabelTarget(batch["label"], batch.get("partner_label"), batch.get("share"))
+    return MultilabelTarget(
+        batch["label"],
+        batch.get("partner_label"),
+        batch.get("share"),
+        batch.get("weight"),
+        batch.get("partner_weight"),
+    )
 
 
 def multilabel_loss_sum(
     logits: Tensor, target: MultilabelTarget, class_weight: Tensor, label_smoothing: float
 ) -> Tensor:
-    """Return the sum over images of the mean binary cross entropy over classes.
+    """Return the sum over images of the mean binary cross entropy over classes, times the weights of the images.
 
     Divided by `target.weight(class_weight)` it is `torch.nn.BCEWithLogitsLoss` with `pos_weight`. For the members of an
     ensemble it is the mean over members. The target of a mixed image is the mean of two images, by their shares.
@@ -66,6 +97,9 @@ def multilabel_loss_sum(
     losses = F.binary_cross_entropy_with_logits(
         logits, wanted, pos_weight=precise(class_weight).to(logits.dtype), reduction="none"
     )
+    weights = target.mixed_weights()
+    if weights is not None:
+        return weighted(losses.mean(dim=1), weights).sum()
     return losses.mean(dim=1).sum()
 
 
@@ -82,11 +116,14 @@ def balanced_positive_weights(num_positive: np.ndarray, num_images: int) -> Tens
     """Return a weight for the positives of each class (K,), by which they count as much as its negatives together.
 
     Args:
-        num_positive: Number of images with each label, (K,).
+        num_positive: Number of images with each label, (K,); or the sum of their weights, which have the mean 1.
         num_images: Number of all images.
 
     Source: the documentation of `pos_weight` of `torch.nn.BCEWithLogitsLoss`.
     """
     positive = torch.from_numpy(num_positive).double()
     negative = num_images - positive
-    return negative.clamp_min(1) / positive.clamp_min(1)
+    # of no image at all, and to rounding of sums of weights
+    is_zero = 1e-12 * num_images
+    negative = torch.where(negative > is_zero, negative, 1.0)
+    return negative / torch.where(positive > is_zero, positive, 1.0)

@@ -52,6 +52,9 @@ def log_overview(
     corrections = data.applied_corrections
     if corrections is not None:
         lines.insert(1, corrections.line())
+    weights = data.splits["train"].weights
+    if weights is not None:
+        lines.insert(1, _image_weights(weights))
     doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
     look = first_look(data.splits, data.class_names, data.folder, data.table)
     doubtful += filter(None, [look.line(), frames_line(look.listing.paths)])
@@ -90,6 +93,7 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         # a val or test folder of the user is reported by the first look at the files
         if lacking and split in data.splits and data.splits[split].origin == SET_APART:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
+    yield from _classes_of_weight_0(data)
     yield from straddling_groups(data.splits)
     test_fraction = data.hparams["test_fraction"] if data.num_folds is None else 1 / data.num_folds
     fractions = {"val": data.hparams["val_fraction"], "test": test_fraction}
@@ -100,6 +104,17 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         metric = "an accuracy" if data.label_kind == "single" else "a share of them"
         yield f"test has only {num} images: the standard error of {metric} is up to {error:.0f} points"
+
+
+def _classes_of_weight_0(data: ImageDataModule) -> Iterator[str]:
+    """Yield a warning if no training image of a class has a weight above 0."""
+    train = data.splits.get("train")
+    if train is None or train.weights is None:
+        return
+    totals = zip(data.class_names, train.targets.weighted_counts(train.weights), strict=True)
+    counts = _counts(data, "train")
+    if lacking := [name for name, total in totals if total == 0 and counts[name]]:
+        yield f"all training images of {_some(lacking)} have the weight 0: these classes are not trained"
 
 
 def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
@@ -217,6 +232,14 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
         length.append(f"image_size {schedule.describe()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*devices, batches, *length])}"
+
+
+def _image_weights(weights: np.ndarray) -> str:
+    """Return a text with the range of the weights of the training images."""
+    text = f"image weights: {weights.min():.4g} to {weights.max():.4g}, in training only"
+    if num_zero := int(np.count_nonzero(weights == 0)):
+        text += f"; {counted(num_zero, 'image')} of weight 0"
+    return text
 
 
 def _counts(data: ImageDataModule, split: str) -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,8 @@ class SingleLabel:
     def loss_sum(self, logits: Tensor, target: Target, class_weight: Tensor) -> Tensor:
         """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is a mean.
 
+        The weight of an image is its own weight times that of its class.
+
         Args:
             logits: (B, K); for the members of an ensemble (M, B, K). The result is then the mean over members.
             target: The target of the same images.
@@ -86,9 +89,15 @@ class SingleLabel:
         log_probabilities = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
         return -log_probabilities.gather(1, labels[:, None]).squeeze(1)
 
-    def class_weights(self, targets: ClassIndex) -> Tensor:
-        """Return weights (K,) by which all classes count the same, from the training targets."""
-        return balanced_weights(targets.counts())
+    def class_weights(self, targets: ClassIndex, weights: np.ndarray | None = None) -> Tensor:
+        """Return weights (K,) by which all classes count the same, from the training targets.
+
+        Args:
+            targets: The targets of N images.
+            weights: The weight of each image, (N,); None for 1 each.
+        """
+        counts = targets.counts() if weights is None else targets.weighted_counts(weights)
+        return balanced_weights(counts)
 
     def combined(self, logits: Tensor) -> Tensor:
         """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others unchanged."""
@@ -167,7 +176,7 @@ class MultiLabel:
         return multilabel_target(batch)
 
     def loss_sum(self, logits: Tensor, target: MultilabelTarget, class_weight: Tensor) -> Tensor:
-        """Return the sum of the losses of images. Divided by `target.weight(class_weight)` it is a mean.
+        """Return the sum of the weighted losses of images. Divided by `target.weight(class_weight)` it is a mean.
 
         Args:
             logits: (B, K); for the members of an ensemble (M, B, K). The result is then the mean over members.
@@ -180,9 +189,17 @@ class MultiLabel:
         """Return the loss of each image (B,), without weights and smoothing, from probabilities and labels (B, K)."""
         return multilabel_losses(probabilities, labels)
 
-    def class_weights(self, targets: MultiHot) -> Tensor:
-        """Return weights of positives (K,), by which they count as much as negatives, from the training targets."""
-        return balanced_positive_weights(targets.counts(), len(targets))
+    def class_weights(self, targets: MultiHot, weights: np.ndarray | None = None) -> Tensor:
+        """Return weights of positives (K,), by which they count as much as negatives, from the training targets.
+
+        Args:
+            targets: The targets of N images.
+            weights: The weight of each image, (N,); None for 1 each.
+        """
+        if weights is None:
+            return balanced_positive_weights(targets.counts(), len(targets))
+        counts = targets.weighted_counts(weights / weights.mean())
+        return balanced_positive_weights(counts, len(targets))
 
     def combined(self, logits: Tensor) -> Tensor:
         """Return the logits (B, K) of an ensemble from those of its members (M, B, K); others unchanged."""

@@ -28,6 +28,7 @@ def named(*names):
         (("path", "class", "probability", "p_a", "error"), Columns("path", ("class",))),
         (("path", "label", "class", "probability"), Columns("path", ("label",))),
         (("path", "image", "label"), Columns("path", ("label",))),
+        (("path", "label", "Sample_Weight"), Columns("path", ("label",), weight="Sample_Weight")),
     ],
 )  # fmt: skip
 def test_columns_are_found_by_their_usual_names(names, expected):
@@ -43,6 +44,15 @@ def test_an_option_names_columns_of_other_names():
     assert several == parse_columns("label:a,label:b")
 
 
+def test_an_option_ignores_a_column():
+    columns = named("path", "label", "weight", "kg")
+    assert find_columns(columns, parse_columns("weight:kg")).weight == "kg"
+    for option in ("weight:null", {"weight": None}, {"weight": "null"}):
+        assert find_columns(columns, parse_columns(option)).weight is None
+    with pytest.raises(WrongUsage, match="give a column for label"):
+        parse_columns({"label": None})
+
+
 @pytest.mark.parametrize(
     ("names", "option", "message"),
     [
@@ -52,7 +62,6 @@ def test_an_option_names_columns_of_other_names():
         (("path", "species", "category"), None, r"'species' and 'category' may both be the label; .* label:species"),
         (("path", "label"), "path:paht", r"x\.csv has no column 'paht'; did you mean 'path'"),
         (("path", "label"), "lable:label", r"'lable' is not a role of a column; did you mean 'label'"),
-        (("path", "label", "w"), "weight:w", r"weights of images are unsupported"),
         (("path", "label"), "path", r"give a column for path"),
         (("path", "label"), "path:path,path:label", r"path can only be one column"),
     ],

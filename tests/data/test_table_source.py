@@ -120,7 +120,9 @@ def sound(root: Path) -> list[dict[str, str]]:
 
 def lines(*faulty: str, header: str = "path,label") -> str:
     good = [
-        f"{name}{i}.jpg,{name}{',train' * ('split' in header)}" for name in "ab" for i in range(6)
+        f"{name}{i}.jpg,{name}{',train' * ('split' in header)}{',1' * ('weight' in header)}"
+        for name in "ab"
+        for i in range(6)
     ]
     return "\n".join([header, *good[:1], *faulty, *good[1:]]) + "\n"
 
@@ -140,6 +142,14 @@ def lines(*faulty: str, header: str = "path,label") -> str:
         (["extra.jpg,a,"], "path,label,split", (3, "split"), "the split is empty"),
         (["a0.jpg,b"], "path,label", (2, "label"), "'a' here and 'b' in line 3"),
         (["./a0.jpg,b"], "path,label", (2, "label"), "'a' here and 'b' in line 3"),
+        *(
+            ([f"extra.jpg,a,{weight}"], "path,label,weight", (3, "weight"), message)
+            for weight, message in {
+                "": "the weight is empty",
+                **{text: f"'{text}' is not a weight" for text in ("-1", "nan", "inf", "1e10", "x", "1_0")},
+            }.items()
+        ),
+        (["a0.jpg,a,2"], "path,label,weight", (2, "weight"), "'1' here and '2' in line 3"),
         (["a0.jpg,a,test"], "path,label,split", (2, "split"), "'train' here and 'test' in line 3"),
     ],
 )  # fmt: skip
@@ -237,9 +247,7 @@ def test_classes_are_merged_alike_in_tables_and_folders(tmp_path):
 
 def test_groups_are_those_of_the_table(tmp_path):
     rows = [{**row, "patient": row["path"][1]} for row in sound(tmp_path)]
-    rows = [{**row, "weight": 2} for row in rows]
     data = of_table(write(tmp_path / "x.csv", rows), val_fraction=0, test_fraction=0)
-    assert "column 'weight' is not used" in data.remark
     samples = data.splits["train"]
     expected = group_ids(Path(path).stem[1] for path in samples.paths)
     assert samples.groups.tolist() == expected.tolist()
@@ -247,6 +255,28 @@ def test_groups_are_those_of_the_table(tmp_path):
     rows[3]["patient"] = ""
     with pytest.raises(ValueError, match="line 5, column patient: the group is empty"):
         of_table(write(tmp_path / "x.csv", rows))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_folds": 3, "fold": 2}, {"group_by": r"(\d)"}])
+def test_training_images_keep_their_weights_in_any_split(tmp_path, options):
+    rows = [{**row, "weight": i / 4} for i, row in enumerate(sound(tmp_path))]
+    random.Random(0).shuffle(rows)
+    data = of_table(write(tmp_path / "x.csv", rows), **options)
+    assert data.splits.keys() == {"train", "val", "test"}
+    weight_of = {row["path"]: row["weight"] for row in rows}
+    train = data.splits.pop("train")
+    assert train.weights.tolist() == [weight_of[Path(path).name] for path in train.paths]
+    # metrics count each image once
+    assert all(part.weights is None for part in data.splits.values())
+    data.use_all_images("test")
+    assert data.splits["test"].weights is None
+
+
+def test_weights_that_are_all_0_are_refused(tmp_path):
+    rows = [{**row, "sample_weight": 0} for row in sound(tmp_path)]
+    data = of_table(write(tmp_path / "x.jsonl", rows))
+    with pytest.raises(ValueError, match=r"all training images of .*x\.jsonl have the weight 0"):
+        data.check_can_train()
 
 
 SEVERAL = {

@@ -12,6 +12,7 @@ LABELS = np.array([2, 0, 2, 2, -1], np.int64)
 def test_counts_are_by_class_without_unknown_ones():
     targets = ClassIndex(LABELS, num_classes=4)
     assert targets.counts().tolist() == [1, 0, 3, 0] and len(targets) == 5
+    assert targets.weighted_counts(np.ones(5)).tolist() == [1, 0, 3, 0]
     assert ClassIndex(LABELS[:0], 2).counts().tolist() == [0, 0]
 
 

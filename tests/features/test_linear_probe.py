@@ -24,10 +24,11 @@ def test_features_are_what_the_head_sees(colours):
     model = Classifier(pictures.class_names, **SMALL)
     fit(model, pictures, max_steps=0)
     model.eval()
-    x, y = linear_probe.head_inputs(
+    x, y, indices = linear_probe.head_inputs(
         model.trainer, model, head(model.network), pictures.loader("val")
     )
     assert y.tolist() == pictures.splits["val"].targets.labels.tolist()
+    assert indices.tolist() == list(range(len(y)))
     with torch.no_grad():
         logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
         own = head(model.network)(torch.from_numpy(x).float())

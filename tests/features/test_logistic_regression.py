@@ -336,6 +336,69 @@ def test_each_of_several_labels_has_the_head_of_an_independent_solver(strength):
     assert abs(ours[:, 0] - wrong.predict_proba(scaled)[:, 1]).max() > 1e-4  # control
 
 
+@pytest.mark.parametrize("kind", [pictures, several])
+@pytest.mark.parametrize("strength", [1e-1, 1e-4])
+def test_a_weight_of_2_is_the_image_twice(kind, strength):
+    features, labels = kind(120, 12, 3)
+    weights = np.random.default_rng(2).integers(0, 4, 120)
+    options = {
+        "strengths": [strength],
+        "class_weights": np.array([2.0, 0.5, 3.0]),
+        "label_smoothing": 0.1,
+    }
+    probe = fit_probe(features, labels, 3, image_weights=weights / 7, **options)
+    twice = fit_probe(
+        features.repeat(weights, axis=0), labels.repeat(weights, axis=0), 3, **options
+    )
+    # each is within 1e-10 of the optimum, in features scaled by less than 10
+    for name in ("weight", "bias"):
+        ours, expected = getattr(probe, name), getattr(twice, name)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-8)
+    plain = fit_probe(features, labels, 3, **options)  # the control
+    assert abs(plain.weight - twice.weight).max() > 1e-3
+
+
+def test_image_weights_are_those_of_an_independent_solver():
+    features, labels = pictures(300, 20, 4)
+    weights = np.random.default_rng(2).uniform(0, 3, 300)
+    probe = fit_probe(features, labels, 4, strengths=[1e-2], image_weights=weights)
+    centre = np.average(features, axis=0, weights=weights)
+    size = np.sqrt(np.average(((features - centre) ** 2).sum(axis=1), weights=weights))
+    solver = LogisticRegression(
+        C=1 / (weights.sum() * 1e-2), tol=1e-12, max_iter=1000, solver="newton-cholesky"
+    )
+    scaled = (features - centre) / size
+    other = solver.fit(scaled, labels, sample_weight=weights).predict_proba(scaled)
+    ours = softmax(features @ probe.weight.T + probe.bias, axis=1)
+    np.testing.assert_allclose(ours, other, rtol=0, atol=1e-7)
+
+
+def test_weights_are_in_the_loss_that_chooses_the_strength():
+    features, labels = pictures(200, 30, 3)
+    weights = np.random.default_rng(2).uniform(0.1, 3, 200)
+    probe = fit_probe(features, labels, 3, image_weights=weights)
+    losses = -log_softmax(probe.out_of_fold, axis=1)[np.arange(200), labels]
+    assert probe.loss == pytest.approx(np.average(losses, weights=weights), rel=1e-9)
+    assert probe.score == np.mean(probe.out_of_fold.argmax(axis=1) == labels)
+    # images of weight 0 are as if they were not there, also where they are nearly all
+    few = np.where(np.arange(200) < 4, weights, 0)
+    ours, alone = (
+        fit_probe(features, labels, 3, image_weights=few),
+        fit_probe(features[:4], labels[:4], 3, image_weights=weights[:4]),
+    )
+    np.testing.assert_array_equal(ours.weight, alone.weight)
+    with pytest.raises(ValueError, match="there are no features"):
+        fit_probe(features, labels, 3, image_weights=np.zeros(200))
+
+
+def test_weights_make_no_problem_of_a_label_that_every_image_has():
+    features, labels = several(100, 10, 3)
+    labels[:, 2] = 1
+    weights = np.random.default_rng(2).uniform(0.1, 3, 100)
+    probe = fit_probe(features, labels, 3, image_weights=weights)
+    assert (probe.weight[2] == 0).all() and probe.bias[2] == pytest.approx(np.log(100))
+
+
 @pytest.mark.parametrize("class_weights", [None, np.array([2.0, 0.5, 9.0])])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_gradient_of_torch_s_binary_cross_entropy_vanishes(class_weights, label_smoothing):

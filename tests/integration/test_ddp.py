@@ -34,6 +34,9 @@ SCENARIOS = [
     ("batch_norm_uneven", 1e-10),
     ("bad_batches", 1e-10),
     ("balanced", 1e-10),
+    ("weighted", 1e-10),
+    ("weighted_head", 5e-9),  # as "probe"
+    ("labels_weighted", 1e-10),
     ("solved_head", 5e-9),  # as "probe"
     ("frozen_part", 1e-10),
     ("members", 1e-10),
@@ -128,6 +131,11 @@ def unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, 
 
 def test_averaging_the_means_of_devices_is_caught(results):
     assert distance(load(results[1], "balanced"), load(results[3], "control_means")) > 1e-4
+
+
+def test_averaging_the_weighted_means_of_devices_is_caught(results):
+    control = load(results[3], "control_weighted_means")
+    assert distance(load(results[1], "weighted"), control) > 1e-4
 
 
 def test_averaging_the_means_of_devices_is_caught_for_several_labels(results):

@@ -40,6 +40,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         "small_float64",
         "batch_norm_uneven",
         "balanced",
+        "weighted",
         "calibrated",
         "labels",
         "labels_measured",
@@ -57,7 +58,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     }
 
 
-@pytest.mark.parametrize("scenario", ["small_float64", "batch_norm_uneven", "balanced", "labels"])
+@pytest.mark.parametrize(
+    "scenario", ["small_float64", "batch_norm_uneven", "balanced", "weighted", "labels"]
+)
 def test_two_processes_train_the_weights_of_one(worlds, scenario):
     """In full, with float32, ResNet-18, three processes and resuming on others: test_ddp.py, test_elastic.py."""
     alone = load(worlds[1], scenario)

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -120,7 +120,12 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def weights_after(
-    data: ImageDataModule, precision: str, build: Callable, steps: int = 20, **options: Any
+    data: ImageDataModule,
+    precision: str,
+    build: Callable,
+    steps: int = 20,
+    num_accumulated: int = 1,
+    **options: Any,
 ) -> dict[str, Tensor]:
     """Train and return the trainable weights of this process."""
     pl.seed_everything(1, verbose=False)
@@ -132,9 +137,13 @@ def weights_after(
             **{"optimizer": sgd, **options},
         )
     before = weights_of(model)
-    trainer(precision=precision, max_steps=steps, max_epochs=-1, limit_val_batches=0).fit(
-        model, datamodule=data
-    )
+    trainer(
+        precision=precision,
+        max_steps=steps,
+        max_epochs=-1,
+        limit_val_batches=0,
+        accumulate_grad_batches=num_accumulated,
+    ).fit(model, datamodule=data)
     after = weights_of(model)
     MOVED.append(moved(model, before, after))
     return after
@@ -175,6 +184,15 @@ def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
     bad = frozenset(int(i) for i in order[data.batch_size : 2 * data.batch_size + 1])
     settings = {field.name: getattr(train, field.name) for field in fields(train)}
     data.splits["train"] = TornSamples(**settings, bad=bad)
+    return data
+
+
+def with_weights(data: Any) -> Any:
+    """Give the images weights; that of the last image of the first epoch, which is alone in its batch, is 0."""
+    train = data.splits["train"]
+    weights = np.random.default_rng(0).uniform(0.2, 5, len(train))
+    weights[train_order(len(train), 1, 0)[-1]] = 0
+    data.splits["train"] = replace(train, weights=weights)
     return data
 
 
@@ -321,6 +339,16 @@ def averaged_label_means(model: Classifier, batch: dict, batch_idx: int) -> Tens
     return model.task.loss_sum(logits, target, model.class_weight) / len(logits)
 
 
+def averaged_weighted_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
+    """The usual way for images with weights: each device's own weighted mean, whatever its share."""
+    if len(batch["label"]) == 0:
+        return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
+    target = model.task.target(batch)
+    logits = model(batch["image"])
+    weight = target.weight(model.class_weight)
+    return model.task.loss_sum(logits, target, model.class_weight) / weight
+
+
 def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     """Output and gradients of a batch of `num` pictures, of which a process may have none, and running statistics."""
     group = torch.distributed if torch.distributed.is_initialized() else None
@@ -393,6 +421,7 @@ BALANCED: dict[str, Any] = {
     "label_smoothing": 0.1,
     "build": small_network,
 }
+WEIGHTED: dict[str, Any] = {**BALANCED, "build": small_normalised, "num_accumulated": 2}
 
 
 def main() -> None:
@@ -416,6 +445,15 @@ def main() -> None:
             build=small_normalised,
         ),
         "balanced": lambda: weights_after(data("uneven", 6), "64-true", **BALANCED),
+        "weighted": lambda: weights_after(
+            with_weights(data("uneven", 6, mixup=0.4, cutmix=1.0)), "64-true", **WEIGHTED
+        ),
+        "weighted_head": lambda: weights_after(
+            with_weights(data("uneven", 6)), "64-true", freeze="backbone", **BALANCED
+        ),
+        "labels_weighted": lambda: weights_after(
+            with_weights(labels(data_root, mixup=0.4)), "64-true", **BALANCED
+        ),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
         "solved_head": lambda: weights_after(
             data("uneven", 6), "64-true", freeze="backbone", **BALANCED
@@ -466,6 +504,11 @@ def main() -> None:
             "control_padding": lambda: padded(data_root / "test13"),
         }
     if world_size == 3:
+        scenarios["control_weighted_means"] = lambda: control_means(
+            with_weights(data("uneven", 6, mixup=0.4, cutmix=1.0)),
+            WEIGHTED,
+            averaged_weighted_means,
+        )
         scenarios["control_means"] = lambda: control_means(data("uneven", 6), BALANCED)
         scenarios["control_label_means"] = lambda: control_means(
             labels(data_root, mixup=0.4, cutmix=1.0), BALANCED, averaged_label_means

@@ -129,6 +129,13 @@ MUTATIONS = [
         "tests/training/test_multilabel_loss.py",
     ),
     Mutation(
+        "an image of weight 2 counts twice in the loss",
+        "training/loss.py",
+        "return values if weights is None else values * weights.to(values.dtype)",
+        "return values",
+        "tests/training/test_loss.py -k twice",
+    ),
+    Mutation(
         "each label has the threshold that validation chose",
         "training/multilabel_calibration.py",
         "return probabilities >= probabilities.new_tensor(self.thresholds)",

@@ -52,6 +52,54 @@ def test_weights_follow_the_shares():
     assert MIXED.weight(torch.ones(3)) == 7
 
 
+WEIGHTS = torch.tensor([2.0, 1.0, 0.0, 3.0, 1.0, 2.0, 0.0])
+PARTNER_WEIGHTS = torch.tensor([1.0, 0.0, 2.0, 2.0, 1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_weight_of_2_is_the_image_twice(smoothing):
+    ours, reference = logits(), logits()
+    target = Target(LABELS, weights=WEIGHTS)
+    loss = loss_sum(ours, target, WEIGHT, smoothing) / target.weight(WEIGHT)
+    twice = WEIGHTS.long()
+    expected = F.cross_entropy(
+        reference.repeat_interleave(twice, dim=0),
+        LABELS.repeat_interleave(twice),
+        WEIGHT,
+        label_smoothing=smoothing,
+    )
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, reference.grad)
+    plain = loss_sum(logits(), Target(LABELS), WEIGHT, smoothing) / Target(LABELS).weight(WEIGHT)
+    assert abs(plain - expected) > 0.01  # the control
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_each_part_of_a_mixed_image_has_its_own_weight(smoothing):
+    target = Target(LABELS, PARTNERS, SHARE, WEIGHTS, PARTNER_WEIGHTS)
+    loss = loss_sum(logits(), target, WEIGHT, smoothing) / target.weight(WEIGHT)
+    options = {"reduction": "none", "label_smoothing": smoothing}
+    both = torch.cat([SHARE * WEIGHTS, (1 - SHARE) * PARTNER_WEIGHTS])
+    labels = torch.cat([LABELS, PARTNERS])
+    losses = F.cross_entropy(logits().repeat(2, 1), labels, WEIGHT, **options)
+    expected = (both * losses).sum() / (both * WEIGHT[labels]).sum()
+    torch.testing.assert_close(loss, expected)
+    swapped = target._replace(weights=PARTNER_WEIGHTS, partner_weights=WEIGHTS)  # the control
+    assert abs(loss_sum(logits(), swapped, WEIGHT, smoothing) - (both * losses).sum()) > 0.01
+
+
+def test_a_batch_of_weight_0_has_a_loss_of_0():
+    """Its weight is above 0, unlike that of a batch without images, and too small to change a sum."""
+    target = Target(LABELS, weights=torch.zeros(7))
+    ours = logits()
+    loss = loss_sum(ours, target, WEIGHT, 0.0) / target.weight(WEIGHT)
+    loss.backward()
+    assert loss == 0 and (ours.grad == 0).all()
+    assert target.weight(WEIGHT) > 0 and target.weight(WEIGHT) + 1e-9 == 1e-9
+
+
 def test_a_whole_share_is_no_mixing():
     whole = Target(LABELS, PARTNERS, torch.ones(7))
     for smoothing in (0.0, 0.2):
@@ -63,7 +111,10 @@ def test_a_whole_share_is_no_mixing():
 def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
     batch = {"label": LABELS, "image": None}
     assert target_of(batch) == Target(LABELS)
-    assert target_of({**batch, "partner_label": PARTNERS, "share": SHARE}) == MIXED
+    mixed = {**batch, "partner_label": PARTNERS, "share": SHARE}
+    assert target_of(mixed) == MIXED
+    weighted = {**mixed, "weight": WEIGHTS, "partner_weight": PARTNER_WEIGHTS}
+    assert target_of(weighted) == Target(LABELS, PARTNERS, SHARE, WEIGHTS, PARTNER_WEIGHTS)
     assert (
         Target(LABELS[:0]).weight(WEIGHT) == 0
         and Target(LABELS[:0], PARTNERS[:0], SHARE[:0]).weight(WEIGHT) == 0

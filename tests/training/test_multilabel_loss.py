@@ -47,6 +47,32 @@ def test_the_loss_of_a_mixed_image_is_that_of_the_mixed_target(smoothing):
     assert abs(mean(MIXED) - reference(LABELS)) > 1e-2  # control
 
 
+WEIGHTS = torch.tensor([2.0, 1.0, 0.0, 3.0, 1.0, 0.0])
+PARTNER_WEIGHTS = torch.tensor([1.0, 0.0, 2.0, 2.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_weight_of_2_is_the_image_twice(smoothing):
+    twice = WEIGHTS.long()
+    repeated = LABELS.repeat_interleave(twice, dim=0)
+    expected = reference(repeated, smoothing, LOGITS.repeat_interleave(twice, dim=0))
+    torch.testing.assert_close(mean(MultilabelTarget(LABELS, weights=WEIGHTS), smoothing), expected)
+    assert abs(mean(MultilabelTarget(LABELS), smoothing) - expected) > 1e-2  # control
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_each_part_of_a_mixed_image_has_its_own_weight(smoothing):
+    target = MultilabelTarget(LABELS, PARTNERS, SHARE, WEIGHTS, PARTNER_WEIGHTS)
+    both = torch.cat([SHARE * WEIGHTS, (1 - SHARE) * PARTNER_WEIGHTS])
+    labels = torch.cat([LABELS, PARTNERS]).double() * (1 - smoothing) + smoothing / 2
+    loss_of = nn.BCEWithLogitsLoss(pos_weight=WEIGHT.double(), reduction="none")
+    losses = loss_of(LOGITS.repeat(2, 1), labels).mean(dim=1)
+    expected = (both * losses).sum() / both.sum()
+    # the shares and weights are float32
+    torch.testing.assert_close(mean(target, smoothing), expected, rtol=1e-6, atol=0.0)
+    assert abs(mean(MIXED, smoothing) - expected) > 1e-2  # control
+
+
 def test_the_loss_of_members_is_their_mean():
     members = torch.stack([LOGITS, LOGITS.flip(0)])
     expected = (reference(LABELS) + reference(LABELS, logits=LOGITS.flip(0))) / 2
@@ -67,7 +93,12 @@ def test_parts_of_a_batch_add_up():
 def test_a_batch_has_its_target():
     batch = {"label": LABELS, "image": None}
     assert multilabel_target(batch) == MultilabelTarget(LABELS)
-    assert multilabel_target({**batch, "partner_label": PARTNERS, "share": SHARE}) == MIXED
+    mixed = {**batch, "partner_label": PARTNERS, "share": SHARE}
+    assert multilabel_target(mixed) == MIXED
+    weighted = {**mixed, "weight": WEIGHTS, "partner_weight": PARTNER_WEIGHTS}
+    assert multilabel_target(weighted) == MIXED._replace(
+        weights=WEIGHTS, partner_weights=PARTNER_WEIGHTS
+    )
 
 
 def test_losses_of_images_are_those_of_torch():

@@ -31,6 +31,7 @@ class ImageFolderData(ImageDataModule):
     # classes without training images, if `class_names` was given
     classes_without_images: tuple[str, ...] = ()
     empty_fold: int | None = None  # the first fold without images to test
+    has_only_zero_weights = False  # whether all training images have the weight 0
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
@@ -54,8 +55,10 @@ class ImageFolderData(ImageDataModule):
         # after the split, so that no image moves to another one
         self._correct()
         if "train" in self.splits:
-            self.seen = build_record(self.splits["train"], self.splits.get("val"))
-            self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
+            self._drop_equal_weights()
+            train = self.splits["train"]
+            self.seen = build_record(train, self.splits.get("val"))
+            self.fingerprint = self.seen.fingerprint(train.targets, train.weights)
 
     def source(self, folder: Path) -> ImageSource:
         """Return the source of the images: the table, or else a folder.
@@ -149,6 +152,18 @@ class ImageFolderData(ImageDataModule):
                 lacking |= set(self.classes_without_images)
             self.classes_without_images = tuple(n for n in self.class_names if n in lacking)
 
+    def _drop_equal_weights(self) -> None:
+        """Drop the weights of the training images if all have the same, since only their ratios matter.
+
+        Training is then the same as without weights, bit for bit.
+        """
+        train = self.splits["train"]
+        if train.weights is None or train.weights.min() != train.weights.max():
+            return
+        self.has_only_zero_weights = not train.weights.any()
+        self.remark += ", which are equal in training and have no effect"
+        self.splits["train"] = replace(train, weights=None)
+
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_can_train()
@@ -161,7 +176,7 @@ class ImageFolderData(ImageDataModule):
         """Check that each class has training images, and that there are groups if they were asked for.
 
         Raises:
-            ValueError: A class has none, or too few for folds.
+            ValueError: A class has none, or too few for folds; or all training images have the weight 0.
             WrongUsage: No group has more than one image, or a fold has images with several labels.
         """
         if self.fold is not None and self.label_kind == "several":
@@ -178,6 +193,10 @@ class ImageFolderData(ImageDataModule):
                     f" with split_seed {self.hparams['split_seed']}, which keeps groups whole"
                 )
             raise ValueError(f"{message}: add some, or remove that class")
+        if self.has_only_zero_weights:
+            raise ValueError(
+                f"all training images of {self.root} have the weight 0: correct the weights"
+            )
         if self.empty_fold is not None:
             raise ValueError(
                 f"{self.root} has too few images or groups for {self.num_folds} folds: "
@@ -205,11 +224,13 @@ class ImageFolderData(ImageDataModule):
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
 
-        Test images are decoded at their full size. All others are resized to `cache_size`.
+        Test images are decoded at their full size. All others are resized to `cache_size`. Only training images have
+        weights: metrics count each image once.
         """
         shorter_side = None if split == "test" else self.cache_size
         stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
-        return replace(samples, shorter_side=shorter_side, stats=stats)
+        weights = samples.weights if split == "train" else None
+        return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
 
 
 class Hotdog(ImageFolderData):

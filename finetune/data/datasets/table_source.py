@@ -162,5 +162,6 @@ def _samples(
         tag=f"{split}/" if split in ("val", "test") else "",
         stats=rows.stats,
         groups=None if rows.groups is None else group_ids(rows.groups),
+        weights=rows.weights,
         name_starts=starts[order],
     )

@@ -3,7 +3,7 @@
 - `table_file`: reads a .csv, .tsv, .jsonl or .parquet file.
 - `table_columns`: finds the columns of the path, the labels, the split, the weight and the group.
 - `table_labels`: the labels of each row, one or several.
-- `table_rows`: the rows of a table, each an image with its labels, split and group.
+- `table_rows`: the rows of a table, each an image with its labels, split, group and weight.
 - `row_faults`: what is wrong with a row, by file, line and column.
 - `canonical_names`: names and order of images, which do not depend on the table.
 

@@ -47,10 +47,12 @@ _SPELLINGS = {
         "tags",
     ),
     "split": ("split", "subset", "partition"),
-    "weight": ("weight", "sampleweight"),
+    "weight": ("weight", "weights", "sampleweight", "imageweight"),
     "group": ("group", "groupid", "patient", "patientid"),
 }
 _ROLES = tuple(_SPELLINGS)
+_OPTIONAL = ("split", "weight", "group")
+_NO_COLUMN = "null"
 _CERTAIN = {"path": ("path",), "label": ("label", "labels")}
 _INDICATORS = {"0", "1", "0.0", "1.0", "false", "true"}
 
@@ -63,7 +65,7 @@ class Columns:
         path: The path of the image.
         labels: The label or labels. If there are several columns, each is a class, with 0 or 1 for each image.
         split: The split; None if there is no such column.
-        weight: The weight of the image, which is not used; None if there is no such column.
+        weight: The weight of the image in training; None if there is no such column.
         group: The group; None if there is no such column.
     """
 
@@ -80,10 +82,11 @@ class Columns:
 
 
 def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str]]:
-    """Return the column names that an option gives for each role.
+    """Return the column names that an option gives for each role; none for a role whose columns are to be ignored.
 
     Args:
-        columns: Column names by role, or text such as `path:photo,label:breed`. A role may have several columns.
+        columns: Column names by role, or text such as `path:photo,label:breed`. A role may have several columns. The
+            name `null` ignores the columns of an optional role.
 
     Raises:
         WrongUsage: A role does not exist, or has no name.
@@ -103,11 +106,12 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
             raise WrongUsage(
                 f"{OPTION}: {role!r} is not a role of a column{did_you_mean(role, _ROLES)}"
             )
+        named.setdefault(role, [])
+        if role in _OPTIONAL and name in (None, _NO_COLUMN):
+            continue
         if not name:
             raise WrongUsage(f"{OPTION}: give a column for {role}, such as {OPTION} {role}:NAME")
-        named.setdefault(role, []).append(str(name))
-    if "weight" in named:
-        raise WrongUsage(f"{OPTION}: weights of images are unsupported; drop weight")
+        named[role].append(str(name))
     for role, names in named.items():
         if role != "label" and len(names) > 1:
             raise WrongUsage(f"{OPTION}: {role} can only be one column, not {', '.join(names)}")
@@ -137,7 +141,7 @@ def find_columns(
     taken = {name for names in named.values() for name in names}
     for role in _ROLES:
         if role in named:
-            found[role] = named[role][0]
+            found[role] = next(iter(named[role]), None)
         else:
             rest = [name for name in table.columns if name not in taken]
             found[role] = _find_column(table, role, rest, is_needed=needs_labels or role == "path")

@@ -1,18 +1,18 @@
-"""The rows of a table: an image each, with its labels, split and group, and what is wrong with them."""
+"""The rows of a table: an image each, with its labels, split, group and weight, and what is wrong with them."""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import FileStats, file_stats
 from finetune.data.tables.row_faults import Fault, describe
-from finetune.data.tables.table_columns import find_columns
+from finetune.data.tables.table_columns import OPTION, Columns, find_columns
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import label_text, read_labels
 from finetune.models.heads import LabelKind
@@ -20,6 +20,8 @@ from finetune.system.messages import shown, why_name_is_invalid
 
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Only the ratios of weights matter. In this range their products and sums are exact enough in float32.
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class TableRows:
         labels: The labels of each image, after classes were excluded and merged.
         splits: The split of each image; `all` if the table has no split column.
         groups: The group of each image; None if the table has no group column.
+        weights: The weight of each image, (N,) float64; None if the table has no weight column.
         stats: Size and times of each file.
     """
 
@@ -61,6 +64,7 @@ class TableRows:
     labels: list[tuple[str, ...]]
     splits: list[str]
     groups: list[str] | None
+    weights: np.ndarray | None
     stats: FileStats
 
     def __len__(self) -> int:
@@ -74,6 +78,7 @@ class TableRows:
             labels=[self.labels[i] for i in rows],
             splits=[self.splits[i] for i in rows],
             groups=None if self.groups is None else [self.groups[i] for i in rows],
+            weights=None if self.weights is None else self.weights[np.array(rows, np.int64)],
             stats=self.stats.take(np.array(rows, np.int64)),
         )
 
@@ -117,12 +122,13 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     paths, path_faults = read_paths(table, columns.path, root)
     splits, split_faults = _read_splits(table, columns.split)
     groups, group_faults = _read_groups(table, columns.group)
-    faults += path_faults + split_faults + group_faults
+    weights, weight_faults = _read_weights(table, columns.weight)
+    faults += path_faults + split_faults + group_faults + weight_faults
     faults += _invalid_names(table, labels.values, labels.column)
     original_names = frozenset(label for of_row in labels.values for label in of_row)
     changes = {of_row: _changed(of_row, options) for of_row in set(labels.values)}
     chosen = [changes[of_row] for of_row in labels.values]
-    rows = TableRows(table.lines, paths, chosen, splits, groups, file_stats(paths))
+    rows = TableRows(table.lines, paths, chosen, splits, groups, weights, file_stats(paths))
     missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
     # The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
     dropped: set[int] = set()
@@ -132,13 +138,13 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     without = dropped | {fault.row for fault in faults}
     kept = [row for row in range(len(rows)) if row not in without]
     once, contradictions, num_repeated = _without_repeats(
-        rows, kept, labels.column, columns.split, is_union=options.labels == "several"
+        rows, kept, replace(columns, labels=(labels.column,)), options.labels == "several"
     )
     remark = f"path in column {columns.path!r}, {labels.how}"
     if not columns.has_indicators:
         remark += f" in column {labels.column!r}"
     if columns.weight is not None:
-        remark += f", column {columns.weight!r} is not used"
+        remark += f", weights in column {columns.weight!r}"
     if columns.group is not None:
         remark += f", groups in column {columns.group!r}"
     return TableContent(
@@ -250,6 +256,38 @@ def _read_groups(table: TableFile, column: str | None) -> tuple[list[str] | None
     return groups, faults
 
 
+def _read_weights(table: TableFile, column: str | None) -> tuple[np.ndarray | None, list[Fault]]:
+    if column is None:
+        return None, []
+    weights = np.ones(len(table))
+    faults: list[Fault] = []
+    for row, value in enumerate(table.columns[column]):
+        weight = _weight(value)
+        if weight is None:
+            text = label_text(value)
+            fault = f"'{shown(text)}' is not a weight" if text else "the weight is empty"
+            hint = (
+                f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}, "
+                f"or ignore the column with {OPTION} weight:null"
+            )
+            faults.append(Fault(row, table.lines[row], column, fault, hint))
+        else:
+            weights[row] = weight
+    return weights, faults
+
+
+def _weight(value: Any) -> float | None:
+    """Return the weight of an image from the value in a table; None if it is not a weight."""
+    if isinstance(value, bool):
+        return None
+    try:
+        weight = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    is_weight = weight == 0 or _MIN_WEIGHT <= weight <= _MAX_WEIGHT
+    return weight if is_weight and "_" not in str(value) else None
+
+
 def _invalid_names(table: TableFile, labels: Sequence[tuple[str, ...]], column: str) -> list[Fault]:
     """Return the rows with a label that cannot be the name of a class."""
     names = {label for of_row in set(labels) for label in of_row}
@@ -289,17 +327,17 @@ def _missing_files(rows: TableRows, column: str, root: Path, others: set[int]) -
 
 
 def _without_repeats(
-    rows: TableRows, kept: Sequence[int], column: str, split_column: str | None, is_union: bool
+    rows: TableRows, kept: Sequence[int], columns: Columns, is_union: bool
 ) -> tuple[TableRows, list[Fault], int]:
     """Return the rows with each image once, the contradictions between rows, and the number of repeated rows.
 
     Args:
         rows: The rows.
         kept: The indices of rows to look at.
-        column: The label column.
-        split_column: The split column, if any.
+        columns: The columns, of which one has the labels.
         is_union: An image in several rows has the labels of all. Otherwise their labels must agree.
     """
+    column = columns.labels[0]
     first_of: dict[str, int] = {}
     labels = list(rows.labels)
     faults: list[Fault] = []
@@ -311,7 +349,10 @@ def _without_repeats(
         repeated.append(row)
         if rows.splits[first] != rows.splits[row]:
             texts = {i: rows.splits[i] for i in (first, row)}
-            faults += _contradiction(rows, first, row, split_column or column, texts)
+            faults += _contradiction(rows, first, row, columns.split or column, texts)
+        elif rows.weights is not None and rows.weights[first] != rows.weights[row]:
+            texts = {i: f"{rows.weights[i]:g}" for i in (first, row)}
+            faults += _contradiction(rows, first, row, columns.weight or column, texts)
         elif is_union:
             labels[first] = tuple(dict.fromkeys(labels[first] + labels[row]))
         elif set(labels[first]) != set(labels[row]):
