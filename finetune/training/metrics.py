@@ -83,6 +83,10 @@ class MeanLoss(PreciseSums):
             )
         return (self.sum / self.weight).float()
 
+    def total_weight(self) -> float:
+        """Return the sum of all weights over all ranks. Every rank must call this at the same point."""
+        return float(global_sums(self)["weight"])
+
 
 def split_metrics(num_classes: int) -> MetricCollection:
     """Return the metrics of predicted classes on an evaluation split. They take predicted and true indices (B,)."""
@@ -177,8 +181,13 @@ class SplitMetrics(nn.Module):
     def take(
         self, class_names: list[str], calibration: Calibration = _UNFITTED
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the metrics by name over all ranks, and `confusion_matrix` (rows: true classes); and reset."""
+        """Return the metrics by name over all ranks, and the sums behind them; and reset.
+
+        The sums are `confusion_matrix` (rows: true classes) and `loss_weight`, the sum of the weights of the images in
+        the loss.
+        """
         values = {"loss": self.loss.compute(), **self.metrics.compute()}
+        loss_weight = self.loss.total_weight()
         values |= class_metrics(values["confusion_matrix"])
         values["calibration_error"] = self.calibration_error.compute()
         if calibration.num_pictures:
@@ -192,7 +201,7 @@ class SplitMetrics(nn.Module):
                 f"{name}/{c}": value for c, value in zip(class_names, per_class, strict=True)
             }
         floats = {name: value.float() for name, value in values.items()}
-        return floats, {"confusion_matrix": confusion}
+        return floats, {"confusion_matrix": confusion, "loss_weight": loss_weight}
 
 
 def reset_metrics(module: nn.Module) -> None:

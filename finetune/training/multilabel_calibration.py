@@ -144,10 +144,32 @@ def fit_multilabel_calibration(
 def calibration_of(counts: Tensor, aim: LabelAim | None) -> MultilabelCalibration:
     """Return the calibration for counts of negatives and positives by label and bin, (2, K, J)."""
     negatives, positives = counts.cpu().numpy()
-    num_images = int(counts[:, 0].sum())
-    if num_images == 0:
+    if int(counts[:, 0].sum()) == 0:
         return MultilabelCalibration.unfitted(positives.shape[0])
     scale, bias = fit_scale_and_bias(negatives, positives)
+    return _with_thresholds(counts, scale, bias, aim)
+
+
+def choose_thresholds(
+    probabilities: Tensor, labels: Tensor, aim: LabelAim | None
+) -> MultilabelCalibration:
+    """Return a calibration that leaves calibrated probabilities as they are, and has thresholds for them.
+
+    Args:
+        probabilities: Calibrated probability of each label, (N, K).
+        labels: Whether each image has each label, (N, K).
+        aim: What the thresholds are chosen for; None for the highest F1.
+    """
+    num_classes = labels.shape[1]
+    counts = histogram(probabilities.logit(), labels)
+    return _with_thresholds(counts, np.ones(num_classes), np.zeros(num_classes), aim)
+
+
+def _with_thresholds(
+    counts: Tensor, scale: Array, bias: Array, aim: LabelAim | None
+) -> MultilabelCalibration:
+    """Return the calibration with this scale and bias of each label (K,), and thresholds chosen for an aim."""
+    negatives, positives = counts.cpu().numpy()
     default = _thresholds(negatives, positives, scale, bias, DEFAULT_AIM)
     wanted = default if aim is None else _thresholds(negatives, positives, scale, bias, aim)
     thresholds = [
@@ -158,7 +180,7 @@ def calibration_of(counts: Tensor, aim: LabelAim | None) -> MultilabelCalibratio
         scale=tuple(scale.tolist()),
         bias=tuple(bias.tolist()),
         thresholds=tuple(0.5 if value is None else value for value in thresholds),
-        num_pictures=num_images,
+        num_pictures=int(counts[:, 0].sum()),
         aim=aim,
         unreached=tuple(unreached) if aim is not None else (),
     )

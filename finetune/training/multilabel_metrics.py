@@ -161,15 +161,16 @@ class MultilabelSplitMetrics(nn.Module):
     def take(
         self, class_names: list[str], calibration: MultilabelCalibration
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the metrics by name over all ranks, and the counts behind them; and reset.
+        """Return the metrics by name over all ranks, and the sums behind them; and reset.
 
-        The counts are `label_counts` (K, 2, 2): for each label the true negatives, false positives, false negatives and
-        true positives. `cooccurrence` (K, K) has the images with two labels, and `predicted_for` (K, K) the images with
-        the label of the row for which that of the column is predicted. `label_calibration` has the calibration errors
-        of the labels; see `label_calibration_errors`.
+        `label_counts` (K, 2, 2) has for each label the true negatives, false positives, false negatives and true
+        positives. `cooccurrence` (K, K) has the images with two labels, and `predicted_for` (K, K) the images with the
+        label of the row for which that of the column is predicted. `label_calibration` has the calibration errors of
+        the labels; see `label_calibration_errors`. `loss_weight` is the sum of the weights of the images in the loss.
         """
         confusion = self.confusion.compute()
         true, predicted = self.cooccurrence.compute()
+        loss_weight = self.loss.total_weight()
         histogram = self.histogram.compute()
         of_labels = average_precision(histogram)
         values = {
@@ -194,5 +195,6 @@ class MultilabelSplitMetrics(nn.Module):
             "cooccurrence": true.tolist(),
             "predicted_for": predicted.tolist(),
             "label_calibration": label_calibration_errors(histogram, calibration),
+            "loss_weight": loss_weight,
         }
         return {name: value.float() for name, value in values.items()}, tables
