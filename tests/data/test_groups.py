@@ -239,6 +239,49 @@ def test_folds_of_a_folder_test_each_image_once(tmp_path):
     assert len(tested) == len(set(tested)) == 120
 
 
+def test_folds_of_several_labels_keep_groups_whole_and_share_rare_labels(tmp_path):
+    rows = [(f"p{i // 2}/{i}.png", "rare;often" if i % 20 < 2 else "often") for i in range(120)]
+    rows += [("q/1.png", "")]
+    write(tmp_path, *(path for path, _ in rows))
+    lines = [f"{path},{labels},{path.partition('/')[0]}" for path, labels in rows]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,labels,group", *lines]))
+    tested = []
+    for fold in (1, 2, 3):
+        drawn = ImageFolderData(table=str(tmp_path / "labels.csv"), num_folds=3, fold=fold)
+        drawn.check_can_train()
+        groups = [set(part.groups.tolist()) for part in drawn.splits.values()]
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 61
+        # of the six groups with the rare label each fold tests two, one more or less
+        assert 2 <= drawn.splits["test"].targets.counts()[drawn.class_names.index("rare")] <= 6
+        tested += list(drawn.splits["test"].paths)
+    assert len(tested) == len(set(tested)) == 121
+
+
+def test_a_label_that_a_fold_would_not_train_is_named_by_the_first_fold(tmp_path):
+    """The two images of `label` have rarer labels as well, by which they are split."""
+    labels = {f"{i}.png": "often" for i in range(30)}
+    labels |= {"x1.png": "label;a", "x2.png": "label;b", "aa.png": "a", "bb.png": "b"}
+    write(tmp_path, *labels)
+    lines = [f"{path},{names}" for path, names in labels.items()]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["path,labels", *lines]))
+    outcomes = set()
+    for seed in range(12):
+        first, second = (
+            ImageFolderData(table=str(table), num_folds=2, fold=fold, split_seed=seed)
+            for fold in (1, 2)
+        )
+        counts = [each.splits["train"].targets.counts() for each in (first, second)]
+        is_trained = bool(np.all(counts))
+        outcomes.add(is_trained)
+        if is_trained:
+            first.check_can_train()
+        else:
+            with pytest.raises(ValueError, match="label in one|would have no images of label to"):
+                first.check_can_train()
+    assert outcomes == {False, True}
+
+
 def test_folds_split_train_and_leave_a_test_folder(tmp_path):
     write(tmp_path, *(f"train/{name}/{i}.png" for i in range(50) for name in ("a", "b")))
     write(tmp_path, "test/a/x.png", "test/b/x.png", "val/a/y.png", "val/b/y.png")

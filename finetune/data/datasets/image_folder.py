@@ -17,9 +17,18 @@ from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.seen_record import add_digests, build_record
-from finetune.data.splits import NOT_SET_APART, SET_APART, fold_parts, folds, stratified, units_of
+from finetune.data.splits import (
+    NOT_SET_APART,
+    SET_APART,
+    Units,
+    fold_parts,
+    folds,
+    stratified,
+    units_of,
+)
 from finetune.data.storage import file_stats
 from finetune.data.tables.table_rows import TableOptions
+from finetune.data.targets import Targets
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
@@ -32,6 +41,7 @@ class ImageFolderData(ImageDataModule):
     classes_without_images: tuple[str, ...] = ()
     empty_fold: int | None = None  # the first fold without images to test
     has_only_zero_weights = False  # whether all training images have the weight 0
+    untrained: tuple[int, str] | None = None  # the first fold without training images of a class
 
     def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
@@ -104,16 +114,8 @@ class ImageFolderData(ImageDataModule):
         lacking = set(empty_classes(everything, self.class_names))
         if self.fold is not None and self.num_folds is not None:
             units = units_of(names, strata, split_seed, everything.groups)
-            fold_of = folds(units, self.num_folds)
-            by_fold = [
-                everything.take(np.flatnonzero(fold_of == i + 1)) for i in range(self.num_folds)
-            ]
-            self.empty_fold = next((i + 1 for i, part in enumerate(by_fold) if not len(part)), None)
-            num_with = np.sum([part.targets.counts() > 0 for part in by_fold], axis=0)
-            lacking |= {
-                name for name, num in zip(self.class_names, num_with, strict=True) if num < 2
-            }
             val_share = 0.0 if "val" in found else val_fraction
+            lacking |= self._find_faults(everything.targets, units, self.num_folds, val_share)
             parts = fold_parts(units, self.fold, self.num_folds, val_share)
         elif "all" in found:
             fractions = (val_fraction, test_fraction)
@@ -125,7 +127,7 @@ class ImageFolderData(ImageDataModule):
         train = everything.take(parts[0])
         if "all" in found:
             train = replace(train, origin=NOT_SET_APART)
-        if has_groups({"train": everything}):
+        if self.fold is None and has_groups({"train": everything}):
             lacking |= set(empty_classes(train, self.class_names))
         self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
         splits = {name: part for name, part in found.items() if name != "all"}
@@ -134,6 +136,33 @@ class ImageFolderData(ImageDataModule):
             if name not in splits or len(rows):
                 splits[name] = replace(everything.take(rows), origin=SET_APART)
         return splits
+
+    def _find_faults(
+        self, targets: Targets, units: Units, num_folds: int, val_fraction: float
+    ) -> set[str]:
+        """Find what is wrong with the folds of a cross-validation, before the first of them trains.
+
+        Args:
+            targets: The targets of all images that are split.
+            units: The groups of these images.
+            num_folds: Number of folds.
+            val_fraction: Share of all images for validation.
+
+        Returns:
+            The classes that only one fold tests, so that its network could not learn them.
+        """
+        num_tested = np.bincount(folds(units, num_folds), minlength=num_folds + 1)[1:]
+        self.empty_fold = next((i for i, num in enumerate(num_tested, 1) if not num), None)
+        num_with = np.zeros(targets.num_classes, int)  # folds that test an image of each class
+        is_untrained = []  # for each fold and class, whether it has no training images
+        for fold in range(1, num_folds + 1):
+            train, _, test = fold_parts(units, fold, num_folds, val_fraction)
+            num_with += targets.take(test).counts() > 0
+            is_untrained.append(targets.take(train).counts() == 0)
+        for fold, is_lacking in enumerate(np.array(is_untrained) & (num_with >= 2), 1):
+            if self.untrained is None and is_lacking.any():
+                self.untrained = fold, self.class_names[int(is_lacking.argmax())]
+        return {name for name, num in zip(self.class_names, num_with, strict=True) if num < 2}
 
     def _correct(self) -> None:
         """Apply the file of corrections to the splits."""
@@ -177,17 +206,15 @@ class ImageFolderData(ImageDataModule):
 
         Raises:
             ValueError: A class has none, or too few for folds; or all training images have the weight 0.
-            WrongUsage: No group has more than one image, or a fold has images with several labels.
+            WrongUsage: No group has more than one image.
         """
-        if self.fold is not None and self.label_kind == "several":
-            raise WrongUsage(
-                "folds need one label per image, and this table has several: leave --folds out"
-            )
         if self.classes_without_images:
             lacking = ", ".join(self.classes_without_images)
             message = f"{self.root} has no images to train on of {lacking}"
             if self.fold is not None:
                 message = f"folds need two images or groups of each class, and {self.root} has fewer of {lacking}"
+                if self.label_kind == "several":
+                    message = f"folds need images of each label in two folds, and {self.root} has {lacking} in one"
             elif has_groups(self.splits):
                 message += (
                     f" with split_seed {self.hparams['split_seed']}, which keeps groups whole"
@@ -201,6 +228,12 @@ class ImageFolderData(ImageDataModule):
             raise ValueError(
                 f"{self.root} has too few images or groups for {self.num_folds} folds: "
                 f"fold {self.empty_fold} would test none; take fewer folds"
+            )
+        if self.untrained is not None:
+            fold, name = self.untrained
+            raise ValueError(
+                f"fold {fold} of {self.num_folds} would have no images of {name} to train on: it tests and validates "
+                "all of them; take another number of folds or another --data.split_seed"
             )
         if self.group_by is not None and not has_groups(self.splits):
             example = next(iter(self.splits["train"].names()), "")
