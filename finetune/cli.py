@@ -11,17 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_pictures
 from finetune.commands.error_lines import exit_code, find_interruption, one_line
+from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
 from finetune.commands.options import WORDS
-from finetune.commands.parsed_line import parse_line
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
-from finetune.runs.fold_record import has_folds
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import (
     end_with,
@@ -230,11 +228,11 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             # Waiting OpenMP threads free the cores for image decoding: an eighth faster. Training does not gain.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         in_full = in_full_spelling(arguments)
-        if command == "fit" and _has_folds(in_full):
+        if command == "fit" and is_cross_validation(in_full):
             with _exit_at_signals_without_raising():
                 from finetune.commands.cross_validation import fit_folds
 
-            fit_folds(in_full, arguments)
+            fit_folds(in_full, arguments, time.monotonic() if began is None else began)
             return
         with _exit_at_signals_without_raising():
             import_torchmetrics()
@@ -252,19 +250,6 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         hint = did_you_mean(command, [*LIGHTNING, *OWN])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)
         sys.exit(2)
-
-
-def _has_folds(in_full: Sequence[str]) -> bool:
-    """Return whether a `fit` is a cross-validation, or continues one."""
-    line = parse_line(in_full[1:])
-    if line.asks_for_help() or line.has("print_config"):
-        return False
-    if line.last("folds") not in (None, "null"):
-        return True
-    name, folder = line.last("name"), line.last("resume")
-    if folder in (None, "true", "True") and name is not None:
-        folder = os.path.join(line.last("trainer.default_root_dir") or "runs", "fit", name)
-    return line.has("resume") and folder is not None and has_folds(Path(folder))
 
 
 def run_own(command: str, arguments: Sequence[str]) -> None:

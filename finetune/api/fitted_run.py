@@ -11,6 +11,7 @@ from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
+from finetune.runs.fold_record import fold_runs, has_folds, read_folds
 from finetune.runs.headline import headline
 from finetune.runs.inline_report import inline_report
 from finetune.runs.metrics_csv import read_metrics
@@ -28,6 +29,11 @@ def _number(name: str, text: str | None) -> float | int | None:
     return int(text) if name in ("epoch", "step") else float(text)
 
 
+def _history(run: Path) -> list[dict[str, float | int | None]]:
+    rows = read_metrics(run / "metrics.csv")
+    return [{name: _number(name, text) for name, text in row.items()} for row in rows]
+
+
 class FittedRun:
     """A finished run; it can be passed as the path of its folder.
 
@@ -36,7 +42,7 @@ class FittedRun:
 
     Attributes:
         path: The same as an absolute path.
-        best: The checkpoint of the best epoch.
+        best: The checkpoint of the best epoch; of a cross-validation the networks of all folds as one.
         record: The content of the folder: config, metrics, the prediction for each test image.
     """
 
@@ -54,11 +60,14 @@ class FittedRun:
     def history(self) -> list[dict[str, float | int | None]]:
         """The rows of metrics.csv, one dict per epoch, such as `{"epoch": 1, "val/accuracy": 0.9, …}`.
 
-        `epoch` and `step` are int, all others float; a value that was not logged in an epoch is None.
-        `pandas.DataFrame(run.history)` makes a table of it.
+        `epoch` and `step` are int, all others float; a value that was not logged in an epoch is None. The rows of a
+        cross-validation are those of its folds, with their number in `fold`. `pandas.DataFrame(run.history)` makes a
+        table of it.
         """
-        rows = read_metrics(self.path / "metrics.csv")
-        return [{name: _number(name, text) for name, text in row.items()} for row in rows]
+        if not has_folds(self.path):
+            return _history(self.path)
+        runs = fold_runs(self.path, read_folds(self.path).num_folds)
+        return [{"fold": fold, **row} for fold, run in enumerate(runs, 1) for row in _history(run)]
 
     @property
     def accuracy(self) -> float | None:

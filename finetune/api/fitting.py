@@ -19,6 +19,7 @@ from finetune.api.command_words import command_line, passed_arguments, with_hint
 from finetune.api.fitted_run import FittedRun
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.error_lines import one_line, unwrap
+from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningParser, run_lightning
 from finetune.commands.parser import explain
 from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
@@ -47,6 +48,7 @@ def fit(
     weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | EllipsisType | None = ...,
     freeze: str | EllipsisType | None = ...,
     members: int | None = None,
+    folds: int | None = None,
     devices: int | str | None = None,
     precision: str | None = None,
     seed: int | None = None,
@@ -61,7 +63,7 @@ def fit(
     as that of the command, which its about.json states. The process is restored afterwards: random numbers, signal
     handlers, logging, warnings, environment. Fits in several threads take turns.
 
-    With several devices the fit runs in subprocesses, as `finetune fit`, and their output is shown.
+    With several devices, or with `folds`, the fit runs in subprocesses, as `finetune fit`, and their output is shown.
 
     Args:
         folder: Images in `train/CLASS/*`, or class folders alone; None if a config or `options` names the data.
@@ -80,6 +82,8 @@ def fit(
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
+        folds: Cross-validation: so many fits, each in a subprocess and tested on another part of the images. The
+            result is over all images, and `best` joins their networks.
         devices: Their number, or which ones.
         precision: Such as bf16-mixed or 32-true.
         seed: Seed of order, augmentation and new weights.
@@ -192,10 +196,11 @@ class _InProcessCLI(FinetuneCLI):
 
 def _run(arguments: list[str]) -> str | os.PathLike[str]:
     try:
+        in_full = in_full_spelling(arguments)
+        if in_full[0] == "fit" and is_cross_validation(in_full):
+            return run_command(arguments)
         with torch.inference_mode(False):
-            path = run_lightning(
-                in_full_spelling(arguments), _InProcessCLI, typed=arguments
-            ).run.path
+            path = run_lightning(in_full, _InProcessCLI, typed=arguments).run.path
         assert path is not None, "a fit that has ended has a folder"
         return path
     except _NeedsProcesses:

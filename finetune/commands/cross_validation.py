@@ -2,11 +2,13 @@
 
 import json
 import logging
+import math
 import os
 import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +17,16 @@ from typing import Any
 
 import yaml
 
-from finetune.commands.fold_results import merged_about, merged_result, write_predictions
+from finetune.commands.fold_results import (
+    answers_of,
+    merged_about,
+    merged_result,
+    write_predictions,
+)
+from finetune.commands.fold_search import folder_to_continue, root_of
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.report import page_of
 from finetune.commands.resumption import data_module
-from finetune.commands.trainer import DEFAULTS
 from finetune.data.data_settings import MAX_FOLDS
 from finetune.data.splits import SET_APART
 from finetune.distributed.child_command import start_command, wait_for
@@ -31,24 +38,25 @@ from finetune.runs.fold_record import (
     FoldRecord,
     fold_runs,
     has_ended,
-    has_folds,
     read_folds,
     write_folds,
 )
 from finetune.runs.folder import Run, check_name, check_unused, has_result, last_checkpoint
+from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.results import write_results
 from finetune.runs.run_lock import hold, release_run
 from finetune.runs.run_search import now, read_about, runs_of
-from finetune.runs.statistics import outcome, percent
+from finetune.runs.statistics import percent
 from finetune.system.files import replace_text
-from finetune.system.messages import NotFound, WrongUsage, be_quiet
+from finetune.system.messages import WrongUsage, be_quiet
 
 log = logging.getLogger(__name__)
 
 # The flags that this command takes itself; a fold gets its own.
 _OWN = ("folds", "name", "resume", "trainer.default_root_dir")
 _PLACES = ("data.table", "data.root")  # where the images are
+_SHORTEST = 1e-3  # minutes: if no time is left, the first fold says how much it needs
 # Flags that cannot go with folds, and why.
 _REFUSED = MappingProxyType(
     {
@@ -56,8 +64,6 @@ _REFUSED = MappingProxyType(
         "data.num_folds": "--folds runs all folds",
         "data.test_fraction": "with --folds each image is tested once",
         "ckpt_path": "a checkpoint may have seen the images that a fold tests: give --weights",
-        "threshold": "each fold would choose another one: choose it in predictions.csv",
-        "minutes": "it chooses the length for one fit: give --epochs",
         "test_after_fit": "with --folds each image is tested once",
         "trainer.fast_dev_run": "it tests nothing",
         "trainer.limit_test_batches": "with --folds each image is tested once",
@@ -67,17 +73,19 @@ _REFUSED = MappingProxyType(
 )
 
 
-def fit_folds(arguments: Sequence[str], typed: Sequence[str]) -> None:
+def fit_folds(arguments: Sequence[str], typed: Sequence[str], began: float) -> None:
     """Run or continue a cross-validation.
 
     Args:
         arguments: The expanded command line.
         typed: The command line as typed.
+        began: `time.monotonic` when the command started.
     """
     be_quiet()
     line = parse_line(arguments[1:])
     _check_possible(line)
     folder, record, changes = _begin_or_continue(line)
+    changes = _with_shared_minutes(folder, record, changes, began)
     _write_beginning(folder, shlex.join(["finetune", *typed]))
     for fold, run in enumerate(fold_runs(folder, record.num_folds), 1):
         command = _fold_command(folder, record, fold, changes)
@@ -115,17 +123,68 @@ def _check_possible(line: ParsedLine) -> None:
     """Refuse what folds cannot have.
 
     Raises:
-        WrongUsage: A flag does not go with folds, or a launcher has started this process.
+        WrongUsage: A flag does not go with folds or has a wrong value, or a launcher has started this process.
     """
     names = {name.replace("data.init_args.", "data."): value for name, value in line.flags}
     for name, why in _REFUSED.items():
         if names.get(name) not in (None, "null"):
             raise WrongUsage(f"--{name} does not go with --folds: {why}")
+    _check_minutes(names.get("minutes"))
     if has_launcher():
         raise WrongUsage(
             "--folds starts a process for each fold: with torchrun or srun, run each fold by --data.num_folds and "
             "--data.fold"
         )
+
+
+def _with_shared_minutes(
+    folder: Path, record: FoldRecord, changes: Sequence[tuple[str, str | None]], began: float
+) -> list[tuple[str, str | None]]:
+    """Return the changed flags, with the share of the first fold of the time that `--minutes` allows.
+
+    The first fold measures how long it can be, and the others have its length. So the folds have equal settings, and
+    the ones that continue later need no time to measure. A fold that continues has its length already.
+
+    Args:
+        folder: The folder of the cross-validation.
+        record: Its record.
+        changes: The flags that change a continued one.
+        began: `time.monotonic` when the command started.
+    """
+    flags = {**dict(record.flags), **dict(changes)}
+    text = flags.get("minutes")
+    others = [(name, value) for name, value in changes if name != "minutes"]
+    if text is None or text == "null":
+        return others
+    first = fold_runs(folder, record.num_folds)[0]
+    if has_ended(first) or last_checkpoint(first).is_file():
+        if "minutes" in dict(changes):
+            log.info(
+                "--minutes is for new runs: the folds keep the length that the first one chose"
+            )
+        return others
+    left = float(text) - (time.monotonic() - began) / 60
+    share = max(left, _SHORTEST) / record.num_folds
+    log.info(
+        "--minutes %s: %.3g minutes for each of %d folds; the first one chooses the length, and the others have the "
+        "same",
+        text,
+        share,
+        record.num_folds,
+    )
+    return [*others, ("minutes", f"{share:.6g}")]
+
+
+def _check_minutes(text: str | None) -> None:
+    """Make sure that the value of `--minutes` can be divided.
+
+    Raises:
+        WrongUsage: It is not a number above 0.
+    """
+    if text is None or text == "null":
+        return
+    if not 0 < float(text) < math.inf:
+        raise WrongUsage(f"--minutes must be a number and more than 0, got {text}")
 
 
 def _check_members(line: ParsedLine, num_folds: int) -> None:
@@ -146,13 +205,13 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     flags = [(name, value) for name, value in line.flags if name not in _OWN]
     wanted = line.last("folds")
     num_folds = None if wanted is None else _number(wanted)
-    root = Path(line.last("trainer.default_root_dir") or str(DEFAULTS["default_root_dir"]))
+    root = root_of(line)
     name = line.last("name")
     if line.has("resume"):
-        data = line.last("data.table") or line.last("data.root")
-        folder = _folder_to_continue(line.last("resume"), root, name, num_folds, data)
+        folder = folder_to_continue(line, num_folds)
         if folder is not None:
             hold(folder)
+            log.info("continuing the cross-validation in %s", folder)
             record = read_folds(folder)
             if Path(record.working_dir).resolve() != Path.cwd():
                 folder = folder.resolve()
@@ -190,43 +249,6 @@ def _number(text: str) -> int:
     if not 2 <= num <= MAX_FOLDS:
         raise WrongUsage(f"--folds must be from 2 to {MAX_FOLDS}, got {num}")
     return num
-
-
-def _folder_to_continue(
-    resume: str | None, root: Path, name: str | None, num_folds: int | None, data: str | None
-) -> Path | None:
-    """Return the folder of the cross-validation to continue; None if there is none.
-
-    Args:
-        resume: The value of `--resume`: a folder, or None or `true` for the newest one.
-        root: The folder of all runs.
-        name: The name of the run, if there is one.
-        num_folds: The number of folds that it must have; None for any.
-        data: The data folder or table that it must have; None for any.
-
-    Raises:
-        NotFound: The named folder is not that of a cross-validation.
-    """
-    if resume not in (None, "true", "True"):
-        folder = Path(resume)
-        if not has_folds(folder):
-            raise NotFound(
-                f"--resume {folder}: it has no folds.json, so it is not a run with --folds"
-            )
-        return folder
-    if name is not None:
-        return root / "fit" / name if has_folds(root / "fit" / name) else None
-    for folder in reversed(runs_of(root)):
-        if not has_folds(folder):
-            continue
-        record = read_folds(folder)
-        own = record.flag("data.table") or record.flag("data.root")
-        is_same = data is None or (
-            own is not None and Path(record.working_dir, own).resolve() == Path(data).resolve()
-        )
-        if is_same and num_folds in (None, record.num_folds):
-            return folder
-    return None
 
 
 def _write_beginning(folder: Path, command: str) -> None:
@@ -287,9 +309,7 @@ def _write_config(folder: Path, first: Path) -> None:
 def _conclude(folder: Path, record: FoldRecord) -> None:
     """Join the results of the folds, and print them."""
     runs = [read_run(run) for run in fold_runs(folder, record.num_folds)]
-    for run in runs:
-        if not run.result or run.answers is None:
-            raise ValueError(f"{run.path} has no result of its test, so the folds cannot be joined")
+    answers = [answers_of(run) for run in runs]
     settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["data"]
     arguments = dict(settings["init_args"])
     for name in ("root", "table"):
@@ -298,17 +318,23 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     with _silent(logging.getLogger("finetune.data")):  # the folds have logged the same
         data = data_module(settings["class_path"], arguments)
     checkpoint = folder / "checkpoints" / "best.ckpt"
-    join_checkpoints(
-        [run.path / "checkpoints" / "best.ckpt" for run in runs], checkpoint, data.fingerprint
+    calibration = join_checkpoints(
+        [run.path / "checkpoints" / "best.ckpt" for run in runs],
+        answers,
+        checkpoint,
+        data.fingerprint,
     )
     write_predictions([run.path for run in runs], folder / "predictions.csv")
-    result = merged_result(runs)
+    result = merged_result(runs, calibration)
     if "test" in data.splits and data.splits["test"].origin != SET_APART:
         result["test_folder"] = _test_together(folder, record)
     write_results(folder / "test.json", result)
     _write_seconds(folder, runs)
     _write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
-    _print_result(folder, result, read_run(folder).setting("report") is not False)
+    _print_result(result, calibration.describe(result["class_names"])[1:])
+    _report(folder, read_run(folder))
+    if missed := calibration.describe_unreached_aim(result["class_names"]):
+        raise ValueError(f"{missed}; {checkpoint} has no threshold for it")
 
 
 @contextmanager
@@ -332,8 +358,12 @@ def _test_together(folder: Path, record: FoldRecord) -> dict[str, Any]:
     if code := _run(format_line("test", ParsedLine(flags)), record):
         sys.exit(code)
     newest = runs_of(folder, "test")[-1]
-    confusion = read_run(newest).result["confusion_matrix"]
-    return {"run": f"test/{newest.name}", "confusion_matrix": confusion}
+    result = read_run(newest).result
+    kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
+    return {
+        "run": f"test/{newest.name}",
+        **{name: result[name] for name in kept if name in result},
+    }
 
 
 def _write_seconds(folder: Path, runs: Sequence[RunRecord]) -> None:
@@ -342,18 +372,34 @@ def _write_seconds(folder: Path, runs: Sequence[RunRecord]) -> None:
     replace_text(folder / "seconds.json", json.dumps(seconds, indent=2) + "\n")
 
 
-def _print_result(folder: Path, result: dict[str, Any], has_report: bool) -> None:
+def _print_result(result: dict[str, Any], thresholds: Sequence[str]) -> None:
+    """Print the result over all images, and of each fold.
+
+    Args:
+        result: The content of test.json.
+        thresholds: The thresholds of the networks of all folds together in words; empty if there are none.
+    """
     rows = result["folds"]
-    shares = ", ".join(percent(row["num_right"] / max(1, row["num_images"])) for row in rows)
-    print(f"{outcome(result['confusion_matrix'], 'test')}, each image in one of {len(rows)} folds")
-    print(f"test accuracy of the folds: {shares}")
-    if "test_folder" in result:
-        print(
-            f"all folds together on the test folder: {outcome(result['test_folder']['confusion_matrix'], 'test')}"
-        )
+    print(f"{outcome_line(result)}, each image in one of {len(rows)} folds")
+    if "mAP" in rows[0]:
+        values = ["none" if row["mAP"] is None else f"{row['mAP']:.3f}" for row in rows]
+        print(f"test mAP of the folds: {', '.join(values)}")
+    else:
+        shares = [percent(row["num_right"] / max(1, row["num_images"])) for row in rows]
+        print(f"test accuracy of the folds: {', '.join(shares)}")
+    if thresholds:
+        print("each fold decided by thresholds that it chose on its own validation images")
+        print("thresholds of all folds together, chosen on these predictions for new images:")
+    for line in thresholds:
+        print(f"  {line}")
+    if together := outcome_line(result.get("test_folder", {})):
+        print(f"all folds together on the test folder: {together}")
+
+
+def _report(folder: Path, record: RunRecord) -> None:
+    """Print the folder and what to do next, and write the report."""
     print(f"run in {folder}", flush=True)
-    if has_report:
-        record = read_run(folder)
+    if record.setting("report") is not False:
         try:
             print(f"report in {page_of(record, check=data_check(record))}")
         except Exception as error:  # of whatever draws or reads: the results are complete

@@ -338,9 +338,12 @@ def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | 
 def _may_use_several_members(config: Any, explicit: ExplicitSettings) -> bool:
     """Return whether to try several members: their number is not set, and they would have random heads.
 
-    A single network from pretrained weights starts from a fitted head. Members cannot: they differ by random heads.
+    A single network from pretrained weights starts from a fitted head. Members cannot: they differ by random heads. The
+    folds of a cross-validation are members of an ensemble already.
     """
     model = config.model
+    if getattr(config.data.init_args, "fold", None) is not None:
+        return False
     if explicit.has_flag("model.members") or model.members != 1 or model.freeze is not None:
         return False
     return resolved_head_init(model.head_init, model.weights, model.members) == "xavier"

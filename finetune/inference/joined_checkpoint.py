@@ -5,46 +5,59 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from finetune.data.seen_record import merge_records, read_record
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
+from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
-from finetune.system.messages import WrongUsage
-from finetune.training.calibration import Calibration, read_calibration
+from finetune.training.calibration import AnyCalibration, Calibration, read_calibration
 from finetune.training.checkpoint_settings import model_settings
+from finetune.training.multilabel_calibration import MultilabelCalibration, choose_thresholds
+from finetune.training.threshold import choose
 
 # Of Lightning's keys, those that are the same for all members, and are needed to load weights.
 _KEPT = ("epoch", "global_step", "pytorch-lightning_version")
 _PREFIX = "network."
 
+# Shapes: N images, K classes.
 
-def join_checkpoints(paths: Sequence[Path], target: Path, fingerprint: str) -> None:
+
+def join_checkpoints(
+    paths: Sequence[Path],
+    answers: Sequence[Answers | LabelAnswers],
+    target: Path,
+    fingerprint: str,
+) -> AnyCalibration:
     """Write a checkpoint whose probabilities are the mean of those of several checkpoints.
 
-    The temperature of each checkpoint is moved into the head of its network: weights and bias are divided by it.
+    The calibration of each checkpoint is moved into the head of its network. The thresholds of the new checkpoint are
+    chosen on the predictions of all checkpoints together, each for images that it was not trained on.
 
     Args:
         paths: Checkpoints of one network and one data set, as the folds of a cross-validation write them.
+        answers: The predictions of each checkpoint for images that only the others were trained on.
         target: The checkpoint to write.
         fingerprint: Fingerprint of the data set without folds.
 
-    Raises:
-        WrongUsage: The checkpoints predict several labels per image. Their thresholds do not hold for the mean.
+    Returns:
+        The calibration of the new checkpoint.
     """
     parts = [read_checkpoint(path) for path in paths]
     first = parts[0]
-    calibrations = [_single_label_calibration(part) for part in parts]
+    calibrations = [read_calibration(part) for part in parts]
+    joined_calibration = _joined_calibration(calibrations, answers)
     state = {
         name: value for name, value in first["state_dict"].items() if not name.startswith(_PREFIX)
     }
     members: list[dict[str, Tensor]] = []
     for part, calibration in zip(parts, calibrations, strict=True):
-        members += _calibrated_members(part, calibration.temperature)
+        members += _calibrated_members(part, calibration)
     for i, member in enumerate(members):
         state |= {f"{_PREFIX}members.{i}.{name}": value for name, value in member.items()}
-    num_pictures = sum(calibration.num_pictures for calibration in calibrations)
     records = [record for part in parts if (record := read_record(part)) is not None]
     seen = reduce(merge_records, records).pack() if len(records) == len(parts) else None
     joined: dict[str, Any] = {
@@ -62,7 +75,7 @@ def join_checkpoints(paths: Sequence[Path], target: Path, fingerprint: str) -> N
         },
         "finetune": {
             **first["finetune"],
-            "calibration": Calibration(1.0, num_pictures).as_plain(),
+            "calibration": joined_calibration.as_plain(),
             "data_fingerprint": fingerprint,
             "seen": seen,
             "interpolation": None,
@@ -73,19 +86,40 @@ def join_checkpoints(paths: Sequence[Path], target: Path, fingerprint: str) -> N
         if key in first:
             joined[key] = first[key]
     AtomicCheckpointIO().save_checkpoint(joined, target)
+    return joined_calibration
 
 
-def _single_label_calibration(checkpoint: dict[str, Any]) -> Calibration:
-    calibration = read_calibration(checkpoint)
-    if not isinstance(calibration, Calibration):
-        raise WrongUsage(
-            "folds with several labels per image cannot be exported as one network; export one of the folds"
-        )
-    return calibration
+def _joined_calibration(
+    calibrations: Sequence[AnyCalibration], answers: Sequence[Answers | LabelAnswers]
+) -> AnyCalibration:
+    """Return a calibration that leaves the mean of calibrated probabilities as it is, with thresholds for it."""
+    labels = np.concatenate([answer.labels for answer in answers])
+    first = calibrations[0]
+    if isinstance(first, MultilabelCalibration):
+        probabilities = torch.from_numpy(_probabilities(answers))
+        return choose_thresholds(probabilities, torch.from_numpy(labels), first.aim)
+    num_validated = sum(calibration.num_pictures for calibration in calibrations)
+    if first.aim is None:
+        return Calibration(1.0, num_validated)
+    probabilities_of_one = _probabilities(answers)[:, first.aim.positive]
+    choice = choose(first.aim, probabilities_of_one, labels == first.aim.positive)
+    return Calibration(1.0, len(labels), first.aim, choice)
 
 
-def _calibrated_members(checkpoint: dict[str, Any], temperature: float) -> list[dict[str, Tensor]]:
-    """Return the weights of each network of a checkpoint, so that its softmax is calibrated."""
+def _probabilities(answers: Sequence[Answers | LabelAnswers]) -> np.ndarray:
+    """Return the probability of each class for the images of all folds, (N, K)."""
+    rows = [answer.probabilities for answer in answers if answer.probabilities is not None]
+    assert len(rows) == len(answers), "files without all classes have too many for a threshold"
+    return np.concatenate(rows)
+
+
+def _calibrated_members(
+    checkpoint: dict[str, Any], calibration: AnyCalibration
+) -> list[dict[str, Tensor]]:
+    """Return the weights of each network of a checkpoint, so that its softmax or its sigmoids are calibrated.
+
+    Of an ensemble, each member gets the calibration of the whole.
+    """
     settings = model_settings(checkpoint)
     num = settings.get("members", 1)
     classifier = build_image_classifier(
@@ -107,8 +141,19 @@ def _calibrated_members(checkpoint: dict[str, Any], temperature: float) -> list[
             for name, value in weights.items()
             if name.startswith(prefix)
         }
-        for name in (f"{head_name(network)}.weight", f"{head_name(network)}.bias"):
-            if name in member:
-                member[name] = member[name] / temperature
+        _calibrate_head(member, head_name(network), calibration)
         members.append(member)
     return members
+
+
+def _calibrate_head(state: dict[str, Tensor], head: str, calibration: AnyCalibration) -> None:
+    """Change the weight and the bias of a head, so that its logits are calibrated."""
+    weight = state[f"{head}.weight"]
+    bias = state[f"{head}.bias"]
+    if isinstance(calibration, Calibration):
+        state[f"{head}.weight"] = weight / calibration.temperature
+        state[f"{head}.bias"] = bias / calibration.temperature
+    else:
+        scale = weight.new_tensor(calibration.scale)
+        state[f"{head}.weight"] = weight * scale[:, None]
+        state[f"{head}.bias"] = bias * scale + bias.new_tensor(calibration.bias)

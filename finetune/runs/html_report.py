@@ -22,14 +22,13 @@ from finetune.runs.highlights import (
 )
 from finetune.runs.label_report import label_charts, label_highlights, label_sections
 from finetune.runs.model_card import model_card, weights_and_licence
-from finetune.runs.outcome import num_in_split
+from finetune.runs.outcome import INTERVAL, num_in_split, outcome_line
 from finetune.runs.record import RunRecord
 from finetune.runs.side_files import are_corrections
 from finetune.runs.statistics import (
     coverage,
     interval,
     num_reliability_bins,
-    outcome,
     percent,
     precision_recall,
     reliability,
@@ -215,20 +214,31 @@ def learning(run: RunRecord) -> Iterator[str]:
 def _folds(run: RunRecord, target: Path) -> Iterator[dict[str, Any]]:
     """Yield the result of each fold of a cross-validation, with the address of its report."""
     for row in run.result.get("folds", ()):
-        num, num_right = row["num_images"], row["num_right"]
         page = run.path / row["run"] / "report.html"
         yield {
             **row,
-            "share": num_right / max(1, num),
-            "interval": interval(num_right, num),
+            **(_mean_precision_of(row) if run.has_labels else _accuracy_of(row)),
             "address": link_to(str(page), target) if page.is_file() else "",
         }
 
 
+def _accuracy_of(fold: dict[str, Any]) -> dict[str, Any]:
+    num = fold["num_images"]
+    share = fold["num_right"] / max(1, num)
+    return {"value": share, "text": percent(share), "interval": interval(fold["num_right"], num)}
+
+
+def _mean_precision_of(fold: dict[str, Any]) -> dict[str, Any]:
+    value = fold["mAP"]
+    if value is None:
+        return {"value": -1, "text": "none", "interval": ""}
+    low, high = fold[INTERVAL]
+    return {"value": value, "text": f"{value:.3f}", "interval": f"{low:.3f}–{high:.3f}"}
+
+
 def _test_folder(run: RunRecord) -> str:
     """Return the result of all folds together on the test folder; "" if there is none."""
-    tested = run.result.get("test_folder")
-    return outcome(tested["confusion_matrix"], "test") if tested else ""
+    return outcome_line(run.result.get("test_folder", {}))
 
 
 def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:

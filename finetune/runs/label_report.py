@@ -127,8 +127,8 @@ def _calibration_errors(run: RunRecord) -> list[tuple[float, float]]:
 
 
 def thresholds_of(run: RunRecord) -> list[float]:
-    """Return the threshold of each label in a test."""
-    calibration = run.result.get("calibration") or {}
+    """Return the threshold of each label in a test; with folds those of all folds together."""
+    calibration = run.result.get("calibration") or run.result.get("joined_calibration") or {}
     return calibration.get("thresholds") or [0.5] * len(run.result["class_names"])
 
 

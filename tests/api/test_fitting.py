@@ -27,7 +27,8 @@ from finetune.runs.checkpoint_io import read_checkpoint
 def test_its_arguments_are_the_command_s_short_words():
     assert finetune.fit is fit
     names = set(inspect.signature(fit).parameters)
-    assert names == {*WORDS["fit"], "minutes", "patience", "folder", "config", "resume", "options"}
+    others = {"minutes", "patience", "folds", "folder", "config", "resume", "options"}
+    assert names == {*WORDS["fit"], *others}
     told = inspect.getdoc(fit)
     assert [name for name in names if f"\n    {name}: " not in told] == []
 

@@ -8,7 +8,8 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,48 @@ import numpy as np
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
+from labelled_files import LABELS, draw_labelled
+from labelled_runs import write_table
+from sklearn import metrics
 
+import finetune
+from finetune import ImageFolderData
 from finetune import cli as command_line
+from finetune.api import fitting
 from finetune.commands import cross_validation
+from finetune.commands.fold_search import is_cross_validation
 from finetune.data.decode import decode
+from finetune.data.seen import exclude_seen
 from finetune.inference.predictor import Predictor
 from finetune.models.checkpoint_values import MAX_FOLDS
 from finetune.models.ensemble import MAX_MEMBERS
+from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.fold_record import FoldRecord, fold_runs, read_folds, write_folds
+from finetune.runs.html_report import write_report
+from finetune.runs.record import read_run
 from finetune.runs.run_lock import release
 from finetune.runs.run_table import read_row
 from finetune.system.messages import WrongUsage
+from finetune.training.calibration import read_calibration
 
-NUM_FOLDS = 3
+NUM_FOLDS = 2
+CLASSES = {"blue": 14, "green": 9}
+OPTIONS = (
+    *("--folds", str(NUM_FOLDS), "--model.class_weights", "balanced"),
+    *("--threshold", "recall:0.8:green", "--data.val_fraction", "0.2"),
+)
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders of 12 images each."""
-    return draw_colours(tmp_path_factory.mktemp("folds"), all=12) / "all"
+    """Class folders of different sizes, of images that `colours` does not have."""
+    root = draw_colours(tmp_path_factory.mktemp("folds"), first=1, all=max(CLASSES.values()))
+    root = root / "all"
+    for path in sorted(root.rglob("*.png")):
+        if int(path.stem) >= CLASSES.get(path.parent.name, 0):
+            path.unlink()
+    (root / "red").rmdir()
+    return root
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,17 +84,37 @@ def in_this_process() -> Iterator[list[list[str]]]:
 
 def fit(images: Path, out: Path, *arguments: str) -> None:
     """Run `finetune fit` in this process, and release the locks of its runs."""
+    run("fit", images, *QUICKEST, "--out", out, *arguments)
+
+
+def run(*arguments: object) -> None:
     try:
-        command_line.run(["fit", str(images), *QUICKEST, "--out", str(out), *arguments])
+        command_line.run([str(argument) for argument in arguments])
     finally:
         release()
 
 
 @pytest.fixture(scope="module")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished cross-validation, which nobody changes."""
+    """A finished cross-validation of a table, with class weights and a threshold, which nobody changes."""
     out = tmp_path_factory.mktemp("out")
-    fit(images, out, "--folds", str(NUM_FOLDS))
+    lines = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
+    (out / "images.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    fit(out / "images.csv", out, *OPTIONS)
+    return out / "fit/version_0"
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished cross-validation on images with several labels, which nobody changes."""
+    out = tmp_path_factory.mktemp("labels")
+    table = write_table(draw_labelled(out / "images", train=72, test=1))
+    rows = [
+        line.rpartition(",")[0] for line in table.read_text().splitlines() if "/test/" not in line
+    ]
+    table.write_text("\n".join(rows) + "\n")  # without the column of splits
+    options = ("--data.val_fraction", "0.25", "--lr", "0.01", "--data.resize", "whole")
+    fit(table, out, "--folds", str(NUM_FOLDS), *options)
     return out / "fit/version_0"
 
 
@@ -83,23 +127,35 @@ def result_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "test.json").read_text())
 
 
+def best(run: Path) -> Path:
+    return run / "checkpoints/best.ckpt"
+
+
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    return torch.load(best(run), weights_only=True)["state_dict"]
+
+
+def fold_rows(run: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
+    """Yield the run of each fold, and its rows of predictions.csv."""
+    rows = rows_of(run / "predictions.csv")
+    for number, fold in enumerate(fold_runs(run, NUM_FOLDS), 1):
+        yield fold, [row for row in rows if row["fold"] == str(number)]
 
 
 def test_each_image_is_tested_once(images, finished):
     rows = rows_of(finished / "predictions.csv")
     assert sorted(row["path"] for row in rows) == sorted(map(str, images.rglob("*.png")))
     assert all(row["label"] == Path(row["path"]).parent.name for row in rows)
-    for number, run in enumerate(fold_runs(finished, NUM_FOLDS), 1):
-        own = [{**row, "fold": str(number)} for row in rows_of(run / "test_predictions.csv")]
-        assert [row for row in rows if row["fold"] == str(number)] == own
+    for number, (fold, own) in enumerate(fold_rows(finished), 1):
+        assert own == [
+            {**row, "fold": str(number)} for row in rows_of(fold / "test_predictions.csv")
+        ]
 
 
 def test_control_a_fold_twice_is_refused(finished, tmp_path):
     runs = fold_runs(finished, NUM_FOLDS)
     with pytest.raises(ValueError, match="tested in more than one fold"):
-        cross_validation.write_predictions([runs[0], runs[1], runs[0]], tmp_path / "all.csv")
+        cross_validation.write_predictions([*runs, runs[0]], tmp_path / "all.csv")
     assert not (tmp_path / "all.csv").exists()
 
 
@@ -110,111 +166,212 @@ def test_metrics_are_those_of_all_images(finished):
     names = result["class_names"]
     label = np.array([names.index(row["label"]) for row in rows])
     predicted = np.array([names.index(row["class"]) for row in rows])
-    confidence = np.array([float(row["probability"]) for row in rows])
-    matrix = np.zeros((3, 3), int)
-    np.add.at(matrix, (label, predicted), 1)
-    assert result["confusion_matrix"] == matrix.tolist()
+    assert result["confusion_matrix"] == metrics.confusion_matrix(label, predicted).tolist()
     assert result["test/accuracy"] == np.mean(label == predicted)
-    f1 = [2 * matrix[k, k] / (matrix[k].sum() + matrix[:, k].sum()) for k in range(3)]
-    assert result["test/f1"] == pytest.approx(np.mean(f1), abs=1e-6)  # float32
+    f1 = metrics.f1_score(label, predicted, average="macro", zero_division=0)
+    assert result["test/f1"] == pytest.approx(f1, abs=1e-6)  # float32
+    p = probabilities_of(rows, names)
+    confidence = p.max(axis=1)  # of the more probable class, whatever the threshold
+    is_right = p.argmax(axis=1) == label
     bins = np.minimum((confidence * 15).astype(int), 14)
-    gaps = [
-        abs(confidence[bins == b].sum() - (label == predicted)[bins == b].sum()) for b in range(15)
-    ]
+    gaps = [abs(confidence[bins == b].sum() - is_right[bins == b].sum()) for b in range(15)]
     assert result["test/calibration_error"] == pytest.approx(sum(gaps) / len(rows), abs=1e-6)
-    parts = [result_of(run) for run in fold_runs(finished, NUM_FOLDS)]
-    sizes = [np.sum(part["confusion_matrix"]) for part in parts]
-    loss = sum(part["test/loss"] * size for part, size in zip(parts, sizes, strict=True)) / 36
-    assert result["test/loss"] == pytest.approx(loss)
+    # the loss is the mean by the class weights of each fold
+    folds = fold_runs(finished, NUM_FOLDS)
+    losses = [result_of(fold)["test/loss"] for fold in folds]
+    num_of_classes = [np.sum(result_of(fold)["confusion_matrix"], axis=1) for fold in folds]
+    weights = [
+        weights_of(fold)["class_weight"].numpy() @ num
+        for fold, num in zip(folds, num_of_classes, strict=True)
+    ]
+    assert result["test/loss"] == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
+    # the control: by the number of images it is another one
+    sizes = [num.sum() for num in num_of_classes]
+    assert abs(np.average(losses, weights=sizes) - result["test/loss"]) > 1e-5
     assert [row["num_images"] for row in result["folds"]] == sizes
-    # the control: the mean over the folds differs, since they differ in size
-    assert len(set(sizes)) > 1
 
 
-def test_a_table_gives_the_folds_of_the_folders(images, finished, tmp_path):
-    lines = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
-    (tmp_path / "images.csv").write_text("\n".join(["path,label", *lines]) + "\n")
-    fit(tmp_path / "images.csv", tmp_path, "--folds", str(NUM_FOLDS))
-    table = tmp_path / "fit/version_0"
-    assert (table / "predictions.csv").read_text() == (finished / "predictions.csv").read_text()
-    # several labels are refused before anything is trained
-    lines = [f"{path},{path.parent.name};all" for path in sorted(images.rglob("*.png"))]
-    (tmp_path / "several.csv").write_text("\n".join(["path,label", *lines]) + "\n")
-    with pytest.raises(WrongUsage, match="folds need one label per image"):
-        fit(tmp_path / "several.csv", tmp_path / "several", "--folds", str(NUM_FOLDS))
+def labels_of(rows: list[dict[str, str]], column: str) -> np.ndarray:
+    return np.array([[name in row[column].split(";") for name in LABELS] for row in rows])
 
 
-def test_a_fold_is_the_fit_with_its_number(images, finished, tmp_path):
-    fit(images, tmp_path, "--data.num_folds", str(NUM_FOLDS), "--data.fold", "2")
-    alone, fold = tmp_path / "fit/version_0", fold_runs(finished, NUM_FOLDS)[1]
-    assert rows_of(alone / "test_predictions.csv") == rows_of(fold / "test_predictions.csv")
-    weights, other = weights_of(alone), weights_of(fold)
-    assert all(torch.equal(weights[name], other[name]) for name in weights)
-    # the control: another fold has other weights
-    third = weights_of(fold_runs(finished, NUM_FOLDS)[2])
-    assert not all(torch.equal(weights[name], third[name]) for name in weights)
+def probabilities_of(rows: list[dict[str, str]], names: Sequence[str] = LABELS) -> np.ndarray:
+    return np.array([[float(row[f"p_{name}"]) for name in names] for row in rows])
 
 
-def test_the_joined_checkpoint_gives_the_mean_of_the_folds(images, finished):
-    pictures = [decode(str(path)) for path in sorted(images.rglob("*.png"))[::5]]
-    joined = Predictor(finished / "checkpoints/best.ckpt")
-    folds = [Predictor(run / "checkpoints/best.ckpt") for run in fold_runs(finished, NUM_FOLDS)]
+def test_metrics_of_several_labels_are_those_of_all_images(labelled):
+    """Computed from predictions.csv, by scikit-learn."""
+    rows = rows_of(labelled / "predictions.csv")
+    assert len(rows) == 72 and len({row["path"] for row in rows}) == 72
+    labels = labels_of(rows, "labels")
+    predicted = labels_of(rows, "predicted")
+    result = result_of(labelled)
+    expected = metrics.multilabel_confusion_matrix(labels, predicted)
+    assert result["label_counts"] == expected.tolist()
+    assert result["test/exact_match"] == metrics.accuracy_score(labels, predicted)
+    hamming = metrics.hamming_loss(labels, predicted)
+    assert result["test/hamming_distance"] == pytest.approx(hamming)
+    for average in ("macro", "micro"):
+        f1 = metrics.f1_score(labels, predicted, average=average, zero_division=0)
+        assert result[f"test/f1_{average}"] == pytest.approx(f1)
+    p = probabilities_of(rows)
+    precision = metrics.average_precision_score(labels, p, average=None)
+    found = [result[f"test/average_precision/{name}"] for name in LABELS]
+    # images in one bin of 1,000 are in random order; here that moves a label by half an image at most
+    assert found == pytest.approx(precision, abs=0.02)
+    assert result["test/mAP"] == pytest.approx(np.mean(found))
+    low, high = result["mAP_interval"]
+    assert low <= result["test/mAP"] <= high < low + 0.5
+    together = labels.T.astype(int) @ labels
+    assert result["cooccurrence"] == together.tolist()
+    losses = [row["loss"] for row in result["folds"]]
+    sizes = [row["num_images"] for row in result["folds"]]
+    assert result["test/loss"] == pytest.approx(np.average(losses, weights=sizes), rel=1e-6)
+    # the control: the mean over the folds is another one
+    assert abs(np.mean([row["mAP"] for row in result["folds"]]) - result["test/mAP"]) > 1e-3
+
+
+def test_no_image_is_measured_with_a_threshold_that_was_chosen_on_it(labelled, finished):
+    for fold, rows in fold_rows(labelled):
+        thresholds = read_calibration(read_checkpoint(best(fold))).thresholds
+        assert (labels_of(rows, "predicted") == (probabilities_of(rows) >= thresholds)).all()
+    for fold, rows in fold_rows(finished):
+        threshold = read_calibration(read_checkpoint(best(fold))).choice.value
+        p = probabilities_of(rows, ("green",))[:, 0]
+        assert [row["class"] for row in rows] == np.where(p >= threshold, "green", "blue").tolist()
+    # the control: the thresholds of the joined network, which were chosen on these images, predict other labels
+    rows = rows_of(labelled / "predictions.csv")
+    joined = read_calibration(read_checkpoint(best(labelled))).thresholds
+    assert (labels_of(rows, "predicted") != (probabilities_of(rows) >= joined)).any()
+
+
+def test_the_joined_network_has_the_thresholds_that_are_best_for_all_predictions(
+    labelled, finished
+):
+    joined = read_calibration(read_checkpoint(best(labelled)))
+    assert result_of(labelled)["joined_calibration"] == joined.as_plain()
+    assert joined.num_pictures == 72 and set(joined.scale) == {1.0} and set(joined.bias) == {0.0}
+    rows = rows_of(labelled / "predictions.csv")
+    labels = labels_of(rows, "labels")
+    p = probabilities_of(rows)
+    for k in (0, 1, 2):  # the fourth is rare, and has the threshold that is best for all labels
+        candidates = np.unique(p[:, k])
+        f1 = [f1_of(labels[:, k], p[:, k] >= value) for value in candidates]
+        # the candidates lie between the bins of logits
+        assert f1_of(labels[:, k], p[:, k] >= joined.thresholds[k]) >= max(f1) - 0.02
+        assert min(f1) < max(f1) - 0.05  # the control
+    calibration = read_calibration(read_checkpoint(best(finished)))
+    rows = rows_of(finished / "predictions.csv")
+    is_green = np.array([row["label"] == "green" for row in rows])
+    is_said = probabilities_of(rows, ("green",))[:, 0] >= calibration.choice.value
+    assert calibration.num_pictures == len(rows)
+    assert calibration.choice.reached == metrics.recall_score(is_green, is_said) >= 0.8
+
+
+def f1_of(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return 2 * np.sum(labels & predicted) / (np.sum(labels) + np.sum(predicted))
+
+
+@pytest.mark.parametrize("kind", ["finished", "labelled"])
+def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
+    run = request.getfixturevalue(kind)
+    pictures = [decode(row["path"]) for row in rows_of(run / "predictions.csv")[::5]]
+    joined = Predictor(best(run))
+    folds = [Predictor(best(fold)) for fold in fold_runs(run, NUM_FOLDS)]
     expected = np.mean([fold(pictures) for fold in folds], axis=0)
     np.testing.assert_allclose(joined(pictures), expected, atol=2e-6)  # float32
-    # the control: without the temperatures of the folds
+    # the control: without the calibration of the folds
     for fold in folds:
-        assert fold.calibration.temperature != 1
-        fold.calibration = fold.calibration._replace(temperature=1.0)
+        if kind == "finished":
+            assert fold.calibration.temperature != 1
+            fold.calibration = fold.calibration._replace(temperature=1.0)
+        else:
+            fold.calibration = type(fold.calibration).unfitted(len(LABELS))
     assert np.abs(np.mean([fold(pictures) for fold in folds], axis=0) - expected).max() > 1e-3
 
 
 def test_the_folder_is_a_run_for_other_commands(cli, images, finished, capsys):
+    """Also for export, in `tests/integration/test_fold_runs.py`."""
     cli("predict", finished, images, "--workers", 0)
-    assert "36 images" in capsys.readouterr().out
-    assert len(rows_of(Path("runs/predict/version_0/predictions.csv"))) == 36
-    cli("export", finished, "--format", "safetensors", "--out", "all.safetensors")
-    assert Path("all.safetensors").stat().st_size > 3 * 4 * 290_000  # three networks in float32
+    num = sum(CLASSES.values())
+    assert f"{num} images" in capsys.readouterr().out
+    assert len(rows_of(Path("runs/predict/version_0/predictions.csv"))) == num
     with pytest.raises(ValueError, match="has seen .* in training"):
-        cli("test", finished, images, "--workers", 0)
+        exclude_seen(ImageFolderData(str(images)), "test", read_checkpoint(best(finished)))
 
 
-def test_the_report_shows_the_folds_and_the_total(cli, finished, tmp_path, capsys):
-    cli("report", finished, "--output", tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    accuracy = f"{100 * result_of(finished)['test/accuracy']:.1f} %"
-    assert f"<strong>{accuracy}</strong> test accuracy" in page
+@pytest.mark.parametrize("kind", ["finished", "labelled"])
+def test_the_report_shows_the_folds_and_the_total(kind, cli, tmp_path, request):
+    run = request.getfixturevalue(kind)
+    target = tmp_path / "report.html"
+    if kind == "labelled":
+        cli("report", run, "--output", target)
+    else:
+        write_report(read_run(run), None, {}, target=target)  # without images
+    page = target.read_text()
+    result = result_of(run)
+    num = sum(row["num_images"] for row in result["folds"])
     (table,) = re.findall(r'aria-label="results of each fold">(.*?)</table>', page, re.DOTALL)
     assert table.count("<tr><td>") == NUM_FOLDS
-    for row in result_of(finished)["folds"]:
-        assert f"{100 * row['num_right'] / row['num_images']:.1f} %" in table
-    assert "36, each tested in one of 3 folds" in page and "doubts" not in page
-    row = read_row(finished)
+    row = read_row(run)
     assert row.epochs == 1
-    assert (row.state, row.num_images, row.split) == ("finished", 36, "test")
+    assert (row.state, row.num_images, row.split) == ("finished", num, "test")
+    assert f"{num}, each tested in one of {NUM_FOLDS} folds" in page
+    if kind == "finished":
+        accuracy = f"{100 * result['test/accuracy']:.1f} %"
+        assert f"<strong>{accuracy}</strong> test accuracy" in page
+        values = [
+            f"{100 * fold['num_right'] / fold['num_images']:.1f} %" for fold in result["folds"]
+        ]
+    else:
+        assert f"<strong>{result['test/mAP']:.3f}</strong> test mAP" in page
+        assert row.metric == "mAP" and row.accuracy == result["test/mAP"]
+        thresholds = result["joined_calibration"]["thresholds"]
+        assert all(f'data-label="threshold">{value:.3f}<' in page for value in thresholds)
+        values = [f"{fold['mAP']:.3f}" for fold in result["folds"]]
+    assert all(value in table for value in values)
 
 
-def test_resumed_after_a_failed_fold_it_ends_bit_for_bit_as_a_whole_one(
+def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
     images, finished, tmp_path, monkeypatch
 ):
+    """A fold fails, and a bare `--resume` continues. The paths are relative to the folder where the run began.
+
+    It is also the same as that of a table of these images, bit for bit.
+    """
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/data").symlink_to(images)
+    monkeypatch.chdir(tmp_path / "a")
     start = cross_validation.start_command
-
-    def fails_at_the_second(command: list[str]) -> int:
-        return 1 if "fold_2" in command else start(command)
-
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(cross_validation, "start_command", fails_at_the_second)
-        fit(images, tmp_path, "--folds", str(NUM_FOLDS))
+        patch.setattr(
+            cross_validation,
+            "start_command",
+            lambda command: 1 if "fold_2" in command else start(command),
+        )
+        fit(Path("data"), Path("runs"), *OPTIONS)
     assert stopped.value.code == 1
-    folder = tmp_path / "fit/version_0"
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a/runs/fit/version_0"
     assert read_row(folder).state == "unfinished"
-    command_line.run(["fit", "--resume", str(folder)])
-    release()
-    assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
+    other = ["fit", "--resume", "--trainer.default_root_dir", "a/runs", "--data.root", "elsewhere"]
+    assert not is_cross_validation(other)
+    run("fit", "--resume", "--out", "a/runs")
+    results = [result_of(folder), result_of(finished)]
+    for name in ("confusion_matrix", "test/loss", "joined_calibration"):
+        assert results[0][name] == results[1][name]
+    rows = [
+        [{**row, "path": Path(row["path"]).name} for row in rows_of(each / "predictions.csv")]
+        for each in (folder, finished)
+    ]
+    assert rows[0] == rows[1]
     weights, whole = weights_of(folder), weights_of(finished)
     assert weights.keys() == whole.keys()
     assert all(torch.equal(weights[name], whole[name]) for name in weights)
     about = json.loads((folder / "about.json").read_text())
     assert "ended" in about and len(about["went_on_by"]) == 1
+    # now that it has ended, a fit without folds does not go on in it
+    assert not is_cross_validation(["fit", "--resume", "--trainer.default_root_dir", "a/runs"])
 
 
 def test_a_first_fold_that_fails_leaves_no_folder(images, tmp_path, monkeypatch):
@@ -224,69 +381,75 @@ def test_a_first_fold_that_fails_leaves_no_folder(images, tmp_path, monkeypatch)
     assert stopped.value.code == 2 and list((tmp_path / "fit").iterdir()) == []
 
 
-def test_a_fold_is_tested_on_the_test_folder_of_other_images(cli, finished, colours, tmp_path):
+def test_a_fold_is_tested_on_the_test_folder_of_other_images(finished, colours):
     """Not on a fold of their training images."""
-    cli("test", fold_runs(finished, NUM_FOLDS)[0], colours, "--workers", 0)
-    tested = rows_of(tmp_path / "runs/test/version_0/test_predictions.csv")
-    assert sorted(row["path"] for row in tested) == sorted(
-        map(str, (colours / "test").rglob("*.png"))
-    )
+    others = ImageFolderData(str(colours), exclude=["red"], num_folds=NUM_FOLDS, fold=1)
+    exclude_seen(others, "test", read_checkpoint(best(fold_runs(finished, NUM_FOLDS)[0])))
+    expected = [path for path in (colours / "test").rglob("*.png") if path.parent.name != "red"]
+    assert sorted(others.splits["test"].paths) == sorted(map(str, expected))
 
 
-def test_it_goes_on_from_another_folder(images, finished, tmp_path, monkeypatch):
-    """Its paths are relative to the folder in which it began."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/data").symlink_to(images)
-    monkeypatch.chdir(tmp_path / "a")
-    start = cross_validation.start_command
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(
-            cross_validation,
-            "start_command",
-            lambda command: 1 if "fold_2" in command else start(command),
-        )
-        fit(Path("data"), Path("runs"), "--folds", str(NUM_FOLDS))
-    monkeypatch.chdir(tmp_path)
-    command_line.run(["fit", "--resume", "a/runs/fit/version_0"])
-    release()
-    found = result_of(tmp_path / "a/runs/fit/version_0")
-    assert found["confusion_matrix"] == result_of(finished)["confusion_matrix"]
-    assert found["test/loss"] == result_of(finished)["test/loss"]
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of folds, which are not run."""
+    started: list[list[str]] = []
+
+    def start(command: list[str], cwd: str = ".") -> int:
+        started.append(command)
+        return 0
+
+    monkeypatch.setattr(cross_validation, "start_command", start)
+    return started
 
 
-def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(
-    images, tmp_path, in_this_process, capsys
-):
-    fit(images, tmp_path, "--folds", "2")
+def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path, commands):
     folder = tmp_path / "fit/version_0"
-    before = (folder / "predictions.csv").read_bytes()
-    in_this_process.clear()
-    command_line.run(["fit", str(images), "--folds", "2", "--resume", "--out", str(tmp_path)])
-    release()
-    assert in_this_process == [] and (folder / "predictions.csv").read_bytes() == before
-    command_line.run(["fit", "--resume", str(folder), "--epochs", "2"])
-    release()
-    assert len(in_this_process) == 2 and (folder / "predictions.csv").read_bytes() != before
-    # neither is a run that a fit without folds goes on in
-    capsys.readouterr()
-    fit(images, tmp_path, "--resume")
-    assert (tmp_path / "fit/version_1/checkpoints/last.ckpt").exists()
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
+    data = ("--data.table", finished.parents[1] / "images.csv")
+    run("fit", *data, "--folds", NUM_FOLDS, "--resume", "--out", tmp_path)
+    assert commands == []
+    assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
+    run("fit", "--resume", folder, "--epochs", "2", "--minutes", "5")  # the length is chosen
+    assert [command[1:3] for command in commands] == [["--trainer.max_epochs", "2"]] * NUM_FOLDS
+    assert not any("--minutes" in command for command in commands)
 
 
-def test_a_test_folder_is_left_to_all_folds_together(colours, tmp_path):
-    fit(colours, tmp_path, "--folds", "2")
-    folder = tmp_path / "fit/version_0"
-    paths = [row["path"] for row in rows_of(folder / "predictions.csv")]
-    assert sorted(paths) == sorted(map(str, (colours / "train").rglob("*.png")))
-    result = result_of(folder)
-    assert np.sum(result["test_folder"]["confusion_matrix"]) == 30
-    tested = rows_of(folder / result["test_folder"]["run"] / "test_predictions.csv")
-    assert sorted(row["path"] for row in tested) == sorted(
-        map(str, (colours / "test").rglob("*.png"))
-    )
+def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):
+    started: list[list[str]] = []
+
+    def fails(command: list[str]) -> int:
+        started.append(command)
+        return 2
+
+    monkeypatch.setattr(cross_validation, "start_command", fails)
+    with pytest.raises(SystemExit), caplog.at_level("INFO"):
+        fit(images, tmp_path, "--folds", "3", "--minutes", "6")
+    (first,) = started
+    share = float(first[first.index("--minutes") + 1])
+    assert 1.9 < share < 2  # less what this command has taken
+    assert first.count("--minutes") == 1
+    assert "--minutes 6: 2 minutes for each of 3 folds; the first one chooses the" in caplog.text
 
 
-def test_the_folds_have_the_settings_of_the_first(finished, in_this_process):
+def test_in_python_the_result_is_that_of_all_folds(images, finished, monkeypatch):
+    """`tests/api/test_child_process.py` runs a fit in processes."""
+    given: list[list[str]] = []
+
+    def run_command(arguments: list[str]) -> Path:
+        given.append(arguments)
+        return finished
+
+    monkeypatch.setattr(fitting, "run_command", run_command)
+    fitted = finetune.fit(images, folds=NUM_FOLDS, epochs=1)
+    assert given == [["fit", str(images), "--epochs", "1", "--folds", str(NUM_FOLDS)]]
+    num = sum(CLASSES.values())
+    assert fitted.accuracy == result_of(finished)["test/accuracy"]
+    assert f"of {num}; " in repr(fitted)
+    assert [row["fold"] for row in fitted.history] == [1, 2]
+    assert fitted.best == best(finished)
+
+
+def test_the_folds_have_the_settings_of_the_first(finished):
     config = (finished / "config.yaml").read_text()
     assert "    fold: null\n" in config and "    num_folds: null\n" in config
     assert f"  default_root_dir: {json.dumps(str(finished.parents[1]))}\n" in config
@@ -343,8 +506,7 @@ def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
         (["--folds", "1"], "--folds must be from 2 to 32, got 1"),
         (["--folds", "x"], "--folds"),
         (["--folds", "5", "--data.fold", "1"], "runs all folds"),
-        (["--folds", "5", "--threshold", "f1"], "predictions.csv"),
-        (["--folds", "5", "--minutes", "5"], "give --epochs"),
+        (["--folds", "5", "--minutes", "0"], "--minutes must be a number and more than 0, got 0"),
         (["--folds", "5", "--data.test_fraction", "0.3"], "tested once"),
         (["--folds", "5", "--ckpt_path", __file__], "give --weights"),
         (["--folds", "20", "--members", "2"], "more than 32 networks"),
@@ -367,9 +529,8 @@ def test_folds_of_a_config_or_a_launcher_are_refused(images, tmp_path, monkeypat
 
 
 def test_another_number_of_folds_does_not_go_on(finished):
-    with pytest.raises(WrongUsage, match="has 3 folds, not 5"):
-        command_line.run(["fit", "--resume", str(finished), "--folds", "5"])
-    release()
+    with pytest.raises(WrongUsage, match="has 2 folds, not 5"):
+        run("fit", "--resume", finished, "--folds", "5")
 
 
 def test_the_record_is_read_back_and_a_damaged_one_is_named(tmp_path):

@@ -283,6 +283,20 @@ MUTATIONS = [
         "tests/data/test_splits.py",
     ),
     Mutation(
+        "the loss of a cross-validation is that of all its images",
+        "commands/fold_results.py",
+        "return float(np.average(losses, weights=weights))",
+        "return float(np.mean(losses))",
+        "tests/commands/test_cross_validation.py -k metrics_are",
+    ),
+    Mutation(
+        "the networks of all folds together give the mean of their calibrated probabilities",
+        "inference/joined_checkpoint.py",
+        'state[f"{head}.weight"] = weight * scale[:, None]',
+        'state[f"{head}.weight"] = weight',
+        "tests/commands/test_cross_validation.py -k mean_of_the_folds",
+    ),
+    Mutation(
         "test measures nothing that was trained on",
         "data/seen.py",
         "is_seen = np.isin(names, record.names[:most])",
