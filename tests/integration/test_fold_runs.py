@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,8 +12,11 @@ import onnxruntime
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
+from labelled_files import draw_labelled
+from labelled_runs import write_table
 from processes import Process, finetune, start
 
+from finetune import ImageFolderData
 from finetune.inference.predictor import Predictor
 from finetune.runs.run_lock import is_held
 
@@ -20,14 +24,14 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = [
     *QUICKEST,
-    *("--trainer.max_epochs", "3", "--folds", "2", "--checkpoint_every_n_steps", "1"),
+    *("--trainer.max_epochs", "2", "--folds", "2", "--checkpoint_every_n_steps", "1"),
 ]
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders of 60 images each."""
-    return draw_colours(tmp_path_factory.mktemp("data"), all=60) / "all"
+    """Class folders of 40 images each."""
+    return draw_colours(tmp_path_factory.mktemp("data"), all=40) / "all"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,17 @@ def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     process = finetune("fit", images, *OPTIONS, cwd=folder)
     assert process.returncode == 0, process.stderr
     return folder / "runs/fit/version_0"
+
+
+def begin_second_fold(whole: Path, target: Path) -> None:
+    """Copy a cross-validation as it is before its second fold."""
+    shutil.copytree(whole, target, ignore=shutil.ignore_patterns("fold_2", ".lock"))
+    for name in ("test.json", "predictions.csv", "seconds.json"):
+        (target / name).unlink()
+    shutil.rmtree(target / "checkpoints")
+    about = json.loads((target / "about.json").read_text())
+    del about["ended"]
+    (target / "about.json").write_text(json.dumps(about))
 
 
 def wait_for_step(process: Process, run: Path) -> None:
@@ -57,19 +72,21 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_a_whole_one(
     images, whole, tmp_path, signum, code
 ):
-    process = start("fit", images, *OPTIONS, cwd=tmp_path)
     folder = tmp_path / "runs/fit/version_0"
-    wait_for_step(process, folder / "fit/fold_2")
+    begin_second_fold(whole, folder)
+    process = start("fit", "--resume", cwd=tmp_path)
+    second = folder / "fit/fold_2"
+    wait_for_step(process, second)
     process.send_signal(signum)
     assert process.wait() == code
-    second = folder / "fit/fold_2"
     deadline = time.monotonic() + 30  # after a kill the fold notices that its parent is gone
     while is_held(second) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not (folder / "test.json").exists()
     # within the second in which it notices that, the fold may end
     assert signum == signal.SIGKILL or not (second / "test.json").exists()
-    resumed = finetune("fit", images, *OPTIONS, "--resume", cwd=tmp_path)
+    same = ["fit", images, *OPTIONS] if signum == signal.SIGINT else ["fit"]
+    resumed = finetune(*same, "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "fold 1 of 2" in resumed.stderr and "resuming" in resumed.stderr
     assert (folder / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
@@ -78,32 +95,44 @@ def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_a_whole_one(
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
+def rows_of(run: Path) -> list[list[str]]:
+    """Return the path, the label and the predicted class of each image."""
+    return [line.split(",")[:3] for line in (run / "predictions.csv").read_text().splitlines()]
+
+
 def test_two_devices_give_the_same_numbers(images, whole, tmp_path):
     process = finetune("fit", images, *OPTIONS, "--devices", 2, cwd=tmp_path, timeout=600)
     assert process.returncode == 0, process.stderr
-    results = [
-        json.loads((folder / "test.json").read_text())
-        for folder in (whole, tmp_path / "runs/fit/version_0")
-    ]
+    other = tmp_path / "runs/fit/version_0"
+    results = [json.loads((folder / "test.json").read_text()) for folder in (whole, other)]
     assert results[0]["confusion_matrix"] == results[1]["confusion_matrix"]
     losses = [result["test/loss"] for result in results]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # float32, in another order of sums
-    rows = [
-        [line.split(",")[:3] for line in (folder / "predictions.csv").read_text().splitlines()]
-        for folder in (whole, tmp_path / "runs/fit/version_0")
-    ]
-    assert rows[0] == rows[1]
+    assert rows_of(whole) == rows_of(other)
     # the control: another split seed gives other folds
-    other = finetune("fit", images, *OPTIONS, "--data.split_seed", 1, cwd=tmp_path)
-    assert other.returncode == 0, other.stderr
-    content = (tmp_path / "runs/fit/version_1/predictions.csv").read_text()
-    assert [line.split(",")[:3] for line in content.splitlines()] != rows[0]
+    tested = [path for path, _, _ in rows_of(whole)[1:]]
+    for seed, is_same in ((0, True), (1, False)):
+        first = ImageFolderData(str(images), num_folds=2, fold=1, split_seed=seed).splits["test"]
+        assert (list(first.paths) == tested[: len(first)]) == is_same
 
 
-def test_the_folds_are_exported_as_one_network(images, whole, tmp_path):
-    process = finetune("export", whole, "--out", tmp_path / "all.onnx", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-validation on images with several labels."""
+    folder = tmp_path_factory.mktemp("labels")
+    table = write_table(draw_labelled(folder / "images", train=48, test=12))
+    process = finetune("fit", table, *OPTIONS, "--data.val_fraction", 0.25, cwd=folder)
     assert process.returncode == 0, process.stderr
-    folds = [Predictor(whole / f"fit/fold_{fold}/checkpoints/best.ckpt") for fold in (1, 2)]
+    assert "all folds together on the test folder: test mAP 0." in process.stdout
+    return folder / "runs/fit/version_0"
+
+
+@pytest.mark.parametrize("kind", ["whole", "labelled"])
+def test_the_folds_are_exported_as_one_network(kind, tmp_path, request):
+    run = request.getfixturevalue(kind)
+    process = finetune("export", run, "--out", tmp_path / "all.onnx", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    folds = [Predictor(run / f"fit/fold_{fold}/checkpoints/best.ckpt") for fold in (1, 2)]
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
     session = onnxruntime.InferenceSession(os.fspath(tmp_path / "all.onnx"))
     (found,) = session.run(["probabilities"], {session.get_inputs()[0].name: pixels})

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +15,15 @@ from unittest.mock import patch
 
 from pytorch_lightning.strategies.launchers import subprocess_script
 
+import finetune.commands.cross_validation
 import finetune.commands.lightning_cli
 from finetune.cli import main
+from finetune.distributed import child_command
+from finetune.runs import run_lock
 
-assert finetune.commands.lightning_cli  # imported here, before a process is forked
+assert (
+    finetune.commands.cross_validation and finetune.commands.lightning_cli
+)  # imported here, before a process is forked
 
 
 def run_forked(function: Callable[[], object]) -> NoReturn:
@@ -49,11 +55,13 @@ def exit_code(error: SystemExit) -> int:
 def become_finetune(arguments: list[str]) -> None:
     """Run `finetune …` as a new process would, in a forked process, and exit.
 
-    Processes for further devices are forked from this one, too, where Lightning would start an interpreter for each.
+    Processes for further devices and for the folds of a cross-validation are forked from this one, too, where an
+    interpreter would be started for each.
     """
     use_default_signals()
     sys.argv = ["finetune", *arguments]
     fork_devices(main)
+    patch.object(child_command, "subprocess", SimpleNamespace(Popen=ForkedCommand)).start()
     run_forked(main)
 
 
@@ -63,10 +71,34 @@ def fork_devices(program: Callable[[], object]) -> None:
     patch.object(subprocess_script, "subprocess", SimpleNamespace(Popen=popen)).start()
 
 
-class ForkedDevice:
-    """Stands for the subprocess.Popen with which Lightning starts another device's process."""
+class Forked:
+    """What subprocess.Popen offers of a forked process."""
 
+    pid: int
     returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+
+class ForkedDevice(Forked):
+    """Stands for the subprocess.Popen with which Lightning starts another device's process."""
 
     def __init__(
         self,
@@ -82,18 +114,28 @@ class ForkedDevice:
             use_default_signals()
             run_forked(program)
 
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
 
-    def send_signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signum)
+class ForkedCommand(Forked):
+    """Stands for the subprocess.Popen with which `child_command` starts `python -m finetune …`."""
 
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    def __init__(
+        self,
+        command: list[str],
+        env: dict[str, str],
+        start_new_session: bool,
+        cwd: str | None = None,
+    ) -> None:
+        assert command[:3] == [sys.executable, "-m", "finetune"] and start_new_session
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.chdir(cwd or ".")
+            os.environ.clear()
+            os.environ.update(env)
+            run_lock._held.clear()  # locks stay with the process that holds them
+            use_default_signals()
+            sys.argv = ["finetune", *command[3:]]
+            run_forked(main)
 
 
 def use_default_signals() -> None:
