@@ -409,10 +409,7 @@ def test_what_does_not_go_with_a_choice_is_told_in_a_line(
         ),
     ],
 )
-def test_candidates_that_cannot_be_are_told_in_a_line(
-    files, tmp_path, monkeypatch, backbone, weights, message
-):
-    monkeypatch.chdir(tmp_path)
+def test_candidates_that_cannot_be_are_told_in_a_line(files, backbone, weights, message):
     with pytest.raises(WrongUsage, match=message) as told:
         candidates_of(backbone, weights.format(seeing=files.seeing))
     assert len(str(told.value).splitlines()) == 1
