@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
 from PIL.ImageFile import ImageFile
 
@@ -98,7 +98,9 @@ def heic_version(paths: Iterable[str]) -> str:
 def _heic_reader() -> type[ImageFile] | None:
     for name in _PACKAGES:
         if importlib.util.find_spec(name) is not None:
-            reader: type[ImageFile] = importlib.import_module(name).HeifImageFile
+            package = importlib.import_module(name)
+            package.options.DECODE_THREADS = 1  # images are already decoded in parallel
+            reader: type[ImageFile] = package.HeifImageFile
             return reader
     return None
 
@@ -107,5 +109,7 @@ def _heic_reader() -> type[ImageFile] | None:
 def _avif_reader() -> type[ImageFile] | None:
     if importlib.util.find_spec("PIL._avif") is None:
         return None
-    reader: type[ImageFile] = importlib.import_module("PIL.AvifImagePlugin").AvifImageFile
+    plugin: Any = importlib.import_module("PIL.AvifImagePlugin")
+    plugin.DEFAULT_MAX_THREADS = 1  # images are already decoded in parallel
+    reader: type[ImageFile] = plugin.AvifImageFile
     return reader

@@ -91,7 +91,8 @@ def test_without_their_readers_a_line_says_what_to_install(monkeypatch, without_
 def test_the_package_is_only_imported_for_a_heic_image(monkeypatch, tmp_path):
     monkeypatch.setattr(heif, "_PACKAGES", ("reader_of_heic",))
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "reader_of_heic.py").write_text("class HeifImageFile: pass\n")
+    lines = "class HeifImageFile: pass\nclass options: pass\n"
+    (tmp_path / "reader_of_heic.py").write_text(lines)
     heif._heic_reader.cache_clear()
     assert ".heic" in readable_suffixes() and decode(encode(SMOOTH, "PNG")).shape == SMOOTH.shape
     assert "reader_of_heic" not in sys.modules
