@@ -5,16 +5,26 @@ import getpass
 import os
 import secrets
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from finetune.data.corrections import CorrectionsFile
 from finetune.system.files import check_target
-from finetune.system.messages import NotFound, WrongUsage, be_quiet, counted, install, shown
+from finetune.system.messages import (
+    NotFound,
+    WrongUsage,
+    as_wrong_usage,
+    be_quiet,
+    counted,
+    install,
+    shown,
+)
 
 if TYPE_CHECKING:
     from finetune.review.ranking_job import Network
     from finetune.review.review_images import ReviewImages
+    from finetune.runs.record import RunRecord
 
 _FILE = "corrections.csv"
 _BACKBONE = "resnet18"
@@ -52,9 +62,8 @@ def review(
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_writable(path)
     except OSError as error:
-        raise WrongUsage(
-            f"cannot write {path}: {error.strerror or error}. --out FILE writes it elsewhere"
-        ) from error
+        what = f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
+        raise WrongUsage(f"{what}. --out FILE writes it elsewhere") from error
     file = CorrectionsFile(path)
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
@@ -65,15 +74,24 @@ def review(
         from finetune.review.review_app import make_review_app
         from finetune.review.review_images import list_images
         from finetune.review.review_session import ReviewSession
+        from finetune.runs.run_checkpoint import checkpoint_of
 
         images = list_images(folder)
-        network, mistakes = _evidence(images, run, weights)
+        place_of_run = None if run is None else _folder_of_run(run)
+        mistakes = {} if place_of_run is None else _mistakes(images, place_of_run)
+        ckpt_path = None
+        if weights is None and place_of_run is not None:
+            ckpt_path = checkpoint_of(place_of_run)[0]
+        elif weights is None and _is_cached(_BACKBONE):
+            weights = "DEFAULT"
+        network = _network(weights, ckpt_path)
         session = ReviewSession(images, file, _user(), mistakes)
         job = RankingJob(
-            images=session.at_start,
+            listing=images.listing,
+            labels_now=session.labels_now,
             network=network,
-            mistakes=mistakes,
             on_ready=session.put_ranking,
+            outdated=session.outdated,
         )
         token = secrets.token_urlsafe(24)
         app = make_review_app(session, job, token, f"Review of {Path(folder).resolve().name}")
@@ -114,36 +132,49 @@ def _user() -> str:
         return ""
 
 
-def _evidence(
-    images: "ReviewImages", run: str | None, weights: str | None
-) -> tuple["Network | None", dict[int, tuple[int, float]]]:
-    """Return the network for features, and the mistakes of a run."""
-    from finetune.commands.check import label_network
-    from finetune.review.doubts import find_mistakes
-    from finetune.review.ranking_job import Network
-    from finetune.runs.record import read_run
-    from finetune.runs.run_checkpoint import checkpoint_of, run_of
+def _folder_of_run(run: str) -> str:
+    from finetune.runs.run_checkpoint import run_of
 
-    mistakes: dict[int, tuple[int, float]] = {}
-    ckpt_path = None
-    if run is not None:
-        place = run_of(run)
-        if not place:
-            raise WrongUsage(f"{run!r} is not the folder of a run")
-        answers = read_run(Path(place)).answers
-        if answers is not None:
-            listing = images.listing
-            index_of = {os.path.realpath(path): i for i, path in enumerate(listing.paths)}
-            of_answers = {path: index_of.get(os.path.realpath(path), -1) for path in answers.paths}
-            of_answers = {path: i for path, i in of_answers.items() if i >= 0}
-            mistakes = find_mistakes(answers, of_answers, listing.class_of, images.class_names)
-        print(f"{counted(len(mistakes), 'mistake')} of {run} among these images", file=sys.stderr)
-        if weights is None:
-            ckpt_path = checkpoint_of(place)[0]
-    if weights is None and ckpt_path is None and _is_cached(_BACKBONE):
-        weights = "DEFAULT"
-    network: Any = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
-    return network and Network(network.features, network.preparation), mistakes
+    place = run_of(run)
+    if not place:
+        raise WrongUsage(f"{run!r} is not the folder of a run")
+    return place
+
+
+def _network(weights: str | None, ckpt_path: str | None) -> "Network | None":
+    from finetune.commands.check import label_network
+    from finetune.review.ranking_job import Network
+
+    with as_wrong_usage("--weights"):
+        network = label_network(weights, _BACKBONE, _IMAGE_SIZE, ckpt_path)
+    return network and Network(network.features, network.preparation)
+
+
+def _mistakes(images: "ReviewImages", place: str) -> dict[int, tuple[str, float]]:
+    """Print how many mistakes a run has made among the images, and return them."""
+    from finetune.runs.record import read_run
+
+    mistakes = _find_mistakes(images, read_run(Path(place)))
+    print(f"{counted(len(mistakes), 'mistake')} of {place} among these images", file=sys.stderr)
+    return mistakes
+
+
+def _find_mistakes(images: "ReviewImages", record: "RunRecord") -> dict[int, tuple[str, float]]:
+    from finetune.review.doubts import find_label_mistakes, find_mistakes
+
+    by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.listing.paths)}
+
+    def index_of(paths: Iterable[str]) -> dict[str, int]:
+        real = {path: os.path.realpath(path) for path in paths}
+        return {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
+
+    labels = images.targets.labels
+    single, several = record.answers, record.label_answers
+    if not images.has_several and single is not None:
+        return find_mistakes(single, index_of(single.paths), labels, images.class_names)
+    if images.has_several and several is not None and several.class_names == images.class_names:
+        return find_label_mistakes(several, index_of(several.paths), labels)
+    return {}
 
 
 def _is_cached(backbone: str) -> bool:

@@ -9,7 +9,7 @@ rankings and the best in their comparison.
 
 # Shapes: N images, D features, K classes.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,16 @@ NUM_SHOWN = 100
 STRENGTH = 3e-4
 
 
+def _with_progress(folds: Sequence[int]) -> Iterable[int]:
+    return track(folds, NUM_FOLDS, "labels that are improbable")
+
+
 def out_of_fold(
     features: NDArray[np.floating],
     labels: NDArray[np.integer],
     groups: NDArray[np.integer],
     num_classes: int,
+    watch: Callable[[Sequence[int]], Iterable[int]] = _with_progress,
 ) -> NDArray[np.float64]:
     """Return the out-of-fold probability of each class for each image, (N, K).
 
@@ -42,12 +47,13 @@ def out_of_fold(
         labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
         groups: Index of the set of copies of each image, (N,).
         num_classes: K.
+        watch: Yields the folds that it gets, to show the progress or to stop.
     """
     has_several = labels.ndim == 2
     strata = MultiHot(labels.astype(np.uint8)).strata() if has_several else labels
     folds = deal_folds(strata, groups)
     found = np.zeros((len(labels), num_classes))
-    for fold in track(np.unique(folds), NUM_FOLDS, "labels that are improbable"):
+    for fold in watch(np.unique(folds).tolist()):
         rest, held_out = folds != fold, folds == fold
         if not rest.any():  # all images are copies of one
             continue
@@ -66,9 +72,35 @@ def rank_labels(
     """
     self_confidence = probabilities[np.arange(len(labels)), labels]
     order = np.argsort(self_confidence, kind="stable")
+    return order[learnable_classes(labels, groups, probabilities.shape[1])[labels[order]]]
+
+
+def learnable_classes(
+    labels: NDArray[np.integer], groups: NDArray[np.integer], num_classes: int
+) -> NDArray[np.bool_]:
+    """Return which classes have at least `NUM_FOLDS` sets of copies, so that a head can learn them in every fold, (K,).
+
+    Args:
+        labels: Class index of each image, (N,).
+        groups: Index of the set of copies of each image, (N,).
+        num_classes: K.
+    """
     of_sets = np.unique(np.column_stack([labels, groups]), axis=0)[:, 0]
-    counts = np.bincount(of_sets, minlength=probabilities.shape[1])
-    return order[counts[labels[order]] >= NUM_FOLDS]
+    return np.bincount(of_sets, minlength=num_classes) >= NUM_FOLDS
+
+
+def learnable_labels(
+    has_label: NDArray[np.integer], groups: NDArray[np.integer]
+) -> NDArray[np.bool_]:
+    """Return which labels at least `NUM_FOLDS` sets of copies have, and as many lack, (K,).
+
+    Args:
+        has_label: Whether each image has each label, (N, K), 0 or 1.
+        groups: Index of the set of copies of each image, (N,).
+    """
+    of_sets = has_label[np.unique(groups, return_index=True)[1]]
+    num_present = of_sets.sum(axis=0)
+    return np.minimum(num_present, len(of_sets) - num_present) >= NUM_FOLDS
 
 
 def label_findings(
@@ -129,10 +161,7 @@ def rank_label_pairs(
 
     Labels are skipped that fewer sets of copies than `NUM_FOLDS` have or lack.
     """
-    is_first = np.unique(groups, return_index=True)[1]
-    of_sets = has_label[is_first]
-    num_present = of_sets.sum(axis=0)
-    is_known = np.minimum(num_present, len(of_sets) - num_present) >= NUM_FOLDS
+    is_known = learnable_labels(has_label, groups)
     self_confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
     self_confidence[:, ~is_known] = np.inf
     order = np.argsort(self_confidence, axis=None, kind="stable")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.data.datasets.listing import Listing
-from finetune.runs.answers import Answers
+from finetune.runs.answers import Answers, LabelAnswers
 
 _TWO_CLASSES, _DOUBTFUL, _LEAK, _UNREADABLE, _OTHERS = range(5)
 
@@ -19,19 +19,36 @@ class Evidence:
     """What is known about the labels of N images.
 
     Attributes:
-        labels: Class index of each image now, (N,).
-        probabilities: Out-of-fold probability of each class, (N, K); NaN for an image without features. None if there
-            are no features.
+        labels: Class index of each image now, (N,). If images have several labels, (N, K), 0 or 1.
+        probabilities: Out-of-fold probability of each class, (N, K). NaN for an image without features, and for a class
+            that a head cannot learn. None if there are no features.
         copies: Sets of images that show the same photograph.
-        mistakes: Images that a run has predicted wrongly: the predicted class and the probability of the label.
+        mistakes: Images that a run has predicted wrongly: the predicted labels and the probability of the image's own.
         errors: Why an image cannot be decoded.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[np.integer]
     probabilities: NDArray[np.float64] | None = None
     copies: Sequence[Sequence[int]] = ()
-    mistakes: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    mistakes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether images have several labels."""
+        return self.labels.ndim == 2
+
+    def label_sets(self) -> NDArray[np.int64]:
+        """Return a number for the labels of each image, (N,). Images with equal labels have the same."""
+        if not self.has_several:
+            return self.labels.astype(np.int64)
+        return np.unique(self.labels, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def names_of(self, i: int, names: Sequence[str]) -> str:
+        """Return the labels of image i as a text."""
+        if not self.has_several:
+            return names[int(self.labels[i])]
+        return " + ".join(names[k] for k in np.flatnonzero(self.labels[i])) or "no label"
 
 
 @dataclass(frozen=True)
@@ -46,17 +63,25 @@ class Order:
     images: NDArray[np.int64]
     reasons: dict[int, str]
 
-    @property
-    def num_doubtful(self) -> int:
-        """Number of doubtful images. They are the first ones."""
-        return len(self.reasons)
+    def after(self, earlier: "Order", is_shown: NDArray[np.bool_]) -> "Order":
+        """Return this order, but with images that people have seen before all others, in the earlier order.
+
+        Args:
+            earlier: The order until now. The images that were shown have its reasons.
+            is_shown: Whether people have seen each image, (N,).
+        """
+        shown_before = earlier.images[is_shown[earlier.images]]
+        others = self.images[~is_shown[self.images]]
+        reasons = {i: reason for i, reason in earlier.reasons.items() if is_shown[i]}
+        reasons |= {i: reason for i, reason in self.reasons.items() if not is_shown[i]}
+        return Order(np.concatenate([shown_before, others]), reasons)
 
 
 def order_images(listing: Listing, evidence: Evidence) -> Order:
     """Return the images in the order of a review.
 
-    First come sets of copies in several classes, at least one of which has a wrong label. Then images that the other
-    images or a run assign to another class, the least probable label first. Then copies in several splits, unreadable
+    First come sets of copies with different labels, at least one of which is wrong. Then images for which the other
+    images or a run suggest other labels, the least probable label first. Then copies in several splits, unreadable
     images, and all others.
     """
     num = len(listing.paths)
@@ -64,83 +89,129 @@ def order_images(listing: Listing, evidence: Evidence) -> Order:
     keys = _probability_of_labels(evidence, num)
     reasons: dict[int, str] = {}
     names = listing.class_names
-    for i in _images_in_doubt(evidence, keys):
+    for i in _images_in_doubt(evidence):
         tiers[i] = _DOUBTFUL
         reasons[i] = _reason_of_doubt(i, evidence, names)
     for i, error in evidence.errors.items():
         tiers[i] = _UNREADABLE
         reasons[i] = f"cannot be decoded: {error}"
+    label_sets = evidence.label_sets()
     for number, members in enumerate(evidence.copies):
-        labels = {int(evidence.labels[i]) for i in members}
+        example = {int(label_sets[i]): i for i in members}
         splits = {int(listing.split_of[i]) for i in members}
         for i in members:
-            if len(labels) > 1:
+            if len(example) > 1:
                 tiers[i] = _TWO_CLASSES
-                others = [names[k] for k in sorted(labels - {int(evidence.labels[i])})]
-                reasons[i] = f"the same image is also in {', '.join(others)}"
+                others = [example[k] for k in sorted(example) if k != label_sets[i]]
+                texts = [evidence.names_of(j, names) for j in others]
+                reasons[i] = f"the same image is also in {', '.join(texts)}"
                 keys[i] = number
             elif len(splits) > 1 and tiers[i] != _DOUBTFUL:
                 tiers[i] = _LEAK
-                others = [listing.splits[k] for k in sorted(splits - {int(listing.split_of[i])})]
-                reasons[i] = f"the same image is also in the {', '.join(others)} split"
+                of_others = [listing.splits[k] for k in sorted(splits - {int(listing.split_of[i])})]
+                reasons[i] = f"the same image is also in the {', '.join(of_others)} split"
                 keys[i] = number
     images = np.lexsort((np.arange(num), keys, tiers))
     return Order(images.astype(np.int64), reasons)
 
 
+def _agreement(evidence: Evidence) -> NDArray[np.float64] | None:
+    """Return the out-of-fold probability that an image has a label as stated; None without probabilities.
+
+    (N, 1) for the class of each image, (N, K) if images have several labels.
+    """
+    p = evidence.probabilities
+    if p is None:
+        return None
+    if not evidence.has_several:
+        return p[np.arange(len(p)), evidence.labels][:, None]
+    return np.where(evidence.labels == 1, p, 1 - p)
+
+
 def _probability_of_labels(evidence: Evidence, num: int) -> NDArray[np.float64]:
-    """Return the lowest probability that anything gives the label of each image, (N,); 1 if nothing is known."""
+    """Return the lowest probability that anything gives a label of each image, (N,); 1 if nothing is known."""
     keys = np.ones(num)
-    if evidence.probabilities is not None:
-        given = evidence.probabilities[np.arange(num), evidence.labels]
-        keys = np.where(np.isnan(given), 1.0, given)
+    agreement = _agreement(evidence)
+    if agreement is not None:
+        keys = np.where(np.isnan(agreement), 1.0, agreement).min(axis=1)
     for i, (_, probability) in evidence.mistakes.items():
         keys[i] = min(keys[i], probability)
     return keys
 
 
-def _images_in_doubt(evidence: Evidence, keys: NDArray[np.float64]) -> list[int]:
-    in_doubt = np.zeros(len(keys), bool)
-    if evidence.probabilities is not None:
-        known = ~np.isnan(evidence.probabilities).any(axis=1)
-        best = np.where(known, np.nan_to_num(evidence.probabilities).argmax(axis=1), -1)
-        in_doubt = known & (best != evidence.labels)
+def _images_in_doubt(evidence: Evidence) -> list[int]:
+    in_doubt = np.zeros(len(evidence.labels), bool)
+    agreement = _agreement(evidence)
+    if agreement is not None and evidence.has_several:
+        in_doubt = (agreement < 0.5).any(axis=1)  # NaN is not below
+    elif agreement is not None and evidence.probabilities is not None:
+        in_doubt = (evidence.probabilities > agreement).any(axis=1)
     in_doubt[list(evidence.mistakes)] = True
     return np.flatnonzero(in_doubt).tolist()
 
 
 def _reason_of_doubt(i: int, evidence: Evidence, names: Sequence[str]) -> str:
     parts = []
-    if evidence.probabilities is not None and not np.isnan(evidence.probabilities[i]).any():
-        best = int(evidence.probabilities[i].argmax())
-        if best != evidence.labels[i]:
-            parts.append(f"similar images suggest {names[best]}")
+    if evidence.probabilities is not None:
+        suggested = _suggested(evidence.probabilities[i], evidence.labels[i], names)
+        if suggested:
+            parts.append(f"similar images suggest {suggested}")
     if i in evidence.mistakes:
-        parts.append(f"the run predicts {names[evidence.mistakes[i][0]]}")
+        parts.append(f"the run predicts {evidence.mistakes[i][0]}")
     return "; ".join(parts)
+
+
+def _suggested(p: NDArray[np.float64], labels: NDArray[np.integer], names: Sequence[str]) -> str:
+    """Return how the labels of an image should change by the probability of each class (K,); "" for not at all."""
+    if labels.ndim == 0:
+        best = int(p.argmax())
+        return "" if np.isnan(p).any() or best == labels else names[best]
+    added = [names[k] for k in np.flatnonzero((p > 0.5) & (labels == 0))]
+    removed = [f"not {names[k]}" for k in np.flatnonzero((p < 0.5) & (labels == 1))]
+    return ", ".join(added + removed)
 
 
 def find_mistakes(
     answers: Answers, index_of: Mapping[str, int], labels: NDArray[np.int64], names: Sequence[str]
-) -> dict[int, tuple[int, float]]:
+) -> dict[int, tuple[str, float]]:
     """Return the images that a run has predicted wrongly: the predicted class and the probability of the label.
 
     Args:
         answers: The predictions of the run for its test images.
-        index_of: The index of each image of the review by its real path.
+        index_of: The index of each image of the review by its path.
         labels: Class index of each image of the review, (N,).
         names: The classes of the review.
     """
-    number = {name: k for k, name in enumerate(names)}
     mistakes = {}
     for row, path in enumerate(answers.paths):
         i = index_of.get(path)
-        predicted = number.get(answers.class_names[int(answers.predicted[row])])
-        if i is None or predicted is None or predicted == labels[i]:
+        predicted = answers.class_names[int(answers.predicted[row])]
+        if i is None or predicted not in names or predicted == names[int(labels[i])]:
             continue
         probability = 1 - float(answers.confidence[row])
         name = names[int(labels[i])]
         if answers.probabilities is not None and name in answers.class_names:
             probability = float(answers.probabilities[row, answers.class_names.index(name)])
         mistakes[i] = (predicted, probability)
+    return mistakes
+
+
+def find_label_mistakes(
+    answers: LabelAnswers, index_of: Mapping[str, int], labels: NDArray[np.uint8]
+) -> dict[int, tuple[str, float]]:
+    """Return the same of images with several labels, with the probability of the least probable statement.
+
+    Args:
+        answers: The predictions of the run for its test images.
+        index_of: The index of each image of the review by its path.
+        labels: Whether each image of the review has each of the labels of the run, (N, K), 0 or 1.
+    """
+    mistakes = {}
+    for row, path in enumerate(answers.paths):
+        i = index_of.get(path)
+        if i is None or np.array_equal(answers.predicted[row], labels[i] == 1):
+            continue
+        p = answers.probabilities[row]
+        predicted = " + ".join(answers.named(answers.predicted[row])) or "no label"
+        mistakes[i] = (predicted, float(np.where(labels[i] == 1, p, 1 - p).min()))
     return mistakes

@@ -1,7 +1,11 @@
-"""Looks for doubtful labels in a thread, while the page is open: by copies, and by out-of-fold probabilities."""
+"""Looks for doubtful labels in a thread, while the page is open: by copies, and by out-of-fold probabilities.
+
+Images are read once. When people have corrected labels, the probabilities are computed again with these labels.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,8 +15,13 @@ from finetune.data.checking.duplicates import connected, is_blank, larger_crops,
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.picture_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import Listing
-from finetune.features.label_errors import neighbours, out_of_fold
-from finetune.features.logistic_regression import NUM_FOLDS
+from finetune.features.label_errors import (
+    learnable_classes,
+    learnable_labels,
+    neighbours,
+    out_of_fold,
+)
+from finetune.features.logistic_regression import principal_coordinates
 from finetune.features.picture_features import Features, picture_features
 from finetune.review.doubts import Evidence
 from finetune.system.messages import reason
@@ -33,25 +42,28 @@ class Network(NamedTuple):
     preparation: Mapping[str, Any]
 
 
-class Labelled(NamedTuple):
-    """The images that are ranked, N.
+class LabelsNow(NamedTuple):
+    """The labels of N images.
 
     Attributes:
-        listing: The images.
-        labels: Class index of each image now, (N,).
+        labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
         is_kept: Which images are not excluded, (N,).
     """
 
-    listing: Listing
-    labels: NDArray[np.int64]
+    labels: NDArray[np.integer]
     is_kept: NDArray[np.bool_]
+
+    def equals(self, other: "LabelsNow") -> bool:
+        """Return whether the same images have the same labels."""
+        is_same = np.array_equal(self.labels, other.labels)
+        return is_same and np.array_equal(self.is_kept, other.is_kept)
 
 
 class Ranked(NamedTuple):
     """The result.
 
     Attributes:
-        evidence: What is known about the labels.
+        evidence: What is known about the labels, without the mistakes of a run.
         features: Features of each image with a mean of 0 and a norm of 1, (N, D); zeros for an image without. None
             without a network.
     """
@@ -60,46 +72,82 @@ class Ranked(NamedTuple):
     features: NDArray[np.float32] | None
 
 
+@dataclass(frozen=True)
+class ImageFacts:
+    """What the pixels of N images tell. It does not depend on their labels.
+
+    Attributes:
+        copies: Pairs of images that show the same photograph.
+        errors: Why an image cannot be decoded.
+        measured: Indices of the images that have features, (M,).
+        coordinates: Features of these images along their principal axes, (M, R); None without a network.
+        features: As in `Ranked`.
+    """
+
+    copies: list[tuple[int, int]]
+    errors: dict[int, str]
+    measured: NDArray[np.int64]
+    coordinates: NDArray[np.float64] | None = None
+    features: NDArray[np.float32] | None = None
+
+
 class _Stopped(Exception):
     pass
 
 
 class RankingJob(threading.Thread):
-    """Computes what is known about the labels of a data set.
+    """Computes what is known about the labels of a data set, and computes it again when labels have changed.
 
     Args:
-        images: The images.
+        listing: The images.
+        labels_now: Returns their labels. The job calls it before each ranking.
         network: The network; None to look for copies only.
-        mistakes: The mistakes of a run, as in `Evidence`.
-        on_ready: Called in the thread with the result.
+        on_ready: Called in the thread with each result.
+        outdated: Set by others when the result is outdated.
     """
 
     def __init__(
         self,
-        images: Labelled,
+        listing: Listing,
+        labels_now: Callable[[], LabelsNow],
         network: Network | None,
-        mistakes: Mapping[int, tuple[int, float]],
         on_ready: Callable[[Ranked], None],
+        outdated: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
-        self.listing = images.listing
-        self.labels = images.labels
-        self.is_kept = images.is_kept
+        self.listing = listing
+        self.labels_now = labels_now
         self.network = network
-        self.mistakes = mistakes
         self.on_ready = on_ready
+        self.outdated = outdated
         self.error = ""
         self.done = 0
         self.total = len(self.listing.paths) * (1 if network is None else 2)
         self.stopping = threading.Event()
+        self.facts: ImageFacts | None = None
+        self._ranked_by: LabelsNow | None = None
 
     def stop(self) -> None:
         """End the thread after the current step."""
         self.stopping.set()
+        self.outdated.set()
 
     def run(self) -> None:
+        self.rank()
+        while not self.stopping.is_set() and not self.error:
+            self.outdated.wait()
+            self.outdated.clear()
+            self.rank()
+
+    def rank(self) -> None:
+        """Rank the labels as they are now, unless they have not changed since the last time."""
         try:
-            self.on_ready(self._ranked())
+            if self.facts is None:
+                self.facts = self.inspect()
+            now = self.labels_now()
+            if self._ranked_by is None or not now.equals(self._ranked_by):
+                self.on_ready(self._ranked(self.facts, now))
+                self._ranked_by = now
         except _Stopped:
             return
         except (
@@ -107,77 +155,96 @@ class RankingJob(threading.Thread):
         ) as error:  # of any decoder or network: the page then works without a ranking
             self.error = reason(error) or type(error).__name__
 
-    def _counted(self, items: Iterable[_T]) -> Iterator[_T]:
+    def _until_stopped(self, items: Iterable[_T]) -> Iterator[_T]:
         for item in items:
             if self.stopping.is_set():
                 raise _Stopped
             yield item
+
+    def _counted(self, items: Iterable[_T]) -> Iterator[_T]:
+        for item in self._until_stopped(items):
+            yield item
             self.done += 1
 
-    def _ranked(self) -> Ranked:
+    def inspect(self) -> ImageFacts:
+        """Read all images."""
         paths = self.listing.paths
         num = len(paths)
+        is_kept = self.labels_now().is_kept
         facts = collect_facts(self._counted(inspect_images(paths)), num)
-        shows_something = facts.is_readable & ~is_blank(facts) & self.is_kept
+        shows_something = facts.is_readable & ~is_blank(facts) & is_kept
         exact = equal_files(paths, np.where(shows_something, facts.num_bytes, -1))
-        copies = [copy for members in exact for copy in members[1:]]
-        chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
-        near = near_duplicates(facts, chosen)
-        probabilities = None
-        unit = None
-        if self.network is not None and len(chosen) > 1:
+        repeated = [copy for members in exact for copy in members[1:]]
+        measured = np.setdiff1d(np.flatnonzero(shows_something), repeated)
+        near = near_duplicates(facts, measured)
+        coordinates = unit = None
+        if self.network is not None and len(measured) > 1:
             computed = self._counted(
                 picture_features(
                     self.network.features,
-                    [paths[int(i)] for i in chosen],
+                    [paths[int(i)] for i in measured],
                     **self.network.preparation,
                 )
             )
             features = np.stack(list(computed))
             i, j = neighbours(features, _NUM_NEIGHBOURS)
-            near = larger_crops(facts, chosen[i], chosen[j], near)
-            unit = _unit(features, chosen, num)
-            probabilities = self._probabilities(features, chosen, near)
-        edges = [pair[:2] for pair in near]
-        edges += [(members[0], copy) for members in exact for copy in members[1:]]
+            near = larger_crops(facts, measured[i], measured[j], near)
+            unit = _unit(features, measured, num)
+            coordinates = principal_coordinates(features.astype(np.float64))
+        copies = [(int(pair[0]), int(pair[1])) for pair in near]
+        copies += [(members[0], copy) for members in exact for copy in members[1:]]
         errors = {
             index: facts.errors[index]
-            for index in np.flatnonzero(~facts.is_readable & self.is_kept).tolist()
+            for index in np.flatnonzero(~facts.is_readable & is_kept).tolist()
         }
-        evidence = Evidence(
-            self.labels, probabilities, connected(edges, num), self.mistakes, errors
-        )
-        return Ranked(evidence, unit)
+        return ImageFacts(copies, errors, measured, coordinates, unit)
 
-    def _probabilities(
-        self, features: NDArray[np.float32], chosen: NDArray[np.int64], near: Iterable[tuple]
-    ) -> NDArray[np.float64] | None:
-        """Return the out-of-fold probabilities of all images, (N, K); NaN for those that were not chosen."""
-        labels = self.labels[chosen]
-        if len(np.unique(labels)) < 2:
+    def _ranked(self, facts: ImageFacts, now: LabelsNow) -> Ranked:
+        sets = connected(facts.copies, len(self.listing.paths))
+        kept = [[i for i in members if now.is_kept[i]] for members in sets]
+        evidence = Evidence(
+            now.labels,
+            self._probabilities(facts, now),
+            copies=[members for members in kept if len(members) > 1],
+            errors={i: error for i, error in facts.errors.items() if now.is_kept[i]},
+        )
+        return Ranked(evidence, facts.features)
+
+    def _probabilities(self, facts: ImageFacts, now: LabelsNow) -> NDArray[np.float64] | None:
+        """Return the out-of-fold probabilities of all images, (N, K).
+
+        They are NaN for images without features, excluded images, and classes that a head cannot learn in every fold,
+        because they have fewer sets of copies than there are folds.
+        """
+        if facts.coordinates is None:
+            return None
+        rows = np.flatnonzero(now.is_kept[facts.measured])
+        chosen = facts.measured[rows]
+        labels = now.labels[chosen]
+        if len(np.unique(labels, axis=0)) < 2:
             return None
         num = len(self.listing.paths)
         groups = np.arange(num)
-        for members in connected([pair[:2] for pair in near], num):
+        for members in connected(facts.copies, num):
             groups[members] = members[0]
         num_classes = len(self.listing.class_names)
         found = np.full((num, num_classes), np.nan)
         found[chosen] = out_of_fold(
-            features.astype(np.float64), labels, groups[chosen], num_classes
+            facts.coordinates[rows], labels, groups[chosen], num_classes, self._until_stopped
         )
-        # a head cannot learn a class of fewer sets of copies than folds in every fold
-        of_sets = np.unique(np.column_stack([labels, groups[chosen]]), axis=0)[:, 0]
-        is_small = np.bincount(of_sets, minlength=num_classes) < NUM_FOLDS
-        found[chosen[is_small[labels]]] = np.nan
+        if labels.ndim == 2:
+            found[:, ~learnable_labels(labels, groups[chosen])] = np.nan
+        else:
+            found[chosen[~learnable_classes(labels, groups[chosen], num_classes)[labels]]] = np.nan
         return found
 
 
 def _unit(
-    features: NDArray[np.float32], chosen: NDArray[np.int64], num: int
+    features: NDArray[np.float32], measured: NDArray[np.int64], num: int
 ) -> NDArray[np.float32]:
-    """Return the features of all images for cosine similarity, (N, D); zeros for those that were not chosen."""
+    """Return the features of all images for cosine similarity, (N, D); zeros for those that were not measured."""
     centred = features - features.mean(axis=0)
     unit = np.zeros((num, features.shape[1]), np.float32)
     norms = np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
-    unit[chosen] = centred / norms
+    unit[measured] = centred / norms
     return unit

@@ -15,17 +15,20 @@ from starlette.routing import Mount, Route
 
 from finetune.review.image_previews import SIDES, TYPE, ImagePreviews
 from finetune.review.ranking_job import RankingJob
-from finetune.review.review_guard import ReviewGuard
+from finetune.review.review_guard import review_check
 from finetune.review.review_session import Conflict, ReviewSession
+from finetune.serving.guard import Guard
 from finetune.serving.refusal import Refused
 from finetune.system.html_page import render
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
-_MAX_BODY = 4096  # bytes
+_MAX_BODY = 2**16  # bytes
+_MAX_DRAINED = 2**26  # bytes of a larger body that are read before it is refused
+_SECONDS_TO_DRAIN = 5.0
 _FRESH = {"Cache-Control": "no-store"}
 _KEPT = {"Cache-Control": "private, max-age=3600"}
-_ACTIONS = ("class", "exclude", "right", "none")
+_ACTIONS = ("change", "exclude", "right", "none")
 
 
 class Routes:
@@ -48,7 +51,10 @@ class Routes:
         return HTMLResponse(self._page, headers=_FRESH)
 
     async def state(self, request: Request) -> Response:
-        state = await run_in_threadpool(self.session.state)
+        try:
+            state = await run_in_threadpool(self.session.state)
+        except (OSError, ValueError) as error:
+            return _not_read(error)
         progress = {
             "is_ready": self.session.version > 0,
             "done": self.job.done,
@@ -60,9 +66,11 @@ class Routes:
 
     async def item(self, request: Request) -> Response:
         try:
-            item = await run_in_threadpool(self.session.item, request.path_params["position"])
+            item = await run_in_threadpool(self.session.item, request.path_params["index"])
         except IndexError:
-            return Refused(404, "there is no image at this position").response()
+            return Refused(404, "there is no such image").response()
+        except (OSError, ValueError) as error:
+            return _not_read(error)
         return JSONResponse(item, headers=_FRESH)
 
     async def image(self, request: Request) -> Response:
@@ -88,7 +96,7 @@ class Routes:
         try:
             answer = await run_in_threadpool(self.session.decide, **decision)
         except IndexError:
-            return Refused(404, "there is no such image or class").response()
+            return Refused(404, "there is no such image or label").response()
         except Conflict:
             message = "somebody else has decided about this image: look at it again"
             return Refused(409, message).response()
@@ -97,17 +105,27 @@ class Routes:
         return JSONResponse(answer, headers=_FRESH)
 
 
+def _not_read(error: Exception) -> Response:
+    """Return the answer if the file of corrections cannot be read, for example after an edit by hand."""
+    return Refused(503, f"cannot read the decisions: {reason(error)}").response()
+
+
 async def _body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Refused: It is too large.
+        Refused: It is too large. The rest of it was read, because a browser shows no answer before it has sent all.
     """
     body = b""
+    num_bytes = 0
     async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY:
-            raise Refused(413, f"a decision has at most {_MAX_BODY} bytes")
+        num_bytes += len(part)
+        if num_bytes <= _MAX_BODY:
+            body += part
+        if num_bytes > _MAX_DRAINED:
+            break
+    if num_bytes > _MAX_BODY:
+        raise Refused(413, f"a decision has at most {_MAX_BODY} bytes")
     return body
 
 
@@ -121,19 +139,19 @@ def _parsed(body: bytes) -> dict[str, Any]:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused(400, "the body is not JSON") from error
-    names = {"index", "action", "class", "line"}
+    names = {"index", "action", "labels", "line"}
     if not isinstance(content, dict) or content.keys() != names:
         raise Refused(400, f"a decision has {', '.join(sorted(names))}")
-    is_number = all(type(content[name]) is int for name in ("index", "line"))
-    is_class = content["class"] is None or type(content["class"]) is int
-    if not is_number or not is_class or content["action"] not in _ACTIONS:
-        raise Refused(400, f"action is one of {', '.join(_ACTIONS)}, all others are whole numbers")
-    return {
-        "index": content["index"],
-        "action": content["action"],
-        "number": content["class"],
-        "line": content["line"],
-    }
+    labels = content["labels"]
+    are_numbers = all(type(content[name]) is int for name in ("index", "line"))
+    if labels is not None:
+        are_numbers &= isinstance(labels, list) and all(type(k) is int for k in labels)
+    if not are_numbers or content["action"] not in _ACTIONS:
+        message = (
+            f"action is one of {', '.join(_ACTIONS)}, labels is null or a list of whole numbers, "
+        )
+        raise Refused(400, message + "all others are whole numbers")
+    return {name: content[name] for name in names}
 
 
 def make_review_app(session: ReviewSession, job: RankingJob, token: str, title: str) -> Starlette:
@@ -157,12 +175,12 @@ def make_review_app(session: ReviewSession, job: RankingJob, token: str, title: 
     paths = [
         Route("/", routes.page),
         Route("/state", routes.state),
-        Route("/item/{position:int}", routes.item),
+        Route("/item/{index:int}", routes.item),
         Route("/image/{index:int}/{side}", routes.image),
         Route("/decide", routes.decide, methods=["POST"]),
     ]
     return Starlette(
         routes=[Mount(f"/{token}", routes=paths)],
-        middleware=[Middleware(ReviewGuard, token=token)],
+        middleware=[Middleware(Guard, check=review_check(token), seconds=_SECONDS_TO_DRAIN)],
         exception_handlers={HTTPException: http_error, Exception: internal_error},
     )

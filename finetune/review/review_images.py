@@ -10,7 +10,7 @@ from finetune.data.corrections import EXCLUDED
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.tables.table_file import is_table
-from finetune.data.targets import ClassIndex
+from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
@@ -21,12 +21,14 @@ class ReviewImages:
     """The images of a review, N.
 
     Attributes:
-        listing: The images with their labels, which no correction has changed.
+        listing: The images. If they have several labels, its classes are the labels.
+        targets: The labels of the images, which no correction has changed.
         names: Path of each image relative to the folder of the data set, as in a file of corrections.
         index_of: The index of each image by its name in composed Unicode.
     """
 
     listing: Listing
+    targets: Targets
     names: list[str]
     index_of: dict[str, int]
 
@@ -37,12 +39,22 @@ class ReviewImages:
     def class_names(self) -> list[str]:
         return self.listing.class_names
 
+    @property
+    def has_several(self) -> bool:
+        """Whether images have several labels."""
+        return isinstance(self.targets, MultiHot)
+
+    def labels(self, i: int) -> list[int]:
+        """Return the indices of the labels of an image, ascending."""
+        row = self.targets.labels[i]
+        return np.flatnonzero(row).tolist() if self.has_several else [int(row)]
+
 
 def list_images(folder: str | Path) -> ReviewImages:
     """Return the images of a folder or a table, of all its splits.
 
     Raises:
-        ValueError: It is not a data set, its images have several labels, or a class has a reserved name.
+        ValueError: It is not a data set, or a class has a reserved name.
         OSError: The folder cannot be read.
     """
     is_of_table = is_table(folder) and not Path(folder).is_dir()
@@ -54,8 +66,6 @@ def list_images(folder: str | Path) -> ReviewImages:
         test_fraction=0.0,
         on_bad_image="skip",
     )
-    if not all(isinstance(samples.targets, ClassIndex) for samples in data.splits.values()):
-        raise WrongUsage(f"{folder}: review does not support images with several labels")
     if EXCLUDED in map(composed, data.class_names):
         raise WrongUsage(
             f"{folder} has a class {EXCLUDED!r}, which means an excluded image in a file of corrections: rename it"
@@ -63,4 +73,10 @@ def list_images(folder: str | Path) -> ReviewImages:
     folders = np.ones((len(data.splits), len(data.class_names)), bool)
     listing = listing_of(data.folder, data.splits, data.class_names, folders, SkippedFiles())
     names = list(relative_paths(listing.paths, data.folder))
-    return ReviewImages(listing, names, {composed(name): i for i, name in enumerate(names)})
+    labels = np.concatenate([samples.targets.labels for samples in data.splits.values()])
+    targets: Targets = ClassIndex(labels, len(data.class_names))
+    if data.label_kind == "several":
+        targets = MultiHot(labels)
+    return ReviewImages(
+        listing, targets, names, {composed(name): i for i, name in enumerate(names)}
+    )

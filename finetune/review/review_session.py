@@ -8,22 +8,31 @@ the image again.
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.corrections import EXCLUDED, WITHDRAWN, Correction, CorrectionsFile
+from finetune.data.corrections import (
+    EXCLUDED,
+    WITHDRAWN,
+    Correction,
+    CorrectionsFile,
+    join_labels,
+    split_labels,
+)
 from finetune.review.doubts import Evidence, Order, order_images
-from finetune.review.ranking_job import Labelled, Ranked
+from finetune.review.ranking_job import LabelsNow, Ranked
 from finetune.review.review_images import ReviewImages
 from finetune.system.file_names import composed
 from finetune.system.messages import shown
 
 NUM_NEIGHBOURS = 6
+DECISIONS_TO_RANK = 20  # new decisions after which the labels are ranked again
 _NUM_SUGGESTIONS = 9
-Action = Literal["class", "exclude", "right", "none"]
+Action = Literal["change", "exclude", "right", "none"]
 NO_LINE = 0
 
 
@@ -31,11 +40,13 @@ class Decision(NamedTuple):
     """The last decision about an image.
 
     Attributes:
-        now: The class, `excluded`, or "" if there is no decision.
+        action: What was decided: other labels, exclusion, or that the labels are right. `none` if nothing is decided.
+        labels: Indices of the labels, ascending, if they are changed or right.
         line: Number of its line in the file, from 1; 0 if there is none.
     """
 
-    now: str = WITHDRAWN
+    action: Action = "none"
+    labels: tuple[int, ...] = ()
     line: int = NO_LINE
 
 
@@ -46,11 +57,16 @@ class Conflict(Exception):
 class ReviewSession:
     """The state of a review.
 
+    Images that people have seen stay in their order. When labels are ranked again, only the others move.
+
     Args:
         images: The images.
         file: The file of corrections.
         by: Name of the person, for the file.
         mistakes: The mistakes of a run, as in `Evidence`.
+
+    Attributes:
+        outdated: Set when so many decisions were made that the labels should be ranked again.
     """
 
     def __init__(
@@ -58,51 +74,60 @@ class ReviewSession:
         images: ReviewImages,
         file: CorrectionsFile,
         by: str,
-        mistakes: dict[int, tuple[int, float]],
+        mistakes: dict[int, tuple[str, float]],
     ) -> None:
         self.images = images
         self.file = file
         self.by = by
+        self.mistakes = mistakes
         self.version = 0  # of the order
+        self.outdated = threading.Event()
         self._number = {composed(name): k for k, name in enumerate(images.class_names)}
         self._lock = threading.RLock()
         self._lines = file.lines
         self._num_taken = 0
+        self._num_ranked = 0  # lines that the last ranking knew
         self._decisions: dict[int, Decision] = {}
         self._is_decided = np.zeros(len(images), bool)  # by index
+        self._is_shown = np.zeros(len(images), bool)  # by index
         self._ranked: Ranked | None = None
         self._has_features: NDArray[np.bool_] = np.zeros(len(images), bool)
         self._sync()
-        self.at_start = Labelled(images.listing, *self._labels_now())
-        self._put_order(
-            order_images(images.listing, Evidence(self.at_start.labels, mistakes=mistakes))
-        )
+        evidence = Evidence(self.labels_now().labels, mistakes=mistakes)
+        self._put_order(order_images(images.listing, evidence))
 
-    def _labels_now(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the class index of each image now, (N,), and which images are not excluded, (N,)."""
-        labels = self.images.listing.class_of.astype(np.int64)
-        is_kept = np.ones(len(labels), bool)
-        for i, decision in self._decisions.items():
-            if decision.now == EXCLUDED:
-                is_kept[i] = False
-            elif (number := self._number.get(composed(decision.now))) is not None:
-                labels[i] = number
-        return labels, is_kept
+    def labels_now(self) -> LabelsNow:
+        """Return the labels by the decisions so far."""
+        with self._lock:
+            self._num_ranked = self._num_taken
+            labels = self.images.targets.labels.copy()
+            is_kept = np.ones(len(labels), bool)
+            for i, decision in self._decisions.items():
+                if decision.action == "exclude":
+                    is_kept[i] = False
+                elif decision.action == "change" and self.images.has_several:
+                    labels[i] = 0
+                    labels[i, list(decision.labels)] = 1
+                elif decision.action == "change":
+                    labels[i] = decision.labels[0]
+            return LabelsNow(labels, is_kept)
 
     def put_ranking(self, ranked: Ranked) -> None:
-        """Put the images into the order of a ranking."""
-        order = order_images(self.images.listing, ranked.evidence)
+        """Put the images that nobody has seen into the order of a ranking."""
+        evidence = replace(ranked.evidence, mistakes=self.mistakes)
+        order = order_images(self.images.listing, evidence)
         with self._lock:
             self._ranked = ranked
             if ranked.features is not None:
                 self._has_features = np.any(ranked.features != 0, axis=1)
-            self._put_order(order)
+            self._put_order(order.after(self.order, self._is_shown))
             self.version += 1
 
     def _put_order(self, order: Order) -> None:
         self.order = order
         self._position_of = np.empty(len(order.images), np.int64)
         self._position_of[order.images] = np.arange(len(order.images))
+        self._doubtful = np.array(list(order.reasons), np.int64)
 
     def _sync(self) -> None:
         """Read the decisions that other processes have made."""
@@ -118,11 +143,25 @@ class ReviewSession:
         for number, line in enumerate(lines[self._num_taken :], self._num_taken + 1):
             i = self.images.index_of.get(composed(line.path))
             if i is not None:
-                self._decisions[i] = Decision(line.now, number)
-                is_known = line.now == EXCLUDED or composed(line.now) in self._number
-                self._is_decided[i] = is_known
+                self._decisions[i] = self._parse(i, line.now, number)
+                self._is_decided[i] = self._decisions[i].action != "none"
         self._lines = lines
         self._num_taken = len(lines)
+        if abs(self._num_taken - self._num_ranked) >= DECISIONS_TO_RANK:
+            self.outdated.set()
+
+    def _parse(self, i: int, now: str, line: int) -> Decision:
+        """Return the decision about an image from the text of `now`."""
+        if now == EXCLUDED:
+            return Decision("exclude", line=line)
+        names = split_labels(now) if self.images.has_several else (composed(now),)
+        numbers = [self._number.get(name) for name in names]
+        # withdrawn, or with a class of an earlier state of the data set
+        if now == WITHDRAWN or None in numbers:
+            return Decision(line=line)
+        labels = sorted(number for number in numbers if number is not None)
+        action: Action = "right" if labels == self.images.labels(i) else "change"
+        return Decision(action, tuple(labels), line)
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows of the complete review."""
@@ -130,42 +169,46 @@ class ReviewSession:
             self._sync()
             return {
                 "class_names": self.images.class_names,
+                "has_several": self.images.has_several,
                 "has_splits": len(self.images.listing.splits) > 1,
                 "file": shown(self.file.path),
                 "version": self.version,
                 "counts": self._counts(),
+                "first": int(self.order.images[0]),
                 "next": self._next_after(-1),
             }
 
     def _counts(self) -> dict[str, int]:
-        kinds = Counter(self._action(i)[0] for i in self._decisions)
-        doubtful = self.order.num_doubtful
-        is_decided = self._is_decided[self.order.images]
+        actions = Counter(decision.action for decision in self._decisions.values())
         return {
             "images": len(self.images),
-            "doubtful": doubtful,
-            "doubtful_decided": int(np.count_nonzero(is_decided[:doubtful])),
-            "decided": int(np.count_nonzero(is_decided)),
-            "changed": kinds["class"],
-            "excluded": kinds["exclude"],
-            "right": kinds["right"],
+            "doubtful": len(self._doubtful),
+            "doubtful_decided": int(np.count_nonzero(self._is_decided[self._doubtful])),
+            "decided": int(np.count_nonzero(self._is_decided)),
+            "changed": actions["change"],
+            "excluded": actions["exclude"],
+            "right": actions["right"],
         }
 
-    def item(self, position: int) -> dict[str, Any]:
-        """Return the image at a position of the order.
+    def item(self, index: int) -> dict[str, Any]:
+        """Return an image, which then keeps its place in the order.
 
         Raises:
-            IndexError: There is no such position.
+            IndexError: There is no such image.
         """
         with self._lock:
+            self._check(index)
             self._sync()
-            return self._item(position)
+            self._is_shown[index] = True
+            return self._item(index)
 
-    def _item(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self.images):
-            raise IndexError(position)
-        i = int(self.order.images[position])
-        action, number = self._action(i)
+    def _check(self, index: int) -> None:
+        if not 0 <= index < len(self.images):
+            raise IndexError(index)
+
+    def _item(self, i: int) -> dict[str, Any]:
+        position = int(self._position_of[i])
+        decision = self._decisions.get(i, Decision())
         listing = self.images.listing
         return {
             "version": self.version,
@@ -173,90 +216,105 @@ class ReviewSession:
             "index": i,
             "name": shown(self.images.names[i]),
             "split": listing.splits[int(listing.split_of[i])],
-            "label": int(listing.class_of[i]),
-            "action": action,
-            "class": number,
-            "line": self._decisions.get(i, Decision()).line,
+            "labels": self.images.labels(i),
+            "action": decision.action,
+            "chosen": list(decision.labels) if decision.action == "change" else None,
+            "line": decision.line,
             "reason": shown(self.order.reasons.get(i, "")),
             "suggestions": self._suggestions(i),
             "neighbours": [self._neighbour(j) for j in self._neighbours(i)],
+            "previous": self._at(position - 1),
+            "following": self._at(position + 1),
             "next": self._next_after(position),
         }
 
-    def decide(self, index: int, action: Action, number: int | None, line: int) -> dict[str, Any]:
+    def _at(self, position: int) -> int | None:
+        """Return the index of the image at a position; None if there is none."""
+        return int(self.order.images[position]) if 0 <= position < len(self.images) else None
+
+    def decide(
+        self, index: int, action: Action, labels: Sequence[int] | None, line: int
+    ) -> dict[str, Any]:
         """Append a decision about an image to the file.
 
         Args:
             index: Index of the image.
             action: `none` withdraws earlier decisions.
-            number: Index of the class, for the action `class`.
+            labels: Indices of the labels, for the action `change`.
             line: The line that the browser knows as the last one about the image.
 
         Returns:
             The image, and the counts.
 
         Raises:
-            IndexError: There is no such image or class.
+            IndexError: There is no such image or label, or not the number of labels that an image has.
             Conflict: There is a later line about the image.
             OSError: The file cannot be written.
         """
         with self._lock:
-            now = self._now(index, action, number)
+            self._check(index)
+            now = self._now(index, action, labels)
             self._sync()
             if self._decisions.get(index, Decision()).line != line:
                 raise Conflict
-            was = self.images.class_names[int(self.images.listing.class_of[index])]
+            was = self._text(self.images.labels(index))
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             self.file.append(Correction(self.images.names[index], was, now, self.by, when))
             self._take_lines()
-            item = self._item(int(self._position_of[index]))
-            return {"item": item, "counts": self._counts()}
+            self._is_shown[index] = True
+            return {"item": self._item(index), "counts": self._counts()}
 
-    def _now(self, index: int, action: Action, number: int | None) -> str:
-        if not 0 <= index < len(self.images):
-            raise IndexError(index)
+    def _now(self, index: int, action: Action, labels: Sequence[int] | None) -> str:
         if action == "exclude":
             return EXCLUDED
         if action == "none":
             return WITHDRAWN
         if action == "right":
-            return self.images.class_names[int(self.images.listing.class_of[index])]
-        if number is None or not 0 <= number < len(self.images.class_names):
-            raise IndexError(number)
-        return self.images.class_names[number]
+            return self._text(self.images.labels(index))
+        num_classes = len(self.images.class_names)
+        if labels is None or not all(0 <= k < num_classes for k in labels):
+            raise IndexError(labels)
+        if not self.images.has_several and len(labels) != 1:
+            raise IndexError(labels)
+        return self._text(sorted(set(labels)))
 
-    def _action(self, i: int) -> tuple[Action, int | None]:
-        """Return the decision about an image, and the index of the class if it is one."""
-        now = self._decisions.get(i, Decision()).now
-        if now == WITHDRAWN:
-            return "none", None
-        if now == EXCLUDED:
-            return "exclude", None
-        number = self._number.get(composed(now))
-        if number is None:  # of an earlier state of the data set
-            return "none", None
-        return ("right", None) if number == self.images.listing.class_of[i] else ("class", number)
+    def _text(self, labels: Sequence[int]) -> str:
+        """Return labels as a file of corrections has them."""
+        names = [self.images.class_names[k] for k in labels]
+        return join_labels(names) if self.images.has_several else names[0]
 
     def _next_after(self, position: int) -> int | None:
-        """Return the first position after this one whose image has no decision; else the first of all; else None."""
+        """Return the first image after a position that has no decision; else the first of all; else None."""
         is_open = ~self._is_decided[self.order.images]
         if not is_open.any():
             return None
         after = is_open[position + 1 :]
-        return position + 1 + int(after.argmax()) if after.any() else int(is_open.argmax())
+        found = position + 1 + int(after.argmax()) if after.any() else int(is_open.argmax())
+        return int(self.order.images[found])
 
     def _suggestions(self, i: int) -> list[dict[str, Any]]:
-        """Return the most probable classes of an image; without probabilities, those of its neighbours."""
-        probabilities = None if self._ranked is None else self._ranked.evidence.probabilities
-        if probabilities is not None and not np.isnan(probabilities[i]).any():
-            order = np.argsort(-probabilities[i], kind="stable")[:_NUM_SUGGESTIONS].tolist()
-            return [
-                {"class": k, "probability": round(float(probabilities[i, k]), 4)} for k in order
-            ]
-        near = [self._neighbour(j)["label"] for j in self._neighbours(i)]
-        own = int(self.images.listing.class_of[i])
-        order = dict.fromkeys([own, *near, *range(len(self.images.class_names))])
-        return [{"class": k, "probability": None} for k in list(order)[:_NUM_SUGGESTIONS]]
+        """Return the most probable classes of an image; without probabilities, those of its neighbours.
+
+        If images have several labels, the labels of the image are first.
+        """
+        own = self.images.labels(i)
+        evidence = None if self._ranked is None else self._ranked.evidence
+        if evidence is None or evidence.probabilities is None:
+            probability = np.full(len(self.images.class_names), np.nan)
+        else:
+            probability = evidence.probabilities[i]
+        near = [k for j in self._neighbours(i) for k in self._labels_by_decision(j)]
+        # NaN is last
+        probable = np.argsort(-probability, kind="stable")[: int((~np.isnan(probability)).sum())]
+        first = own if self.images.has_several or not len(probable) else []
+        order = dict.fromkeys(
+            [*first, *probable.tolist(), *near, *range(len(self.images.class_names))]
+        )
+        return [
+            {"class": k, "probability": None if np.isnan(p) else round(p, 4)}
+            for k in list(order)[:_NUM_SUGGESTIONS]
+            for p in [float(probability[k])]
+        ]
 
     def _neighbours(self, i: int) -> Sequence[int]:
         features = None if self._ranked is None else self._ranked.features
@@ -269,7 +327,10 @@ class ReviewSession:
         nearest = np.argpartition(-alike, num - 1)[:num] if num > 0 else np.zeros(0, np.int64)
         return [int(j) for j in nearest[np.argsort(-alike[nearest])] if alike[j] > -2]
 
+    def _labels_by_decision(self, j: int) -> list[int]:
+        decision = self._decisions.get(j, Decision())
+        return list(decision.labels) if decision.action == "change" else self.images.labels(j)
+
     def _neighbour(self, j: int) -> dict[str, Any]:
-        action, number = self._action(j)
-        label = int(self.images.listing.class_of[j]) if number is None else number
-        return {"index": j, "label": label, "is_excluded": action == "exclude"}
+        is_excluded = self._decisions.get(j, Decision()).action == "exclude"
+        return {"index": j, "labels": self._labels_by_decision(j), "is_excluded": is_excluded}

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
-from finetune.serving.guard import Guard
+from finetune.serving.guard import Guard, service_check
 from finetune.serving.openapi import description
 from finetune.serving.refusal import Refused
 from finetune.serving.service import Service
@@ -127,7 +127,8 @@ def make_app(
     def internal_error(request: Request, error: Exception) -> Response:
         return Refused(500, "the service failed: see its log").response()
 
-    middleware = [Middleware(Guard, token=token, host=host, seconds=service.limits.seconds)]
+    check = service_check(token, host)
+    middleware = [Middleware(Guard, check=check, seconds=service.limits.seconds)]
     if logged_model is not None:
         middleware.insert(0, Middleware(AccessLog, model=logged_model))
     return Starlette(

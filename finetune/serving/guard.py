@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +20,9 @@ _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
 ]
+Check = Callable[[str, str, Headers], Refused | None]
 
 
 def is_loopback(host: str) -> bool:
@@ -31,23 +34,17 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware that rejects unauthorized requests.
-
-    A service without a token that listens on the loopback only accepts only loopback names in the Host
-    header. This prevents DNS rebinding: a web page could point its own name at 127.0.0.1 and read the
-    responses.
+    """Middleware that refuses requests, and adds headers to all responses.
 
     Args:
         app: The application behind the guard.
-        token: The token that requests must send; None for no token.
-        host: The host name or address that the service listens on.
-        seconds: Time in which a rejected request may send the rest of its body.
+        check: Returns why a request is refused, by its method, path and headers; None if it is not.
+        seconds: Time in which a refused request may send the rest of its body.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, host: str, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, check: Check, seconds: float) -> None:
         self.app = app
-        self.token = token
-        self.is_local = is_loopback(host)
+        self.check = check
         self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,34 +56,53 @@ class Guard:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        refused = self._refused(Headers(scope=scope), scope["path"])
+        refused = self.check(scope["method"], scope["path"], Headers(scope=scope))
         if refused is None:
             return await self.app(scope, receive, send_with_headers)
         await drain(receive, self.seconds)
         await refused.response()(scope, receive, send_with_headers)
 
-    def _refused(self, headers: Headers, path: str) -> Refused | None:
-        if self.token is not None:
-            scheme, _, token = headers.get("authorization", "").partition(" ")
-            is_authorized = (
-                hmac.compare_digest(token.strip().encode(), self.token.encode())
-                and scheme.lower() == "bearer"
-            )
-            if path in _OPEN or is_authorized:
-                return None
-            bearer = {"WWW-Authenticate": "Bearer"}
-            return Refused(
-                401,
-                "a token is needed: send the header Authorization: Bearer TOKEN",
-                headers=bearer,
-            )
+
+def service_check(token: str | None, host: str) -> Check:
+    """Return the check of a service.
+
+    A service without a token that listens on the loopback only accepts only loopback names in the Host
+    header. This prevents DNS rebinding: a web page could point its own name at 127.0.0.1 and read the
+    responses.
+
+    Args:
+        token: The token that requests must send; None for no token.
+        host: The host name or address that the service listens on.
+    """
+    is_local = is_loopback(host)
+
+    def check(method: str, path: str, headers: Headers) -> Refused | None:
+        if token is not None:
+            is_authorized = path in _OPEN or _has_token(headers, token)
+            return None if is_authorized else _token_needed()
         name = host_name(headers.get("host", ""))
-        if self.is_local and not is_loopback(name):
+        if is_local and not is_loopback(name):
             return Refused(
                 403,
                 f"this service answers to localhost, not to {shown(name)!r}: --token lets others ask",
             )
         return None
+
+    return check
+
+
+def _has_token(headers: Headers, token: str) -> bool:
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    is_equal = hmac.compare_digest(sent.strip().encode(), token.encode())
+    return is_equal and scheme.lower() == "bearer"
+
+
+def _token_needed() -> Refused:
+    return Refused(
+        401,
+        "a token is needed: send the header Authorization: Bearer TOKEN",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 def host_name(host: str) -> str:

@@ -43,9 +43,9 @@ class Review:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    def decide(self, position: int) -> str:
-        item = self.ask(f"item/{position}")
-        body = {"index": item["index"], "action": "exclude", "class": None, "line": item["line"]}
+    def decide(self, index: int) -> str:
+        item = self.ask(f"item/{index}")
+        body = {"index": index, "action": "exclude", "labels": None, "line": item["line"]}
         self.ask("decide", body)
         return item["name"]
 
@@ -64,6 +64,13 @@ def test_it_serves_saves_and_ends_at_ctrl_c(colours, tmp_path):
     with reviewed(colours, "--out", "c.csv", cwd=tmp_path) as review:
         assert "90 images in 3 classes" in review.process.stdout
         name = review.decide(0)
+        huge = urllib.request.Request(
+            review.origin + review.path + "decide",
+            b"x" * 10_000_000,
+            {"Content-Type": "application/json", "Origin": review.origin},
+        )
+        with pytest.raises(urllib.error.HTTPError, match="413"):  # and no broken connection
+            urllib.request.urlopen(huge, timeout=30)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(review.origin + "/", timeout=30)
         review.process.send_signal(signal.SIGINT)

@@ -1,12 +1,17 @@
 """Corrected labels in a data module: what changes, and that splits, names and order do not."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from data_files import paths, small
 
 from finetune.data.corrected_samples import for_other_place
-from finetune.data.corrections import Correction, CorrectionsFile
+from finetune.data.corrections import Correction, CorrectionsFile, read_corrections
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.datasets.listing import correct_listing
+from finetune.data.datasets.table_source import TableSource
+from finetune.data.tables.table_rows import TableOptions
 
 
 @pytest.fixture
@@ -192,6 +197,42 @@ def test_several_labels_of_an_image_are_corrected(several, write):
     assert sum(split.confirmed for split in data.applied_corrections.splits.values()) == 1
     with pytest.raises(ValueError, match="red/00.png is corrected to 'worm', .*'warm'"):
         ImageFolderData(**several, corrections=write({"red/00.png": ("red;warm", "red;worm")}))
+
+
+def test_a_listing_of_several_labels_is_corrected_as_the_data_are(several, write):
+    file = write(SEVERAL)
+    options = TableOptions(root=Path(several["root"]))
+    listing, applied = correct_listing(
+        TableSource(Path(several["table"]), options).listing(), read_corrections(file)
+    )
+    data = ImageFolderData(**several, corrections=file, val_fraction=0.0)
+    found = {
+        listing.name(i): listing.class_names[k].split(" + ") for i, k in enumerate(listing.class_of)
+    }
+    found |= {name: [] for name, labels in found.items() if labels == ["no label"]}
+    assert found == {name: names(data, name) for name in data.splits["train"].names()}
+    assert (
+        listing.label_counts.sum(axis=0).tolist() == data.splits["train"].targets.counts().tolist()
+    )
+    assert applied.line() == data.applied_corrections.line()
+
+
+def test_corrections_move_no_image_between_folds_and_groups(colours, write):
+    rows = {path.removeprefix("train/"): row for path, row in ROWS.items() if "train" in path}
+    root = colours / "train"
+    tested = []
+    for fold in (1, 2, 3):
+        options = {"num_folds": 3, "fold": fold, "group_by": r"(\d)\d\.png"}
+        before = labels(small(root, **options))
+        data = small(root, corrections=write(rows), **options)
+        after = labels(data)
+        changed = {key.split(": ")[1] for key in before if after.get(key) != before[key]}
+        is_tested = {path for path in rows if f"test: {path}" in before}
+        tested += sorted(is_tested)
+        # two labels change; those of the images that this fold tests do not
+        assert changed == {"blue/00.png", "blue/01.png"} - is_tested
+        assert data.applied_corrections.in_test == len(is_tested & {"blue/00.png", "blue/01.png"})
+    assert sorted(tested) == sorted(path for path in rows if path != "red/gone.png")
 
 
 def test_several_labels_with_excluded_and_merged_classes(several, write):

@@ -25,6 +25,21 @@ def wrong(colours: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def several(wrong: Path) -> Path:
+    """A table of the same images, which all have the label `any`, too."""
+    table = wrong.parent / "tables" / "several.csv"
+    table.parent.mkdir()
+    rows = ["path,label"]
+    for path in sorted(wrong.rglob("*.png")):
+        label = path.parent.name
+        name = path.name if "_" in path.name else f"{label}{path.name}"
+        path.rename(table.parent / name)
+        rows.append(f"{name},any;{label}" if name != "red19.png" else f"{name},red")
+    table.write_text("\n".join(rows) + "\n")
+    return table
+
+
+@pytest.fixture
 def begin() -> Callable[..., ReviewSession]:
     """Begin a review of a folder, with its file next to it."""
 
@@ -40,7 +55,7 @@ def client(wrong: Path, begin: Callable[..., ReviewSession]) -> Iterator[TestCli
     """A client of a review whose labels were ranked."""
     session = begin(wrong)
     job = job_of(session)
-    job.run()
+    job.rank()
     assert not job.error
     app = make_review_app(session, job, TOKEN, "Review")
     headers = {"Origin": "http://127.0.0.1:8000"}

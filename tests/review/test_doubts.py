@@ -8,8 +8,8 @@ import pytest
 from finetune.data.datasets.listing import Listing
 from finetune.data.samples import PathList
 from finetune.data.walk import SkippedFiles
-from finetune.review.doubts import Evidence, find_mistakes, order_images
-from finetune.runs.answers import Answers
+from finetune.review.doubts import Evidence, Order, find_label_mistakes, find_mistakes, order_images
+from finetune.runs.answers import Answers, LabelAnswers
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -40,7 +40,7 @@ def test_the_least_probable_label_is_first_and_then_what_is_known_to_be_right():
     probabilities[1] = [0.3, 0.6, 0.1]
     probabilities[3] = [0.9, 0.02, 0.08]
     order = order_images(listing(labels, [0] * 5), Evidence(np.array(labels), probabilities))
-    assert order.images.tolist() == [3, 1, 0, 2, 4] and order.num_doubtful == 2
+    assert order.images.tolist() == [3, 1, 0, 2, 4] and len(order.reasons) == 2
     assert order.reasons[3] == "similar images suggest cat"
 
 
@@ -52,7 +52,7 @@ def test_copies_in_two_classes_are_first_and_copies_in_two_splits_after_doubtful
         np.array(labels), probabilities, copies=[[0, 1], [3, 4]], errors={5: "damaged"}
     )
     order = order_images(listing(labels, splits), evidence)
-    assert order.images.tolist() == [0, 1, 2, 3, 4, 5] and order.num_doubtful == 6
+    assert order.images.tolist() == [0, 1, 2, 3, 4, 5] and len(order.reasons) == 6
     assert [order.reasons[i] for i in (0, 1, 3, 4, 5)] == [
         "the same image is also in dog",
         "the same image is also in cat",
@@ -66,7 +66,9 @@ def test_a_run_s_mistakes_are_among_the_doubtful_ones():
     labels = [0, 0, 1, 1]
     probabilities = sure(labels)
     probabilities[1] = [0.2, 0.7, 0.1]
-    evidence = Evidence(np.array(labels), probabilities, mistakes={2: (0, 0.01), 1: (1, 0.3)})
+    evidence = Evidence(
+        np.array(labels), probabilities, mistakes={2: ("cat", 0.01), 1: ("dog", 0.3)}
+    )
     order = order_images(listing(labels, [1] * 4), evidence)
     assert order.images.tolist() == [2, 1, 0, 3]
     assert order.reasons[1] == "similar images suggest dog; the run predicts dog"
@@ -79,7 +81,32 @@ def test_images_without_features_are_last_and_nothing_else_is_known_of_them():
     order = order_images(listing(labels, [0, 0]), Evidence(np.array(labels), probabilities))
     assert order.images.tolist() == [1, 0] and list(order.reasons) == [1]
     plain = order_images(listing(labels, [0, 0]), Evidence(np.array(labels)))
-    assert plain.images.tolist() == [0, 1] and plain.num_doubtful == 0
+    assert plain.images.tolist() == [0, 1] and len(plain.reasons) == 0
+
+
+def test_of_several_labels_the_least_probable_statement_counts():
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1]])
+    probabilities = np.where(labels == 1, 0.9, 0.1)
+    probabilities[1] = [0.4, 0.9, np.nan]  # cat is doubtful, and nothing is known of owl
+    probabilities[2] = [0.1, 0.7, 0.6]
+    evidence = Evidence(labels, probabilities, copies=[[0, 3]])
+    order = order_images(listing([0] * 4, [0] * 4), evidence)
+    assert order.images.tolist() == [0, 3, 2, 1] and len(order.reasons) == 4
+    assert [order.reasons[i] for i in (0, 3, 2, 1)] == [
+        "the same image is also in dog + owl",
+        "the same image is also in cat",
+        "similar images suggest dog, owl",
+        "similar images suggest not cat",
+    ]
+
+
+def test_images_that_were_shown_keep_their_places_and_reasons():
+    earlier = Order(np.array([4, 2, 0, 1, 3]), {4: "a", 2: "b", 0: "c"})
+    later = Order(np.array([3, 2, 1, 0, 4]), {3: "d", 2: "e"})
+    is_shown = np.array([False, False, True, False, True])
+    order = later.after(earlier, is_shown)
+    assert order.images.tolist() == [4, 2, 3, 1, 0]
+    assert order.reasons == {4: "a", 2: "b", 3: "d"}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -94,4 +121,24 @@ def test_mistakes_of_a_run_are_found_by_path(is_whole):
         unread=[],
     )
     found = find_mistakes(answers, {"a": 5, "b": 6, "d": 7}, np.zeros(8, np.int64), NAMES)
-    assert {i: (k, round(p, 6)) for i, (k, p) in found.items()} == {5: (1, 0.1), 6: (1, 0.2)}
+    assert {i: (k, round(p, 6)) for i, (k, p) in found.items()} == {
+        5: ("dog", 0.1),
+        6: ("dog", 0.2),
+    }
+
+
+def test_mistakes_of_a_run_with_several_labels_are_those_with_other_labels():
+    answers = LabelAnswers(
+        class_names=NAMES,
+        paths=["a", "b", "c"],
+        labels=np.zeros((3, 3), bool),  # of the time of the run
+        predicted=np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool),
+        probabilities=np.array([[0.9, 0.8, 0.1], [0.1, 0.2, 0.4], [0.1, 0.2, 0.7]]),
+        unread=[],
+    )
+    labels = np.array([[0, 0, 1], [1, 0, 0], [0, 0, 1]], np.uint8)
+    found = find_label_mistakes(answers, {"a": 1, "b": 0, "c": 2}, labels)
+    assert {i: (text, round(p, 6)) for i, (text, p) in found.items()} == {
+        1: ("cat + dog", 0.2),
+        0: ("no label", 0.4),
+    }

@@ -12,7 +12,7 @@ from finetune.review import review_app
 from finetune.review.image_previews import ImagePreviews
 from finetune.review.review_app import make_review_app
 
-DECISION = {"index": 0, "action": "exclude", "class": None, "line": 0}
+DECISION = {"index": 0, "action": "exclude", "labels": None, "line": 0}
 
 
 def test_the_page_its_state_and_its_images(client):
@@ -21,7 +21,7 @@ def test_the_page_its_state_and_its_images(client):
     assert page.headers["cache-control"] == "no-store" and page.headers["x-frame-options"] == "DENY"
     state = client.get("state").json()
     assert state["class_names"] == ["blue", "green", "red"] and state["ranking"]["is_ready"]
-    item = client.get("item/0").json()
+    item = client.get(f"item/{state['next']}").json()
     for side, most in (("large", 1024), ("small", 224)):
         answer = client.get(f"image/{item['index']}/{side}")
         assert answer.headers["content-type"] == "image/webp"
@@ -50,7 +50,7 @@ HOSTILE = {
     "an index below zero": ("GET", "image/-1/large", {}, 404),
     "a huge index": ("GET", f"image/{10**30}/large", {}, 404),
     "another side": ("GET", "image/0/99999", {}, 404),
-    "a position out of range": ("GET", "item/60", {}, 404),
+    "another image out of range": ("GET", "item/60", {}, 404),
 }
 
 
@@ -70,14 +70,14 @@ BODIES = {
     b"[]": 400,
     b"{" * 2000: 400,
     b"[" * 4000: 400,
-    b" " * 5000: 413,
+    b" " * 70_000: 413,
     json.dumps({**DECISION, "path": "x"}).encode(): 400,
     json.dumps({**DECISION, "index": "0"}).encode(): 400,
     json.dumps({**DECISION, "index": True}).encode(): 400,
     json.dumps({**DECISION, "action": "delete"}).encode(): 400,
     json.dumps({**DECISION, "index": 10**30}).encode(): 404,
-    json.dumps({**DECISION, "action": "class", "class": 3}).encode(): 404,
-    json.dumps({**DECISION, "action": "class", "class": "red"}).encode(): 400,
+    json.dumps({**DECISION, "action": "change", "labels": [3]}).encode(): 404,
+    json.dumps({**DECISION, "action": "change", "labels": ["red"]}).encode(): 400,
     json.dumps({**DECISION, "line": 7}).encode(): 409,
 }
 
@@ -109,11 +109,23 @@ def test_a_file_that_cannot_be_written_is_told(client, monkeypatch):
     assert client.get("item/0").json()["action"] == "none"
 
 
+def test_a_bad_line_in_the_file_is_named_until_it_is_put_right(client, wrong):
+    file = wrong.parent / "corrections.csv"
+    client.post("decide", json=DECISION)
+    content = file.read_text()
+    file.write_text(content + "blue/01.png,blue\n")
+    for answer in (client.get("state"), client.get("item/0"), client.post("decide", json=DECISION)):
+        assert answer.status_code in (503, 507)
+        assert answer.json()["error"].endswith(f"{file}, line 3 has 2 values, expected 5")
+    file.write_text(content)
+    assert client.get("item/0").json()["action"] == "exclude"
+
+
 def test_a_ranking_that_fails_is_told_and_the_review_goes_on(wrong, begin):
     session = begin(wrong)
     job = job_of(session)
     job.network = job.network._replace(preparation={"image_size": -1})
-    job.run()
+    job.rank()
     app = make_review_app(session, job, TOKEN, "Review")
     with TestClient(app, f"http://127.0.0.1:8000/{TOKEN}/") as client:
         ranking = client.get("state").json()["ranking"]
@@ -125,7 +137,7 @@ def test_a_job_that_is_stopped_ends_without_a_ranking(wrong, begin):
     session = begin(wrong)
     job = job_of(session)
     job.stop()
-    job.run()
+    job.rank()
     assert not job.error and session.version == 0 and job.done == 0
 
 

@@ -13,6 +13,7 @@ from playwright.sync_api import Page, sync_playwright
 from reviews import MOVED, TOKEN, job_of
 
 from finetune.data.corrections import parse_corrections
+from finetune.review import review_session
 from finetune.review.image_previews import ImagePreviews
 from finetune.review.review_app import make_review_app
 from finetune.serving.http_server import listen
@@ -86,7 +87,7 @@ def serve(browser, begin):
         served = Served(begin(root), browser)
         started.append(served)
         if is_ranked:
-            served.job.run()
+            served.job.rank()
         return served
 
     yield of
@@ -196,7 +197,7 @@ def test_two_browsers_at_once(serve, wrong):
 
 def test_an_image_that_vanished_is_told_and_the_next_one_is_shown(serve, wrong):
     served = serve(wrong)
-    name = served.session.item(0)["name"]
+    name = served.session.item(served.session.state()["next"])["name"]
     (wrong / name).unlink()
     page = served.open()
     page.get_by_text("This image cannot be read").wait_for(timeout=20_000)
@@ -210,10 +211,70 @@ def test_the_ranking_comes_while_the_page_is_open(serve, wrong):
     page = served.open()
     assert "Looking for doubtful labels" in page.locator("#ranking").inner_text()
     before = shown_name(page)
-    served.job.run()
-    page.get_by_text("The most doubtful labels come first now").wait_for(timeout=20_000)
-    assert shown_name(page) != before and shown_name(page).startswith(("blue/red", "blue/green"))
+    served.job.rank()
+    page.get_by_text("The most doubtful labels come next now").wait_for(timeout=20_000)
+    # a key that a person is about to press must not meet another image
+    assert shown_name(page) == before
     assert page.locator("#neighbours figure").count() == 6
+    press(page, "Space")
+    wait_for_another(page, before)
+    assert shown_name(page).startswith(("blue/red", "blue/green"))
+
+
+def test_a_new_ranking_keeps_the_image_on_the_page(serve, wrong, monkeypatch):
+    monkeypatch.setattr(review_session, "DECISIONS_TO_RANK", 2)
+    served = serve(wrong)
+    page = served.open()
+    for _ in range(2):
+        before = shown_name(page)
+        press(page, "x")
+        wait_for_another(page, before)
+    before = shown_name(page)
+    served.job.rank()
+    assert served.session.version == 2
+    assert shown_name(page) == before
+    press(page, "x")
+    page.get_by_text("The order follows your decisions").wait_for(timeout=20_000)
+    assert lines(wrong)[2] == (before, "blue", "excluded")
+    press(page, "ArrowLeft")
+    wait_for_name(page, before)
+
+
+def test_several_labels_are_toggled_and_saved_by_space(serve, several):
+    page = serve(several).open()
+    name = shown_name(page)
+    right = name.split("_")[0]
+    press(page, "2", str(["any", "blue", "green", "red"].index(right) + 1))
+    assert "not saved" in page.locator("#label").inner_text() and lines(several) == []
+    press(page, "ArrowRight")
+    assert shown_name(page) == name and "not saved" in page.locator("#status").inner_text()
+    press(page, "u")
+    assert "Labels are right" in page.locator("#right").inner_text()
+    press(page, "2", str(["any", "blue", "green", "red"].index(right) + 1))
+    assert "Save these labels" in page.locator("#right").inner_text()
+    press(page, "Space")
+    wait_for_another(page, name)
+    second = shown_name(page)
+    press(page, "1", "2", "Space")  # no label is left
+    wait_for_another(page, second)
+    assert lines(several) == [
+        (name, "any;blue", f"any;{right}"),
+        (second, "any;blue", "[]"),
+    ]
+    press(page, "u")
+    wait_for_name(page, second)
+    assert lines(several)[-1] == (second, "any;blue", "")
+
+
+def test_a_key_that_is_held_decides_once(serve, wrong):
+    page = serve(wrong).open()
+    name = shown_name(page)
+    for _ in range(5):
+        page.keyboard.down("Space")  # from the second time on it is a repetition
+        wait(page, "!busy")
+    page.keyboard.up("Space")
+    wait_for_another(page, name)
+    assert lines(wrong) == [(name, "blue", "blue")]
 
 
 def test_many_classes_are_found_by_typing(serve, tmp_path):

@@ -1,6 +1,7 @@
 """The state of a review: decisions, conflicts of two browsers, and what the ranking changes."""
 
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from reviews import MOVED, job_of
 
 from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.review import review_session
 from finetune.review.review_images import list_images
 from finetune.review.review_session import Conflict
 
@@ -20,14 +22,14 @@ def test_the_moved_images_come_first(wrong, begin):
     session = begin(wrong)
     before = [name_at(session, i) for i in range(3)]
     job = job_of(session)
-    job.run()
+    job.rank()
     assert not job.error and job.done == job.total == 120 and session.version == 1
     first = {name_at(session, i) for i in range(3)}
     assert first == {f"blue/{name.replace('/', '_')}" for name in MOVED} != set(before)
-    item = session.item(0)
+    item = session.item(int(session.order.images[0]))
     assert session.images.class_names[item["suggestions"][0]["class"]] in item["name"]
     assert item["reason"].startswith("similar images suggest ")
-    labels = [near["label"] for near in item["neighbours"]]
+    labels = [near["labels"] for near in item["neighbours"]]
     assert (
         len(labels) == 6
         and len({near["index"] for near in item["neighbours"]} | {item["index"]}) == 7
@@ -38,10 +40,10 @@ def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
     i = session.images.index_of["blue/red_00.png"]
-    session.decide(i, "class", red, 0)
+    session.decide(i, "change", [red], 0)
     session.decide(0, "exclude", None, 0)
     session.decide(1, "right", None, 0)
-    answer = session.decide(2, "class", red, 0)
+    answer = session.decide(2, "change", [red], 0)
     session.decide(2, "none", None, answer["item"]["line"])
     lines = [line[:4] for line in session.file.lines]
     assert lines == [
@@ -97,12 +99,12 @@ def test_a_review_goes_on_where_it_ended_and_ranks_by_corrected_labels(wrong, be
     session = begin(wrong)
     for name in MOVED[:2]:
         i = session.images.index_of[f"blue/{name.replace('/', '_')}"]
-        session.decide(i, "class", session.images.class_names.index("red"), 0)
+        session.decide(i, "change", [session.images.class_names.index("red")], 0)
     i = session.images.index_of["blue/05.png"]
     session.decide(i, "exclude", None, 0)
     again = begin(wrong)
-    assert again.state()["counts"]["decided"] == 3 and not again.at_start.is_kept[i]
-    job_of(again).run()
+    assert again.state()["counts"]["decided"] == 3 and not again.labels_now().is_kept[i]
+    job_of(again).rank()
     assert name_at(again, 0) == "blue/green_02.png"
     evidence = again._ranked.evidence
     assert np.isnan(evidence.probabilities[i]).all()  # an excluded image has no say
@@ -120,12 +122,20 @@ def test_lines_of_other_images_and_classes_do_no_harm(wrong, begin):
 
 def test_nothing_outside_of_the_images_and_classes_can_be_decided(wrong, begin):
     session = begin(wrong)
-    for index, number in ((-1, 0), (60, 0), (0, -1), (0, 3), (0, None)):
+    for index, labels in (
+        (-1, [0]),
+        (60, [0]),
+        (0, [-1]),
+        (0, [3]),
+        (0, None),
+        (0, []),
+        (0, [0, 1]),
+    ):
         with pytest.raises(IndexError):
-            session.decide(index, "class", number, 0)
-    for position in (-1, 60):
+            session.decide(index, "change", labels, 0)
+    for index in (-1, 60):
         with pytest.raises(IndexError):
-            session.item(position)
+            session.item(index)
     assert not session.file.path.exists()
 
 
@@ -139,20 +149,92 @@ def test_copies_in_two_classes_come_first_and_unreadable_images_are_named(wrong,
     shutil.copy(wrong / "red/07.png", wrong / "green/copy.png")
     (wrong / "red/08.png").write_bytes(b"no image")
     session = begin(wrong)
-    job_of(session, has_network=False).run()
+    job_of(session, has_network=False).rank()
     assert {name_at(session, i) for i in range(2)} == {"red/07.png", "green/copy.png"}
     assert name_at(session, 2) == "red/08.png"
-    assert session.item(2)["reason"].startswith("cannot be decoded: ")
-    assert session.item(0)["neighbours"] == []
+    assert session.item(int(session.order.images[2]))["reason"].startswith("cannot be decoded: ")
+    assert session.item(int(session.order.images[0]))["neighbours"] == []
 
 
-def test_a_table_is_reviewed_as_its_folder_and_several_labels_are_refused(wrong, tmp_path):
+def test_after_some_decisions_the_others_are_ranked_by_the_corrected_labels(
+    wrong, begin, monkeypatch
+):
+    monkeypatch.setattr(review_session, "DECISIONS_TO_RANK", 2)
+    session = begin(wrong)
+    job = job_of(session)
+    job.rank()
+    first, second, third = (int(i) for i in session.order.images[:3])
+    last = int(session.order.images[-1])
+    before = session.item(last)["suggestions"]
+    for i, name in enumerate((first, second)):
+        assert not session.outdated.is_set()
+        label = session.images.names[name].split("/")[1].split("_")[0]
+        session.decide(name, "change", [session.images.class_names.index(label)], 0)
+        assert session.version == 1 and session.state()["next"] == (second, third)[i]
+    assert session.outdated.is_set()
+    job.rank()
+    assert session.version == 2
+    # an image that was shown comes before all that were not
+    assert session.order.images[:4].tolist() == [first, second, last, third]
+    assert session.item(first)["reason"] and session.item(last)["suggestions"] != before
+    assert session.item(second)["next"] == last and session.item(last)["next"] == third
+    assert session.state()["counts"]["doubtful"] == 3
+    session.decide(third, "right", None, 0)
+    job.rank()  # a confirmed label changes nothing
+    assert session.version == 2
+    session.decide(third, "exclude", None, 3)
+    job.rank()
+    assert session.version == 3 and np.isnan(session._ranked.evidence.probabilities[third]).all()
+
+
+def test_the_thread_ranks_again_when_it_should_and_ends(wrong, begin, monkeypatch):
+    monkeypatch.setattr(review_session, "DECISIONS_TO_RANK", 1)
+    session = begin(wrong)
+    job = job_of(session, has_network=False)
+    job.start()
+    for version in (1, 2):
+        deadline = time.monotonic() + 20
+        while session.version < version and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert session.version == version
+        session.decide(version, "exclude", None, 0)
+    job.stop()
+    job.join(20)
+    assert not job.is_alive() and not job.error
+
+
+def test_a_table_is_reviewed_as_its_folder(wrong):
     names = sorted(path.relative_to(wrong).as_posix() for path in wrong.rglob("*.png"))
     table = wrong / "labels.csv"
     table.write_text("\n".join(["path,label", *(f"{n},{n.split('/')[0]}" for n in names)]) + "\n")
     images, folder = list_images(table), list_images(wrong)
     assert sorted(images.names) == names and images.class_names == folder.class_names
-    assert images.listing.class_of.tolist() == folder.listing.class_of.tolist()
-    table.write_text(f"path,label\n{names[0]},a;b\n{names[1]},b\n{names[2]},a\n")
-    with pytest.raises(ValueError, match="does not support images with several labels"):
-        list_images(table)
+    assert images.targets.labels.tolist() == folder.targets.labels.tolist()
+
+
+def test_several_labels_of_an_image_are_reviewed(several, begin):
+    session = begin(several)
+    job = job_of(session)
+    job.rank()
+    assert not job.error and session.images.class_names == ["any", "blue", "green", "red"]
+    assert {name_at(session, i) for i in range(3)} == {name.replace("/", "_") for name in MOVED}
+    item = session.item(int(session.order.images[0]))
+    assert item["labels"] == [0, 1] and "not blue" in item["reason"]
+    right = session.images.class_names.index(item["name"].split("_")[0])
+    answer = session.decide(item["index"], "change", [right, 0], 0)["item"]
+    assert answer["action"] == "change" and answer["chosen"] == [0, right]
+    other = int(session.order.images[5])
+    session.decide(other, "change", [], 0)
+    assert session.item(other)["chosen"] == []
+    third = int(session.order.images[6])
+    assert session.decide(third, "right", None, 0)["item"]["action"] == "right"
+    lines = {line.path: (line.was, line.now) for line in session.file.lines}
+    assert lines[item["name"]] == ("any;blue", f"any;{session.images.class_names[right]}")
+    assert lines[session.images.names[other]][1] == "[]"
+    data = ImageFolderData(table=str(several), corrections=str(session.file.path))
+    changed = sum(split.changed for split in data.applied_corrections.splits.values())
+    assert changed + data.applied_corrections.in_test == 2
+    again = begin(several)
+    assert again.state()["counts"]["changed"] == 2 and again.state()["counts"]["right"] == 1
+    with pytest.raises(IndexError):
+        session.decide(0, "change", [4], 0)

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from finetune.serving.guard import Guard, is_loopback
+from finetune.serving.guard import Guard, is_loopback, service_check
 
 
 def client(token: str | None, host: str) -> TestClient:
@@ -15,7 +15,7 @@ def client(token: str | None, host: str) -> TestClient:
         Route(path, lambda request: PlainTextResponse("yes")) for path in ("/", "/model", "/readyz")
     ]
     app = Starlette(
-        routes=routes, middleware=[Middleware(Guard, token=token, host=host, seconds=5)]
+        routes=routes, middleware=[Middleware(Guard, check=service_check(token, host), seconds=5)]
     )
     return TestClient(app, "http://127.0.0.1:8000")
 

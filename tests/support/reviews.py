@@ -21,8 +21,9 @@ def job_of(session: ReviewSession, has_network: bool = True) -> RankingJob:
     torch.manual_seed(0)
     network = Network(MeanColours(), {"image_size": 28}) if has_network else None  # type: ignore[arg-type]
     return RankingJob(
-        images=session.at_start,
+        listing=session.images.listing,
+        labels_now=session.labels_now,
         network=network,
-        mistakes={},
         on_ready=session.put_ranking,
+        outdated=session.outdated,
     )
