@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from finetune.serving.access_log import AccessLog, file_fingerprint
-from finetune.serving.guard import Guard
+from finetune.serving.guard import Guard, service_check
 
 
 async def answer(request: Request) -> Response:
@@ -26,7 +26,7 @@ async def fail(request: Request) -> Response:
 def client(token: str | None = None) -> TestClient:
     middleware = [
         Middleware(AccessLog, model="0123456789abcdef"),
-        Middleware(Guard, token=token, host="127.0.0.1", seconds=5),
+        Middleware(Guard, check=service_check(token, "127.0.0.1"), seconds=5),
     ]
     routes = [Route("/predict", answer, methods=["POST"]), Route("/broken", fail)]
     app = Starlette(routes=routes, middleware=middleware)
