@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disk import never_wait_for_the_disk
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 # Images are tiny, here and in the programs that tests start: more threads only wait for one another.
@@ -23,9 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only distributes them imports nothing, and so starts at once."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
-    import torch
+    from known_operators import remember_operators  # imports torch, before a warning is an error
 
-    assert torch  # imported before a warning is an error
+    remember_operators()
+    never_wait_for_the_disk()
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(
         "filterwarnings", "ignore::lightning_fabric.utilities.warnings.PossibleUserWarning"

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from disk import never_wait_for_the_disk
 from forked import become_finetune, run_forked, use_default_signals
 
 import finetune.inference.exporters
@@ -76,6 +77,7 @@ class Server:
 
 
 def main() -> None:
+    never_wait_for_the_disk()
     # else each process's garbage collection would copy all the memory that it shares with this one
     gc.freeze()
     server = Server()
