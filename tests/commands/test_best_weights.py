@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from colours import QUICKEST
 from processes import finetune
 
+from finetune.cli import run as run_command
+from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.runs.folder import versions
 from finetune.runs.record import read_run
@@ -17,6 +20,25 @@ from finetune.training.interpolation import interpolate
 PROBE = ("--model.head_init", "probe", "--trainer.precision", "64-true")
 # a rate at which the network forgets everything
 RUIN = ("--model.optimizer", "SGD", "--model.optimizer.lr", "1")
+
+
+TWO_EPOCHS = (*QUICKEST, *PROBE, "--trainer.max_epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def runs(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of one finished run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        run_command(["fit", str(colours), *TWO_EPOCHS])
+        run_lock.release()
+        return Path("runs").absolute()
+
+
+@pytest.fixture
+def finished(runs: Path, cli: Callable[..., None], tmp_path: Path) -> None:
+    """A copy of it, where `finetune` in this process would have made it."""
+    shutil.copytree(runs, tmp_path / "runs")
 
 
 def checkpoint(name: str, run: Path | None = None) -> dict:
@@ -74,9 +96,8 @@ def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, cap
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours):
-    fit = ("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 2)
-    cli(*fit)
+def test_a_run_that_was_killed_before_the_choice_makes_it_on_resume(cli, colours, finished):
+    fit = ("fit", colours, *TWO_EPOCHS)
     run = versions("runs", "fit")[-1]
     best, last = checkpoint("best"), checkpoint("last")
     AtomicCheckpointIO().save_checkpoint(last, run / "checkpoints/best.ckpt")
@@ -109,11 +130,9 @@ def test_where_batch_norm_trains_only_the_ends_are_candidates(cli, colours):
 
 
 @pytest.mark.slow
-def test_two_processes_keep_what_one_keeps(cli, colours, tmp_path):
-    fit = ("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 2)
-    cli(*fit)
+def test_two_processes_keep_what_one_keeps(colours, tmp_path, finished):
     one = checkpoint("best")
-    process = finetune(*fit, "--trainer.devices", 2, cwd=tmp_path)
+    process = finetune("fit", colours, *TWO_EPOCHS, "--trainer.devices", 2, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     two = checkpoint("best")
     assert two["finetune"]["interpolation"]["share"] == one["finetune"]["interpolation"]["share"]
@@ -152,9 +171,10 @@ def test_a_choice_that_is_made_on_resume_has_the_threshold_of_the_run(cli, colou
 
 
 @pytest.mark.slow
-def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(cli, colours, monkeypatch):
-    fit = ("fit", colours, *QUICKEST, *PROBE)
-    cli(*fit)
+def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(
+    cli, colours, monkeypatch, finished
+):
+    fit = ("fit", colours, *TWO_EPOCHS)
     run = versions("runs", "fit")[-1]
     record = run / "kept_weights.json"
     save = AtomicCheckpointIO.save_checkpoint
@@ -166,7 +186,7 @@ def test_the_record_is_never_of_weights_that_best_ckpt_does_not_hold(cli, colour
 
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(AtomicCheckpointIO, "save_checkpoint", fail)
-        cli(*fit, "--resume", "--trainer.max_epochs", 2)
+        cli(*fit, "--resume", "--trainer.max_epochs", 3)
     assert not record.exists() and checkpoint("best")["finetune"].get("interpolation") is None
     cli("fit", "--resume", run)
     assert json.loads(record.read_text()) == checkpoint("best")["finetune"]["interpolation"]
@@ -183,16 +203,15 @@ def test_without_a_look_at_validation_images_no_accuracy_on_them_is_reported(cli
 
 
 @pytest.mark.slow
-def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, colours):
-    fit = ("fit", colours, *QUICKEST, *PROBE)
-    cli(*fit)
+def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, colours, finished):
+    fit = ("fit", colours, *TWO_EPOCHS)
     run = versions("runs", "fit")[-1]
     start = run / "checkpoints/start.ckpt"
     start.write_bytes(start.read_bytes()[:1000])
     with pytest.raises(
         ValueError, match=f"delete it, and finetune fit --resume {run} keeps the fine-tuned weights"
     ):
-        cli(*fit, "--resume", "--trainer.max_epochs", 2)
+        cli(*fit, "--resume", "--trainer.max_epochs", 3)
     start.unlink()
     cli("fit", "--resume", run)
     assert (run / "test.json").exists() and checkpoint("best")["finetune"].get(

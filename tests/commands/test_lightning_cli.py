@@ -102,8 +102,6 @@ def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
     with pytest.raises(ValueError, match=r"continue with .*class_path .*Adam"):
         cli(*fit, *adam, "--trainer.max_epochs", 2)
     assert "is usual for" not in caplog.text  # nothing holds of it
-    with pytest.raises(ValueError, match=r"in another order with data\.batch_size 8 \(was 16\)"):
-        cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.batch_size", 8)
     with pytest.raises(
         ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"
     ):

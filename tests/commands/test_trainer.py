@@ -53,7 +53,7 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
 
 @pytest.mark.parametrize("port", [None, "1234"])
 def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
-    """That stale ones neither silence a run nor let it wait: test_cli.py::test_two_processes_make_one_run."""
+    """That stale ones neither silence a run nor let it wait: test_cli.py::test_ctrl_c_ends_interpreters_in_one_line."""
     for name, value in {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -75,15 +75,13 @@ def made(colours: Path, *options: str) -> pl.Trainer:
         return run_lightning(["fit", "--data.root", str(colours), *QUICKEST, *options]).trainer
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"]
-)
-def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli, strategy):
-    with pytest.raises(
-        WrongUsage,
-        match=f"^--trainer.strategy {strategy} is not supported: take ddp, with one process",
-    ):
-        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", strategy)
+def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli):
+    for name in ("ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"):
+        told = f"trainer.strategy {name} is not supported: take ddp, with one process"
+        with pytest.raises(WrongUsage, match=f"^{told}"):
+            check_strategy(name)
+    with pytest.raises(WrongUsage, match=f"^--{told}"):
+        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", name)
 
 
 def test_a_strategy_by_class_is_refused_by_what_it_does():

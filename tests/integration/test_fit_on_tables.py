@@ -116,6 +116,7 @@ def test_control_another_label_gives_other_weights(here):
     assert "optimizer" in differences(here / "runs/fit/folders", here / "runs/fit/other")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_table_is_resumed_and_one_on_its_folders_too(here):
     for name, data in ("folders", "images"), ("table", "labels.csv"):
         run(["fit", data, *QUICKEST, "--resume", f"runs/fit/{name}", "--trainer.max_epochs", "2"])
@@ -124,6 +125,7 @@ def test_a_run_on_a_table_is_resumed_and_one_on_its_folders_too(here):
     assert differences(here / "runs/fit/folders", here / "runs/fit/table") == []
 
 
+@pytest.mark.slow
 def test_the_newest_run_of_a_table_is_found_by_it(here, capsys):
     write_table(here / "copy.tsv", here / "images").write_text(
         (here / "labels.csv").read_text().replace(",", "\t")
@@ -153,6 +155,7 @@ def test_a_checkpoint_is_tested_on_its_table_and_on_others(here, caplog):
     run(["validate", "runs/fit/table"])
 
 
+@pytest.mark.slow
 def test_training_images_are_left_out_of_another_table(here, caplog):
     """By their content: they have other names there."""
     trained = torch.load("runs/fit/table/checkpoints/best.ckpt", weights_only=True)
@@ -186,6 +189,7 @@ def _is_trained_on(row: str, checkpoint: dict, here: Path) -> bool:
     return bool((checkpoint["finetune"]["seen"]["digests"] == int(digest)).any())
 
 
+@pytest.mark.slow
 def test_predictions_of_a_table_are_a_table_again(here):
     run(["predict", "runs/fit/table", "labels.csv"])
     written = Path("runs/predict/version_0/predictions.csv")
@@ -235,6 +239,7 @@ def test_skipped_rows_are_listed(here):
     assert differences(here / "runs/fit/folders", here / "runs/fit/skipped") == []
 
 
+@pytest.mark.slow
 def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
     draw_labelled(tmp_path / "drawn", train=60)
