@@ -175,7 +175,7 @@ def test_workers_end_with_a_main_process_that_is_killed():
 
 # torch's news that it was killed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", [Loader, DataLoader])
+@pytest.mark.parametrize("kind", [Loader, pytest.param(DataLoader, marks=pytest.mark.slow)])
 def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
     """It is forked with the handlers of the main process, which may swallow the one SIGTERM."""
     original = signal_handling._set_worker_signal_handlers  # the first that a worker does
@@ -288,7 +288,7 @@ def test_labels_come_in_the_message_and_pictures_in_shared_memory():
 
 
 # workers, and what the start of each takes, long beside the end of a process
-NUM_SLOW, SECONDS = 10, 0.4
+NUM_SLOW, SECONDS = 6, 0.4
 MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 

@@ -92,6 +92,7 @@ def test_the_option_that_is_advised_makes_these_groups(tmp_path):
     assert len(pairs) == len(set(groups.tolist())) == len(set(prefixes))
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_real_photographs_numbered_in_any_order_raise_no_alarm():
     listing = list_pictures(real_data("hotdog"))

@@ -144,7 +144,14 @@ def test_processes_of_several_machines_time_nothing(
     assert len(trials[0]) == num_tried
 
 
-@pytest.mark.parametrize("settings", [{}, {"freeze": "backbone"}, {"members": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"freeze": "backbone"}, marks=pytest.mark.slow),
+        pytest.param({"members": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trial_changes_neither_the_network_nor_the_random_numbers(settings):
     model = network(**settings)
     before = {name: value.clone() for name, value in model.state_dict().items()}
