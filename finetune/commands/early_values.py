@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from finetune.commands.options import flag_names
 from finetune.commands.trainer import check_allowed, patience
 from finetune.models.ensemble import check_members
+from finetune.models.multi_stage import check_num_stages
 from finetune.models.stages import check_solved
 from finetune.runs.model_checkpoint import check_interval
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason
@@ -54,6 +55,7 @@ def check_values(config: Any) -> None:
     check_rates(model.head_lr_multiplier, model.layer_decay, model.label_smoothing)
     check_members(model.members, model.head_init)
     check_solved(model.freeze, model.head_init, model.members)
+    check_num_stages(model.head_stages)
     if model.freeze == "backbone" and config.ckpt_path is not None:
         raise WrongUsage(
             "--ckpt_path continues training, and model.freeze backbone has none: give it as --weights"

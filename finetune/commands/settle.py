@@ -8,6 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.default_rates import settle_clipping, settle_rate
+from finetune.commands.default_stages import settle_head_stages
 from finetune.commands.early_values import check_values
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.minutes import settle_minutes
@@ -102,6 +103,12 @@ def _backbone(plan: Plan, command: Command) -> Plan:
     return replace(plan, ranking=choice.record).with_messages(*choice.messages)
 
 
+def _head_stages(plan: Plan, command: Command) -> Plan:
+    if plan.run is not None:
+        return plan
+    return plan.with_messages(settle_head_stages(command.options.model, command.explicit))
+
+
 def _minutes(plan: Plan, command: Command) -> Plan:
     ranked = plan.ranking["seconds"] if plan.ranking else 0.0
     message = settle_minutes(command.options, command.explicit, command.began, command.make, ranked)
@@ -120,7 +127,7 @@ SETTINGS: tuple[Step, ...] = (
     _preparation,
 )
 # These steps read the images.
-TRIALS: tuple[Step, ...] = (_backbone, _minutes)
+TRIALS: tuple[Step, ...] = (_backbone, _head_stages, _minutes)
 # After the last: the usual number of epochs (`training.run_length`) and the precision (`trainer.complete`), which need
 # the data module and the plugins.
 

@@ -2,8 +2,9 @@
 
 They exist for networks with global average pooling before a linear head. There the logit of class k
 is, but for the bias, the mean over all positions of `weight[k] · maps[position]`. That product at
-each position is the class activation map. Grad-CAM gives the same map up to a factor. Other networks
-are not supported.
+each position is the class activation map. Grad-CAM gives the same map up to a factor. If the head takes
+the features of several stages, the maps of the earlier stages are averaged to the size of the last ones,
+and added. Other networks are not supported.
 """
 
 from collections.abc import Sequence
@@ -11,14 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d
 
+from finetune.models.multi_stage import MultiStage, join_features
 from finetune.models.stages import head
 
 # Smallest side of a map that is shown, in positions. A map of 2 x 2 positions, as of a ResNet at 64 pixels, only tells
 # which corner of the image counts. Resized to the image it seems to tell much more.
 _SMALLEST_SIDE = 5
 
-# Shapes: B images, C channels, u x v positions of the last feature maps, K classes.
+# Shapes: B images, C channels, u x v positions of the last feature maps, D features, K classes.
 
 
 def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> np.ndarray | None:
@@ -33,28 +36,50 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
         (B, u, v) in [0, 1]: 1 at the position with the largest contribution, 0 where the contribution
         is zero or negative.
     """
-    maps: list[Tensor] = []
+    maps, features = _maps_and_features(network, x)
+    if not maps or features.shape[1] != sum(of_stage.shape[1] for of_stage in maps):
+        return None
+    # The head must take exactly the mean of the maps. In bf16 they are equal to the bit.
+    means = torch.cat([of_stage.mean(dim=(2, 3)) for of_stage in maps], dim=1)
+    if not torch.allclose(features, means, rtol=1e-3, atol=1e-5):
+        return None
+    weight = head(network).weight.detach()[list(classes)].float()  # numpy has no bf16
+    size = maps[-1].shape[2:]
+    evidence = torch.zeros(len(x), *size, device=x.device)
+    weights = weight.split([of_stage.shape[1] for of_stage in maps], dim=1)
+    for of_stage, weight_of_stage in zip(maps, weights, strict=True):
+        # averaging keeps the mean over all positions, which the logit adds
+        averaged = adaptive_avg_pool2d(of_stage.float(), size)
+        evidence += torch.einsum("bc,bcuv->buv", weight_of_stage, averaged)
+    return _scale_to_one(evidence.clamp_min(0)).cpu().numpy()
+
+
+def _maps_and_features(network: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return the maps of each stage before pooling, (B, C, u, v), and the input of the head, (B, D).
+
+    If the last maps are unknown, there are no maps.
+    """
+    last: list[Tensor] = []
+    others: list[Tensor] = []
     inputs: list[Tensor] = []
     pools = [module for module in network.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
-    linear = head(network)
     hooks = [
-        pool.register_forward_pre_hook(lambda _, args: maps.append(args[0])) for pool in pools[-1:]
+        pool.register_forward_pre_hook(lambda _, args: last.append(args[0])) for pool in pools[-1:]
     ]
-    hooks.append(linear.register_forward_pre_hook(lambda _, args: inputs.append(args[0])))
+    hooks.append(head(network).register_forward_pre_hook(lambda _, args: inputs.append(args[0])))
     try:
         with torch.no_grad():
-            network(x)
+            if isinstance(network, MultiStage):
+                others, features = network.stage_outputs(x)
+                inputs.append(join_features(others, features))
+            else:
+                network(x)
     finally:
         for hook in hooks:
             hook.remove()
-    if len(maps) != 1 or len(inputs) != 1 or inputs[0].shape != maps[0].shape[:2]:
-        return None
-    # The head must take exactly the mean of the maps. In bf16 they are equal to the bit.
-    if not torch.allclose(inputs[0], maps[0].mean(dim=(2, 3)), rtol=1e-3, atol=1e-5):
-        return None
-    weight = linear.weight.detach()[list(classes)]
-    evidence = torch.einsum("bc,bcuv->buv", weight.float(), maps[0].float())  # numpy has no bf16
-    return _scale_to_one(evidence.clamp_min(0)).cpu().numpy()
+    if len(last) != 1 or len(inputs) != 1 or last[0].ndim != 4 or inputs[0].ndim != 2:
+        return [], torch.empty(0)
+    return [*others, *last], inputs[0]
 
 
 def mean_activation(

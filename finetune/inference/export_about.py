@@ -45,6 +45,7 @@ def about(
         "format": format,
         "backbone": predictor.backbone,
         "members": predictor.num_members,
+        **({"head_stages": predictor.head_stages} if predictor.head_stages > 1 else {}),
         "class_names": predictor.class_names,
         "input": {"images": whole if is_whole else ["N", 3, size, size, "float32, normalised"]},
         "output": {

@@ -127,6 +127,7 @@ def _calibrated_members(
         len(settings["class_names"]),
         settings.get("network_size"),
         members=num,
+        head_stages=settings.get("head_stages", 1),
     )
     weights = {
         name.removeprefix(_PREFIX): value

@@ -54,6 +54,7 @@ class Predictor:
         backbone: The name of the network.
         label_kind: `single` if each image has exactly one class, `several` if it has several labels or none.
         num_members: Number of networks in the ensemble; 1 for a single network.
+        head_stages: Number of the network's last stages whose pooled features the head takes.
         network_name: The backbone, for an ensemble with the number of its members.
         versions: Versions of finetune and torch that wrote the checkpoint.
 
@@ -92,6 +93,7 @@ class Predictor:
         self.backbone: str = settings["backbone"]
         self.num_members: int = settings.get("members", 1)
         self.label_kind: LabelKind = settings.get("label_kind", "single")
+        self.head_stages: int = settings.get("head_stages", 1)
         self.network_name = member_label(self.backbone, self.num_members)
         self.model = build_image_classifier(
             self.backbone,
@@ -99,6 +101,7 @@ class Predictor:
             settings.get("network_size"),
             members=self.num_members,
             label_kind=self.label_kind,
+            head_stages=self.head_stages,
         ).eval()
         # Programs may copy this network and train it further: it keeps its frozen stages.
         self.model.freeze(settings.get("freeze"))

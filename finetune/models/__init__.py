@@ -4,6 +4,7 @@ Networks:
 
 - `backbones`: builds a network of torchvision or timm, or one of three small ones.
 - `stages`: the stages of a network in order, its head, and freezing.
+- `multi_stage`: networks whose head takes the features of several stages.
 - `heads`: how a new head is initialized.
 - `ensemble`: several networks whose probabilities are averaged.
 - `image_classifier`: the complete module from images to logits. Training, prediction and exports share it.

@@ -8,6 +8,7 @@ names.
 from collections import OrderedDict
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torchvision import models
 
@@ -160,6 +161,15 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
     return _with_xavier_head(
         models.get_model(backbone, weights=None, num_classes=num_classes, **options), num_classes
     )
+
+
+def skeleton(backbone: str) -> nn.Module:
+    """Build a network for two classes, without memory for its parameters if possible."""
+    try:
+        with torch.device("meta"):
+            return build(backbone, 2)
+    except (NotImplementedError, RuntimeError):  # RegNets read values of tensors when built
+        return build(backbone, 2)
 
 
 def _with_xavier_head(network: nn.Module, num_classes: int) -> nn.Module:

@@ -53,6 +53,7 @@ from finetune.models.checkpoint_values import (
     refuse,
 )
 from finetune.models.ensemble import MAX_MEMBERS
+from finetune.models.heads import MAX_STAGES
 from finetune.system.messages import shown
 
 REQUIRED_SECTIONS = frozenset(
@@ -106,6 +107,9 @@ HYPER_PARAMETERS = MappingProxyType(
         "network_size": _OPTIONAL_SIDE,
         "members": Rule(
             f"a whole number from 1 to {MAX_MEMBERS}", lambda value: is_count(value, 1, MAX_MEMBERS)
+        ),
+        "head_stages": Rule(
+            f"a whole number from 1 to {MAX_STAGES}", lambda value: is_count(value, 1, MAX_STAGES)
         ),
         "label_kind": Rule(
             "single or several", lambda value: type(value) is str and value in ("single", "several")

@@ -14,6 +14,7 @@ from finetune.models import stages
 from finetune.models.backbones import build, normalization
 from finetune.models.ensemble import Ensemble, check_members
 from finetune.models.heads import LabelKind
+from finetune.models.multi_stage import use_stages
 
 # Shapes: B images, M members of an ensemble, K classes.
 
@@ -89,6 +90,7 @@ def build_image_classifier(
     members: int = 1,
     head_init: str = "xavier",
     label_kind: LabelKind = "single",
+    head_stages: int = 1,
 ) -> ImageClassifier:
     """Build an untrained image classifier with the normalization of its backbone, in channels_last order.
 
@@ -99,12 +101,16 @@ def build_image_classifier(
         members: Number of networks. More than one form an `Ensemble`.
         head_init: How the heads start. They must differ between members.
         label_kind: Whether members are averaged after a softmax or a sigmoid.
+        head_stages: Number of the last stages whose pooled features the heads take.
 
     Raises:
-        WrongUsage: The network does not exist, or `members` and `head_init` do not go together.
+        WrongUsage: The network does not exist or does not support `head_stages`, or `members` and `head_init` do not
+            go together.
     """
     check_members(members, head_init)
     networks = [build(backbone, num_classes, image_size) for _ in range(members)]
+    for network in networks:
+        use_stages(network, head_stages, backbone)
     network = networks[0] if members == 1 else Ensemble(networks, label_kind)
     mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))
     return ImageClassifier(network.to(memory_format=torch.channels_last), mean, std)

@@ -2,10 +2,9 @@
 
 from collections.abc import Collection
 
-import torch
 from torchvision import models
 
-from finetune.models.backbones import build
+from finetune.models.backbones import skeleton
 from finetune.models.timm_backbones import PREFIX, is_timm
 
 # A file with less than this share of the network's parameter names was written by other code.
@@ -30,12 +29,7 @@ def advice(names: Collection[str], backbone: str) -> str:
 
 
 def _names(backbone: str) -> set[str]:
-    try:
-        with torch.device("meta"):
-            network = build(backbone, 2)
-    except (NotImplementedError, RuntimeError):  # RegNets read values of tensors when built
-        network = build(backbone, 2)
-    return set(network.state_dict())
+    return set(skeleton(backbone).state_dict())
 
 
 def _is_known(backbone: str) -> bool:

@@ -100,10 +100,14 @@ def _convert(
         pool: The global pooling of the network that the weights belong to; None if it is unknown.
     """
     check_single_network(pretrained)
-    rows = pretrained.state.get(f"{pretrained_cfg(backbone).classifier}.weight")
+    head = f"{pretrained_cfg(backbone).classifier}."
+    state = pretrained.state
+    if pretrained.has_wide_head:  # timm's network has another one
+        state = {name: value for name, value in state.items() if not name.startswith(head)}
+    rows = state.get(f"{head}weight")
     num = 0 if rows is None else len(rows)
     # Without an offset timm keeps all rows of the head.
-    overlay = {"state_dict": pretrained.state, "num_classes": num, "label_offset": None}
+    overlay = {"state_dict": state, "num_classes": num, "label_offset": None}
     try:
         with _missing_keys() as missing:
             source = create(
@@ -119,7 +123,7 @@ def _convert(
             f"{pretrained.origin} does not fit {backbone}: {_short(reason(error))}{to_do}"
         ) from error
     # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
-    may_miss = (f"{pretrained_cfg(backbone).classifier}.", "head.norm.")
+    may_miss = (head, "head.norm.")
     if missing := [key for key in missing if not key.startswith(may_miss)]:
         to_do = f". {advice(pretrained.state, backbone)}"
         raise ValueError(

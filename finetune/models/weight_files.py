@@ -37,6 +37,7 @@ class Pretrained:
         std: Standard deviation of the same pixels (3, 1, 1).
         licence: For weights of an earlier fit: the licence of the weights from which that fit started.
         averaged: The name of the entry of the file, if the weights are averaged ones (EMA).
+        has_wide_head: Whether the head takes the features of several stages, for weights of an earlier fit.
     """
 
     state: dict[str, Tensor]
@@ -46,6 +47,7 @@ class Pretrained:
     std: Tensor | None = None
     licence: str | None = None
     averaged: str | None = None
+    has_wide_head: bool = False
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
         """Write the normalization to buffers (3, 1, 1) in grey levels, if these weights state one."""
@@ -110,7 +112,13 @@ def _read_safetensors(path: Path) -> Pretrained:
         if not are_class_names(names):
             raise ValueError(fault_of_names(names))
         return Pretrained(
-            current_names(state), names, str(path), mean, std, licence and str(licence)
+            current_names(state),
+            names,
+            str(path),
+            mean,
+            std,
+            licence and str(licence),
+            has_wide_head=description["model"].get("head_stages", 1) != 1,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: its metadata is unreadable") from error
@@ -157,6 +165,7 @@ def _read_torch(path: Path) -> Pretrained:
         mean,
         std,
         licence and str(licence),
+        has_wide_head=settings.get("head_stages", 1) != 1,
     )
 
 

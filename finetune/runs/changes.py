@@ -27,6 +27,7 @@ _FIXED = (
     *(
         "model.backbone",
         "model.members",
+        "model.head_stages",
         "model.freeze",
         "model.layer_decay",
         "model.decay_norm_and_bias",
@@ -34,7 +35,7 @@ _FIXED = (
     *("model.optimizer.class_path", "model.scheduler.class_path"),
 )
 # Settings that the config.yaml of an earlier version lacks, with the values that they had then.
-_EARLIER = {"model.members": 1}
+_EARLIER = {"model.members": 1, "model.head_stages": 1}
 # Settings that are used at the beginning only, or that are stored in the checkpoint.
 _DECIDED_BY_CHECKPOINT = (
     *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),

@@ -10,9 +10,9 @@ from torch import nn
 import finetune
 from finetune.runs.model_checkpoint import Checkpoints
 
-_SAME = ("backbone", "class_names", "members", "label_kind")
+_SAME = ("backbone", "class_names", "members", "label_kind", "head_stages")
 # Values for checkpoints of earlier versions, which lack these settings.
-_EARLIER = {"members": 1, "label_kind": "single"}
+_EARLIER = {"members": 1, "label_kind": "single", "head_stages": 1}
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:

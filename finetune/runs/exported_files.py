@@ -43,10 +43,10 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
     state = checkpoint["state_dict"]
     data_class = str(origin.get("data_class"))
     settings = {name: model[name] for name in _MODEL if name in model}
-    if (
-        model.get("label_kind", "single") != "single"
-    ):  # earlier versions can read a file without this setting
-        settings["label_kind"] = model["label_kind"]
+    # Earlier versions can read a file without these settings.
+    for name, usual in (("label_kind", "single"), ("head_stages", 1)):
+        if model.get(name, usual) != usual:
+            settings[name] = model[name]
     plain = {
         "model": settings | {"weights": begun_with(checkpoint)},
         "licence_of_the_weights": licence_of(checkpoint),

@@ -88,6 +88,8 @@ class Classifier(pl.LightningModule):
             averaged.
         label_kind: Whether each image has exactly one class (`single`), or several labels or none (`several`). The data
             decide it.
+        head_stages: Number of the network's last stages whose pooled features the head takes. 1 is the network's own
+            head. `finetune fit` with `freeze: backbone` takes 3 if the network supports it.
     """
 
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
@@ -119,6 +121,7 @@ class Classifier(pl.LightningModule):
         network_size: int | None = None,
         members: int = 1,
         label_kind: LabelKind = "single",
+        head_stages: int = 1,
     ) -> None:
         super().__init__()
         class_weights = parse_class_weights(class_weights)  # a checkpoint has no path of a file
@@ -167,6 +170,7 @@ class Classifier(pl.LightningModule):
             members=members,
             head_init=self.head_init,
             label_kind=label_kind,
+            head_stages=head_stages,
         )
         checkpoint_keys.omit_name(self, "image_classifier")
         # Before DDP wraps the module: DDP would not average gradients of parameters that are unfrozen later.

@@ -197,6 +197,9 @@ def _network(model: Classifier, ckpt_path: object) -> str:
         f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million parameters are trained, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
+    num_stages = hparams["head_stages"]
+    if num_stages > 1:
+        text += f"the head takes the features of the last {num_stages} stages; "
     if model.is_solved:
         return f"{text}the head is solved exactly"
     if ckpt_path:

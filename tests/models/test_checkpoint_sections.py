@@ -124,6 +124,7 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (MODEL, "class_weights"): ["other", [], {"a": -1.0}, {"a": math.nan}, {"a": "2"}, {1: 2.0}],
     (MODEL, "network_size"): ["64", 0, 10**9, 64.0],
     (MODEL, "members"): ["3", 0, 33, 10**9, True, None],
+    (MODEL, "head_stages"): ["3", 0, 5, True, None],
     (MODEL, "compile"): [True],
     (MODEL, "optimizer"): [None],
     (MODEL, "_instantiator"): ["some.function"],

@@ -12,7 +12,12 @@ MODEL = {"backbone": "small_cnn", "class_names": ["a", "b"], "members": 1, "netw
 def test_a_checkpoint_of_another_network_or_of_other_classes_is_refused():
     network = build("small_cnn", 2)
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
-    for name, other in (("backbone", "lenet"), ("class_names", ["a", "c"]), ("members", 2)):
+    for name, other in (
+        ("backbone", "lenet"),
+        ("class_names", ["a", "c"]),
+        ("members", 2),
+        ("head_stages", 3),
+    ):
         known = {"hyper_parameters": {**MODEL, name: other}, "state_dict": state}
         with pytest.raises(ValueError, match=f"is of a run with {name} ") as error:
             check_fits(known, MODEL, network)

@@ -215,7 +215,7 @@ def test_a_pt2_is_never_read(tmp_path):
         read_checkpoint(tmp_path / "some.pt2")
 
 
-def test_a_file_for_one_class_has_no_kind_of_labels():
+def test_a_file_has_later_settings_only_where_they_are_not_the_usual_ones():
     """Earlier versions refuse settings that they do not know, and read files for one class an image."""
     checkpoint = {
         "hyper_parameters": {"class_names": ["a", "b"], "backbone": "lenet", "weights": None},
@@ -230,3 +230,6 @@ def test_a_file_for_one_class_has_no_kind_of_labels():
     for kind, expected in (("single", None), ("several", "several")):
         checkpoint["hyper_parameters"]["label_kind"] = kind
         assert json.loads(packed(checkpoint))["model"].get("label_kind") == expected
+    for num_stages, expected in ((1, None), (3, 3)):
+        checkpoint["hyper_parameters"]["head_stages"] = num_stages
+        assert json.loads(packed(checkpoint))["model"].get("head_stages") == expected

@@ -422,6 +422,12 @@ BALANCED: dict[str, Any] = {
     "build": small_network,
 }
 WEIGHTED: dict[str, Any] = {**BALANCED, "build": small_normalised, "num_accumulated": 2}
+SOLVED: dict[str, Any] = {
+    **BALANCED,
+    "build": narrow_network,
+    "freeze": "backbone",
+    "head_stages": 3,
+}
 
 
 def main() -> None:
@@ -455,9 +461,7 @@ def main() -> None:
             with_weights(labels(data_root, mixup=0.4)), "64-true", **BALANCED
         ),
         "probe": lambda: weights_after(data(), "64-true", head_init="probe", build=small_network),
-        "solved_head": lambda: weights_after(
-            data("uneven", 6), "64-true", freeze="backbone", **BALANCED
-        ),
+        "solved_head": lambda: weights_after(data("uneven", 6), "64-true", **SOLVED),
         "calibrated": lambda: calibrated(data_root / "two"),
         "frozen_part": lambda: weights_after(data(), "64-true", freeze="layer3", **NARROW),
         "members": lambda: weights_after(
@@ -493,7 +497,7 @@ def main() -> None:
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
             ),
             "control_own_features": lambda: control(
-                own_features(), data("uneven", 6), "64-true", freeze="backbone", **BALANCED
+                own_features(), data("uneven", 6), "64-true", **SOLVED
             ),
             "control_own_labels": lambda: own_label_counts(data_root / "many_labels"),
             "control_labels_order": lambda: control(

@@ -7,11 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from colours import QUICKEST
+from jsonargparse import Namespace
 from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
 from small_fits import data, fit
 
 from finetune import Classifier
+from finetune.commands.default_stages import settle_head_stages
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.data.decode import decode
 from finetune.features import linear_probe
 from finetune.inference.predictor import Predictor
@@ -58,6 +63,100 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
     }
     assert {name.rpartition(".")[2] for name in moved} == {"weight", "bias"} and len(moved) == 2
     assert float(trainer.callback_metrics["train/accuracy"]) > 0.9
+
+
+def test_a_head_over_stages_is_the_optimum_of_scikit_learn(colours, monkeypatch):
+    probes = []
+    fit_probe = linear_probe.fit_probe
+
+    def spy(*arguments, **options):
+        probes.append(fit_probe(*arguments, **options))
+        return probes[-1]
+
+    monkeypatch.setattr(linear_probe, "fit_probe", spy)
+    pictures = data(colours, image_size=32)
+    model = Classifier(
+        pictures.class_names, "timm/test_resnet", None, freeze="backbone", head_stages=3
+    )
+    fit(model, pictures, precision="64-true")
+    parts: dict[str, list] = {"layer2": [], "layer3": [], "layer4": []}
+    for name, means in parts.items():
+        model.network.get_submodule(name).register_forward_hook(
+            lambda _, given, out, means=means: means.append(out.mean(dim=(2, 3)))
+        )
+    labels = []
+    with torch.no_grad():
+        for batch in pictures.loader("train"):
+            model.eval()(batch["image"])
+            labels.append(batch["label"])
+    x = torch.cat([torch.cat(means) for means in parts.values()], dim=1).numpy()
+    y = torch.cat(labels).numpy()
+    solved = head(model.network)
+
+    def optimum(features: np.ndarray) -> np.ndarray:
+        variance = ((x - x.mean(axis=0)) ** 2).sum(axis=1).mean()
+        c = 1 / (len(y) * probes[0].strength * variance)
+        kind = LogisticRegression(C=c, solver="newton-cg", tol=1e-10, max_iter=1000)
+        return kind.fit(features, y).coef_
+
+    weight = solved.weight.detach().numpy()
+    # scikit-learn stops earlier: at a gradient of 1e-10 of the mean
+    np.testing.assert_allclose(weight, optimum(x), rtol=0, atol=1e-5 * abs(weight).max())
+    width = parts["layer4"][0].shape[1]
+    last = np.where(np.arange(x.shape[1]) < x.shape[1] - width, 0, x)  # the control: one stage
+    assert abs(weight - optimum(last)).max() > 1e-2 * abs(weight).max()
+
+
+def test_a_fit_takes_three_stages_where_the_network_has_them():
+    def settled(*arguments, backbone="timm/test_resnet", freeze="backbone"):
+        model = Namespace(backbone=backbone, freeze=freeze, head_stages=1)
+        message = settle_head_stages(model, read_explicit_settings(["fit", *arguments]))
+        return model.head_stages, message
+
+    assert settled() == (3, "")
+    assert settled("--model.head_stages", "1") == (1, "")
+    assert settled(freeze="layer2") == (1, "")
+    num_stages, message = settled(backbone="vgg11")
+    assert num_stages == 1 and "of the last stage only" in message and "vgg11" in message
+
+
+@pytest.mark.slow
+def test_a_head_over_stages_is_saved_exported_and_read_again(cli, colours, caplog):
+    cli(
+        *("fit", colours, *QUICKEST, *SOLVED, "--test_after_fit", "false"),
+        *("--model.backbone", "timm/test_resnet", "--data.image_size", "32"),
+    )
+    (run,) = versions(Path("runs"), "fit")
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["head_stages"] == 3
+    best = run / "checkpoints/best.ckpt"
+    images = [decode(str(path)) for path in sorted((colours / "test").rglob("*.png"))[::10]]
+    own = Predictor(best)(images)
+    assert own.std(axis=0).max() > 0.1
+    for kind in ("onnx", "safetensors"):
+        cli("export", best, "--output", f"some.{kind}", "--format", kind)
+        np.testing.assert_allclose(Predictor(f"some.{kind}")(images), own, rtol=0, atol=2e-6)
+    cli("export", best, "--output", "some.pt2", "--format", "torch")
+    program = torch.export.load("some.pt2").module()
+    prepared = np.stack([Predictor(best).prepare(image) for image in images])
+    np.testing.assert_allclose(
+        program(torch.from_numpy(prepared))[0].detach(), own, rtol=0, atol=2e-6
+    )
+    # A fit with the network's own head starts from these weights, and the other way round.
+    plain = ("--model.weights", best, "--model.head_stages", "1")
+    cli("fit", colours, *QUICKEST, *SOLVED, "--model.backbone", "timm/test_resnet", *plain)
+    first, second = versions(Path("runs"), "fit")
+    assert state(second)["network.fc.weight"].shape == (3, 96)
+    assert state(first)["network.fc.weight"].shape == (3, 48 + 192 + 96)
+    earlier = torch.load(second / "checkpoints/best.ckpt", weights_only=True)
+    after = Predictor(second / "checkpoints/best.ckpt")(images)
+    del earlier["hyper_parameters"]["head_stages"]  # as checkpoints of earlier versions
+    torch.save(earlier, "earlier.ckpt")
+    np.testing.assert_array_equal(Predictor("earlier.ckpt")(images), after)
+    wide = torch.load(best, weights_only=True)
+    del wide["hyper_parameters"]["head_stages"]  # the control: the setting counts
+    torch.save(wide, "wide.ckpt")
+    with pytest.raises(ValueError, match="does not hold the weights"):
+        Predictor("wide.ckpt")
 
 
 @pytest.mark.slow
