@@ -111,14 +111,16 @@ def _has_network(backbone: str | None, settings: dict[str, Any], record: FoldRec
         return True
     if record is None and (backbone == "auto" or "," in backbone):
         return True
-    own = (settings.get("model") or {}).get("backbone")
-    return backbone in (own, record and record.flag("model.backbone"))
+    if record is not None and backbone == record.flag("model.backbone"):
+        return True
+    return backbone == (settings.get("model") or {}).get("backbone")
 
 
 def _place(settings: dict[str, Any], record: FoldRecord | None) -> str | None:
     """Return the folder or table of the data of a run."""
-    flag = record and (record.flag("data.table") or record.flag("data.root"))
-    return flag or place_of((settings.get("data") or {}).get("init_args") or {})
+    flags = {} if record is None else dict(record.flags)
+    own = flags.get("data.table") or flags.get("data.root")
+    return own or place_of((settings.get("data") or {}).get("init_args") or {})
 
 
 def _settings(run: Path, record: FoldRecord | None) -> dict[str, Any]:
