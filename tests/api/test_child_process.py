@@ -3,14 +3,15 @@
 import io
 import json
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import run_script, start_script
 
 from finetune.api import child_process
 from finetune.api.child_process import needs_processes, run_command
@@ -67,12 +68,17 @@ print(run.path, len(load(run).predict(sys.argv[1] + "/test/red")))
 @pytest.mark.slow
 def test_a_script_without_a_guard_trains_on_two_devices(colours, tmp_path):
     (tmp_path / "program.py").write_text(_PROGRAM)
-    command = [sys.executable, "program.py", colours]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = run_script(tmp_path / "program.py", colours, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines.count("once") == 1 and "training: 2 x cpu" in done.stderr
-    run = tmp_path / "runs/fit/version_0"
+    # one run and one result, in which each image counts once
+    (run,) = (tmp_path / "runs/fit").iterdir()
+    assert run.name == "version_0" and done.stdout.count("test/accuracy") == 1
+    assert " of 30; 95 % interval " in done.stdout
+    # by one process, and nothing else
+    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
+    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", done.stderr), done.stderr
     assert f"{run} 10" in lines and f"run in {run.relative_to(tmp_path)}" in lines
     assert json.loads((run / "about.json").read_text())["command"].startswith(
         f"finetune fit {colours} --epochs 1"
@@ -131,6 +137,7 @@ def test_what_stops_this_process_is_handed_on_and_waited_for(
         monkeypatch,
         "heard = []\n"
         f"signal.signal(signal.{signum}, lambda *_: heard.append(1))\n"
+        "time.sleep(0.3)\n"  # until it waits
         f"os.kill(os.getppid(), signal.{signum})\n"
         "while not heard: time.sleep(0.01)\n"
         f"if {times} == 2: os.kill(os.getppid(), signal.{signum})\n"
@@ -151,9 +158,11 @@ def test_what_stops_this_process_is_handed_on_and_waited_for(
 @pytest.mark.slow
 def test_it_ends_with_the_program(tmp_path):
     """As when a notebook's kernel is killed."""
-    (tmp_path / "finetune.py").write_text("")
-    program = "import sys; from finetune.api import child_process as c; "
-    program += "c.sys.executable = sys.argv[1]; c.run_command([])"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nfrom finetune.api import child_process\n"
+        "child_process.sys.executable = sys.argv[1]\nchild_process.run_command([])\n"
+    )
     stand_in = tmp_path / "python"
     stand_in.write_text(
         f"#!/bin/sh\nexec {sys.executable} -c 'import os, time\n"
@@ -161,12 +170,13 @@ def test_it_ends_with_the_program(tmp_path):
         f'open("{tmp_path}/pid", "w").write(str(os.getpid()))\ntime.sleep(60)\'\n'
     )
     stand_in.chmod(0o755)
-    process = subprocess.Popen([sys.executable, "-c", program, stand_in])
+    process = start_script(program, stand_in, cwd=tmp_path)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert process.poll() is None, process.stderr
         time.sleep(0.05)
     pid = int((tmp_path / "pid").read_text())
     os.kill(pid, 0)  # control: it is there
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     for _ in range(100):
         try:

@@ -568,31 +568,6 @@ def test_without_validation_best_is_last(colours, cli, tmp_path):
     assert (folder / "best.ckpt").read_bytes() == (folder / "last.ckpt").read_bytes()
 
 
-@pytest.mark.slow  # two interpreters
-def test_two_processes_make_one_run(colours, tmp_path):
-    """One run folder, one result, nothing else on the screen; tests/distributed/test_launch.py has torchrun's.
-
-    Ranks of another job, which a shell may have, neither silence the run nor let it wait for other processes: Lightning
-    reads RANK when it is imported, which is why these are new interpreters.
-    """
-    fit = ["fit", "--trainer.devices", "2", "--data.root", str(colours), *QUICKEST]
-    command = [sys.executable, "-m", "finetune", *fit]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": "1", "LOCAL_RANK": "1"}
-    result = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
-    assert result.stdout.count("test/accuracy") == 1
-    assert " of 30; 95 % interval " in result.stdout  # each counts once
-    # by one process
-    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
-    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", result.stderr), (
-        result.stderr
-    )
-    assert "training: 2 x cpu, " in result.stderr
-
-
 @pytest.mark.slow
 # of the fit and of its test
 @pytest.mark.parametrize(("profiler", "num"), [("simple", 2), ("null", 0)])
@@ -630,7 +605,11 @@ def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
-    """As test_promises.py has it of forked processes."""
+    """As test_promises.py has it of forked processes; test_child_process.py has a fit of two that ends by itself.
+
+    Ranks of another job, which a shell may have, neither silence the run nor let it wait for other processes: Lightning
+    reads RANK when it is imported, which is why these are new interpreters.
+    """
     arguments = [
         str(a) for a in ("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 500)
     ]
@@ -639,7 +618,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": "1", "LOCAL_RANK": "1"},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
