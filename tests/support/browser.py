@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,17 +27,20 @@ def _run(folder: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def scroll_width(page: str, width: int, folder: Path) -> int:
-    """Return how wide a page is in a window of some pixels; more than these and it scrolls sideways."""
+def scroll_widths(pages: Iterable[tuple[str, int]], folder: Path) -> list[int]:
+    """Return how wide each page is in a window of so many pixels; more than these and it scrolls sideways."""
     file = folder / "page.html"
-    file.write_text(page, "utf-8")
+    found = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        window = browser.new_page(viewport={"width": width, "height": 800})
-        window.goto(file.as_uri())
-        wide = window.evaluate("() => document.documentElement.scrollWidth")
+        for page, width in pages:
+            file.write_text(page, "utf-8")
+            window = browser.new_page(viewport={"width": width, "height": 800})
+            window.goto(file.as_uri())
+            found.append(int(window.evaluate("() => document.documentElement.scrollWidth")))
+            window.close()
         browser.close()
-    return int(wide)
+    return found
 
 
 def dom_after(page: str, script: str, folder: Path) -> str:
