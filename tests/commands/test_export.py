@@ -11,6 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -21,6 +22,7 @@ from PIL import Image
 from small_fits import scramble
 
 from finetune.cli import main
+from finetune.cli import run as run_command
 from finetune.commands import export as export_command
 from finetune.data.decode import decode
 from finetune.data.seen_record import SeenRecord, unpack_record
@@ -70,40 +72,35 @@ def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, cap
     ]
 
 
+def said_and_measured(
+    checkpoint: Path, colours: Path, folder: Path
+) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return the rows of `finetune predict` and the result of `finetune test`."""
+    on_cpu = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(folder)]
+    out = folder / "out.csv"
+    given = ["--data.predict", str(colours / "test"), "--output", str(out)]
+    run_command(["predict", "--ckpt_path", str(checkpoint), *given, *on_cpu])
+    run_command(["test", "--ckpt_path", str(checkpoint), "--data.root", str(colours), *on_cpu])
+    result = json.loads((folder / "test/version_0/test.json").read_text())
+    return list(csv.DictReader(out.read_text().splitlines())), result
+
+
+@pytest.fixture(scope="module")
+def own(run, colours, tmp_path_factory) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """What the checkpoint says."""
+    return said_and_measured(run / "checkpoints/best.ckpt", colours, tmp_path_factory.mktemp("own"))
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
-def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, cli, tmp_path, suffix):
-    for name, path in (
-        ("own", run / "checkpoints/best.ckpt"),
-        ("file", run / f"checkpoints/best{suffix}"),
-    ):
-        cli(
-            "predict",
-            "--ckpt_path",
-            path,
-            "--data.predict",
-            colours / "test",
-            "--output",
-            f"{name}.csv",
-        )
-        cli("test", "--ckpt_path", path, "--data.root", colours, "--trainer.default_root_dir", name)
-    rows = [
-        list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
-        for name in ("own", "file")
-    ]
-    assert len(rows[0]) == 30 and [row["class"] for row in rows[0]] == [
-        row["class"] for row in rows[1]
-    ]
-    for a, b in zip(*rows, strict=True):
+def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_path, own, suffix):
+    rows, result = said_and_measured(run / f"checkpoints/best{suffix}", colours, tmp_path)
+    own_rows, own_result = own
+    assert len(rows) == 30 and [row["class"] for row in rows] == [row["class"] for row in own_rows]
+    for a, b in zip(own_rows, rows, strict=True):
         assert float(a["p_red"]) == pytest.approx(float(b["p_red"]), abs=1e-5)
-    own, file = (
-        json.loads((tmp_path / f"{name}/test/version_0/test.json").read_text())
-        for name in ("own", "file")
-    )
-    assert (
-        own["confusion_matrix"] == file["confusion_matrix"]
-        and own["calibration"] == file["calibration"]
-    )
-    assert own["test/loss"] == pytest.approx(file["test/loss"], abs=1e-5)
+    assert own_result["confusion_matrix"] == result["confusion_matrix"]
+    assert own_result["calibration"] == result["calibration"]
+    assert own_result["test/loss"] == pytest.approx(result["test/loss"], abs=1e-5)
 
 
 def test_an_onnx_is_tested_on_a_folder_that_is_named(run, cli):

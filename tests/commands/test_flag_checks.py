@@ -98,33 +98,41 @@ def test_what_a_class_decides_is_left_to_the_parser(rest, tmp_path, monkeypatch)
     check_flags("test" if "--trust_modules" in rest else "fit", parse_line(rest))
 
 
+# Three lines of options, which go together, for the parser takes its time.
 ACCEPTED = [
-    ["--model.optimizer", "Adam", "--model.optimizer.betas", "[0.8, 0.9]"],
-    ["--model.optimizer.init_args.lr", "0.1"],
-    ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/loss"],
     [
-        "--trainer.callbacks",
-        '[{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]',
+        ["--model.optimizer", "Adam", "--model.optimizer.betas", "[0.8, 0.9]"],
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/loss"],
+        ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x"],
+        ["--model.scheduler", "finetune.WarmupCosine", "--model.scheduler.warmup", "0.2"],
+        ["--data", "finetune.SampleData", "--data.root", "data/sample/source"],
+        ["--trainer.max_steps=-1"],
+        ["--model.class_mapping", '{"a": "b"}'],
     ],
-    ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x"],
-    ["--model.scheduler", "finetune.WarmupCosine", "--model.scheduler.warmup", "0.2"],
-    ["--data", "finetune.SampleData", "--data.root", "data/sample/source"],
-    ["--data.init_args.batch_size", "3"],
-    ["--data.class_path", "finetune.FashionMNIST"],
-    ["--trainer", '{"max_epochs": 3}'],
-    ["--trainer.max_steps=-1"],
-    ["--model.class_mapping", '{"a": "b"}'],
-    ["-c", "x.yaml"],
-    ["-cx.yaml"],
+    [
+        ["-c", "x.yaml"],
+        ["--model.optimizer.init_args.lr", "0.1"],
+        [
+            "--trainer.callbacks",
+            '[{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]',
+        ],
+        ["--data.init_args.batch_size", "3"],
+    ],
+    [
+        ["-cx.yaml"],
+        ["--data.class_path", "finetune.FashionMNIST"],
+        ["--trainer", '{"max_epochs": 3}'],
+    ],
 ]
 
 
-@pytest.mark.parametrize("rest", ACCEPTED, ids=" ".join)
-def test_what_the_parser_accepts_passes(rest, tmp_path, monkeypatch):
+@pytest.mark.parametrize("line", ACCEPTED)
+def test_what_the_parser_accepts_passes(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text("seed_everything: 3\n")
-    parse(["fit", *rest])
-    check_flags("fit", parse_line(rest))
+    parse(["fit", *(word for words in line for word in words)])
+    for words in line:
+        check_flags("fit", parse_line(words))
 
 
 def test_a_flag_without_its_value():

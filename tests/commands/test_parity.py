@@ -16,7 +16,6 @@ from finetune.parity.one_process import Job, Trained
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
-        # test_many_processes.py starts an interpreter
         patch.setattr(many_processes, "subprocess", forked_subprocess())
         return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
@@ -13,20 +14,21 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 
 from finetune.distributed import ranks
 
+# The variables of a process, and whether it ends with the one that started it.
+STARTED = [
+    ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "1"}, True),  # Lightning started it
+    ({"LOCAL_RANK": "1"}, False),  # somebody else, who may go away
+    ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "0"}, False),
+    ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the whole fit ends
+    # another program, whose variable was handed on
+    ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),
+]
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variables", "ends"),
-    [
-        ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "1"}, True),  # Lightning started it
-        ({"LOCAL_RANK": "1"}, False),  # somebody else, who may go away
-        ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "0"}, False),
-        ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the whole fit ends
-        # another program, whose variable was handed on
-        ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),
-    ],
-)
-def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, ends):
+
+def start_two(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any], ends: bool
+) -> tuple[int, int]:
+    """Start a process that starts another one; return the first one's pid, and what the second one says."""
     read, write = os.pipe()
     first = os.fork()
     if first == 0:
@@ -40,18 +42,23 @@ def test_a_process_ends_with_the_one_that_started_it(monkeypatch, variables, end
             os._exit(0)
         time.sleep(60)
     os.close(write)
-    assert os.read(read, 1) == b"x"
-    os.kill(first, signal.SIGKILL)
-    os.waitpid(first, 0)
-    assert os.read(read, 1) == (b"" if ends else b"y")
+    return first, read
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("codes", "expected"), [((0, 3), 1), ((0, -9), 1), ((0, 130), 130), ((0, 0), 7)]
-)
-def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, codes, expected):
-    """It has them to notice by itself; Lightning kills it without a word."""
+def test_a_process_ends_with_the_one_that_started_it(monkeypatch):
+    started = [start_two(monkeypatch, *case) for case in STARTED]
+    for first, read in started:
+        assert os.read(read, 1) == b"x"
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    for (variables, ends), (_, read) in zip(STARTED, started, strict=True):
+        assert os.read(read, 1) == (b"" if ends else b"y"), variables
+        os.close(read)
+
+
+def observe(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int]) -> tuple[int, int]:
+    """Start a process that observes others, which end with these codes; return its pid, and what it says."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -69,12 +76,23 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch, c
             time.sleep(0.1)
         os._exit(7)
     os.close(write)
-    with open(read) as said:
-        told = said.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
-    what = f"finetune: error: process 2 ended with code {codes[1]}, and this one cannot continue without it\n"
-    stopped = "finetune: error: process 2 was stopped, and this one would wait for it for ever\n"
-    assert told == {0: "", 130: stopped}.get(codes[1], what)
+    return pid, read
+
+
+@pytest.mark.slow
+def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch):
+    """It has them to notice by itself; Lightning kills it without a word."""
+    expected = {(0, 3): 1, (0, -9): 1, (0, 130): 130, (0, 0): 7}
+    started = {codes: observe(monkeypatch, codes) for codes in expected}
+    for codes, (pid, read) in started.items():
+        with open(read) as said:
+            told = said.read()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected[codes]
+        what = f"finetune: error: process 2 ended with code {codes[1]}, and this one cannot continue without it\n"
+        stopped = (
+            "finetune: error: process 2 was stopped, and this one would wait for it for ever\n"
+        )
+        assert told == {0: "", 130: stopped}.get(codes[1], what)
 
 
 @pytest.mark.slow

@@ -15,8 +15,13 @@ def job(tmp_path) -> Job:
     return Job(tmp_path, k=1, steps=2, dtype="float64", is_cuda=False, batch_size=8)
 
 
-def test_a_failing_fit_is_told_in_its_own_words(job, monkeypatch):
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what would be an interpreter; tests/api/test_child_process.py starts one."""
     monkeypatch.setattr(many_processes, "subprocess", forked_subprocess())
+
+
+def test_a_failing_fit_is_told_in_its_own_words(job):
     with pytest.raises(
         ValueError,
         match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist",
