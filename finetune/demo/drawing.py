@@ -1,7 +1,8 @@
 """The demo data set: images of food drawn by code, so that the demo needs no download and no binary files.
 
-It has two tasks. `source` has eight dishes and many images, for pretraining. `target` is "hot dog or not" with few
-images, for fine-tuning. Its negatives have the same parts as hot dogs: buns, sausages, wavy sauce.
+It has three tasks. `source` has eight dishes and many images, for pretraining. `target` is "hot dog or not" with few
+images, for fine-tuning. Its negatives have the same parts as hot dogs: buns, sausages, wavy sauce. `several` has up to
+three of the eight dishes in an image, which are its labels.
 """
 
 import math
@@ -33,6 +34,7 @@ SOURCE_CLASSES = (
 TARGET_CLASSES = ("hotdog", "not-hotdog")
 NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # images per class
 NUM_TARGET = {"train": 40, "val": 200, "test": 200}
+NUM_SEVERAL = {"train": 400, "val": 100, "test": 200}  # images
 OTHERS = (
     "bun",
     "sausage",
@@ -50,7 +52,14 @@ SUPERSAMPLING = 2  # images are drawn larger by this factor, then averaged down
 
 Points = np.ndarray  # (N, 2) float curve; a dish spans about -1 to 1, y down
 Colour = tuple[int, int, int]
-Task = Literal["source", "target"]
+Task = Literal["source", "target", "several"]
+SPLITS = ("train", "val", "test")
+TABLE = "labels.csv"
+_NUM_IMAGES = {"source": NUM_SOURCE, "target": NUM_TARGET, "several": NUM_SEVERAL}
+_NUM_DISHES_SHARES = (0.1, 0.25, 0.35, 0.3)  # of the images with 0, 1, 2 and 3 dishes
+_SUPPORT_SHARES = (0.55, 0.2, 0.25)  # of plates, boards, and dishes on the table
+_CORNERS = ((0.27, 0.27), (0.73, 0.27), (0.27, 0.73), (0.73, 0.73))  # x and y of the dishes
+_SEVERAL = 8  # the seeds of `draw_several` differ from those of its labels
 BREAD = (222, 168, 96)
 CRUST = (196, 132, 66)
 TOAST = (240, 208, 150)
@@ -417,33 +426,85 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     """Draw an image, (size, size, 3) uint8 RGB. The result depends only on the arguments."""
     if class_name not in SOURCE_CLASSES + TARGET_CLASSES:
         raise ValueError(f"unknown class {class_name!r}, not in {SOURCE_CLASSES + TARGET_CLASSES}")
-    rng, large = np.random.default_rng([*class_name.encode(), *seed]), size * SUPERSAMPLING
+    rng = np.random.default_rng([*class_name.encode(), *seed])
     name = rng.choice(OTHERS) if class_name == "not-hotdog" else class_name
     sun, tilt, radius = rng.uniform([0, 0.8, 0.32], [6.3, 1, 0.46]).tolist()
     x, y, warm = rng.normal([0.5, 0.5, 0], [0.06, 0.06, 0.08]).tolist()
-    c = Canvas(
-        rng,
-        np.empty((large, large, 3), np.float32),
-        noise(rng, large, size // 2),
-        sun,
-        np.eye(2, 3),
-    )
+    c = _empty_canvas(rng, size, sun)
     draw_table(c)
     clutter = rng.choice(CLUTTER, rng.integers(1, 5))
-    support = rng.choice(["plate", "board", "nothing"], p=[0.55, 0.2, 0.25])
-    angle = rng.normal(0, 0.3) if name in ("burger", "ice_cream") else rng.uniform(0, 6.3)
+    support = rng.choice(["plate", "board", "nothing"], p=_SUPPORT_SHARES)
+    angle = _angle_of(rng, name)
     # later objects are in front
     for thing in (*clutter[1:], support, name, *clutter[: rng.integers(3) // 2]):
-        c.place(x, y, radius * (1.25 if thing == support else 1), angle, tilt)
         if thing in CLUTTER:
-            away, around = rng.uniform(0.35, 0.7), rng.uniform(0, 6.3)
-            c.place(
-                0.5 + away * math.cos(around),
-                0.5 + away * math.sin(around),
-                rng.uniform(0.2, 0.3),
-                5 * around,
-            )
+            _place_clutter(c)
+        else:
+            c.place(x, y, radius * (1.25 if thing == support else 1), angle, tilt)
         draw_thing(c, thing)
+    return _photograph(c, size, warm)
+
+
+def draw_several(names: Sequence[str], seed: Sequence[int], size: int = 96) -> np.ndarray:
+    """Draw a table with up to four dishes, (size, size, 3) uint8 RGB. The result depends only on the arguments.
+
+    Args:
+        names: The dishes, of `SOURCE_CLASSES`; none for a table without dishes.
+        seed: Seed of the image.
+        size: Side of the image in pixels.
+    """
+    rng = np.random.default_rng([*seed, _SEVERAL])
+    sun, tilt = rng.uniform([0, 0.8], [6.3, 1]).tolist()
+    warm = rng.normal(0, 0.08)
+    c = _empty_canvas(rng, size, sun)
+    draw_table(c)
+    for thing in rng.choice(CLUTTER, rng.integers(1, 4)):
+        _place_clutter(c)
+        draw_thing(c, thing)
+    corners = rng.permutation(4).tolist()
+    for corner, name in zip(corners, names, strict=False):
+        x, y = (_CORNERS[corner] + rng.normal(0, 0.03, 2)).tolist()
+        radius = rng.uniform(0.17, 0.23)
+        angle = _angle_of(rng, name)
+        support = rng.choice(["plate", "board", "nothing"], p=_SUPPORT_SHARES)
+        c.place(x, y, 1.2 * radius, angle, tilt)
+        draw_thing(c, support)
+        c.place(x, y, radius, angle, tilt)
+        draw_thing(c, name)
+    return _photograph(c, size, warm)
+
+
+def _empty_canvas(rng: np.random.Generator, size: int, sun: float) -> Canvas:
+    """Return a canvas for an image of `size` pixels a side."""
+    large = size * SUPERSAMPLING
+    image = np.empty((large, large, 3), np.float32)
+    return Canvas(rng, image, noise(rng, large, size // 2), sun, np.eye(2, 3))
+
+
+def _angle_of(rng: np.random.Generator, name: str) -> float:
+    """Return a random angle for a dish. Some dishes stand upright."""
+    return rng.normal(0, 0.3) if name in ("burger", "ice_cream") else rng.uniform(0, 6.3)
+
+
+def _place_clutter(c: Canvas) -> None:
+    """Set the pose of a small object near the edge."""
+    away = c.rng.uniform(0.35, 0.7)
+    around = c.rng.uniform(0, 6.3)
+    radius = c.rng.uniform(0.2, 0.3)
+    c.place(0.5 + away * math.cos(around), 0.5 + away * math.sin(around), radius, 5 * around)
+
+
+def _photograph(c: Canvas, size: int, warm: float) -> np.ndarray:
+    """Return the image in the light of a photograph, (size, size, 3) uint8.
+
+    Args:
+        c: The drawing.
+        size: Side of the image in pixels.
+        warm: How much redder than blue the light is.
+    """
+    rng = c.rng
+    sun = c.sun
+    large = len(c.image)
     v, u = np.indices((large, large), np.float32) / large - 0.5
     gleam = rng.uniform(0.7, 1.15) * (
         1 + rng.uniform(0, 0.5) * (u * math.cos(sun) + v * math.sin(sun))
@@ -461,34 +522,63 @@ def write_sample(
 ) -> Path:
     """Write images `root/task/split/class/0000.png` and return the folder `root/task`.
 
+    The images of `several` are `root/several/split/0000.png`, and `root/several/labels.csv` has their labels.
+
     The folder appears only when it is complete. If it exists, it does not change. If several processes call this at the
     same time, one draws and the others wait.
 
     Args:
         root: The parent folder.
-        task: `source` or `target`.
+        task: `source`, `target` or `several`.
         seed: Seed of the images.
-        counts: Images per class for each split; None for the default numbers.
+        counts: Images for each split, of each class if they have one; None for the default numbers.
     """
     if task not in get_args(Task):
         raise ValueError(f"unknown task {task!r}, not in {get_args(Task)}")
-    classes, default_counts = (
-        (SOURCE_CLASSES, NUM_SOURCE) if task == "source" else (TARGET_CLASSES, NUM_TARGET)
-    )
+    num_images = counts or _NUM_IMAGES[task]
     folder = Path(root) / task
     unfinished = folder.with_name(f".{task}-{uuid.uuid4().hex}")
     with one_at_a_time(folder), ExitStack() as clean_up:
         if folder.is_dir():
             return folder
         clean_up.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        for split, count in (counts or default_counts).items():
-            for name in classes:
-                (unfinished / split / name).mkdir(parents=True)
-                for index in range(count):
-                    _, png = cv2.imencode(
-                        ".png",
-                        draw(name, (seed, list(default_counts).index(split), index))[..., ::-1],
-                    )
-                    (unfinished / split / name / f"{index:04d}.png").write_bytes(png.tobytes())
+        if task == "several":
+            _write_table(unfinished, seed, num_images)
+        else:
+            classes = SOURCE_CLASSES if task == "source" else TARGET_CLASSES
+            _write_class_folders(unfinished, seed, num_images, classes)
         os.replace(unfinished, folder)
     return folder
+
+
+def _write_class_folders(
+    folder: Path, seed: int, counts: Mapping[str, int], classes: Sequence[str]
+) -> None:
+    """Write images of one class each, `split/class/0000.png`."""
+    for split, count in counts.items():
+        for name in classes:
+            (folder / split / name).mkdir(parents=True)
+            for index in range(count):
+                image = draw(name, (seed, SPLITS.index(split), index))
+                _write_png(folder / split / name / f"{index:04d}.png", image)
+
+
+def _write_table(folder: Path, seed: int, counts: Mapping[str, int]) -> None:
+    """Write images with several dishes, `split/0000.png`, and their table labels.csv."""
+    rows = ["path,labels,split\n"]
+    for split, count in counts.items():
+        (folder / split).mkdir(parents=True)
+        for index in range(count):
+            own_seed = (seed, SPLITS.index(split), index)
+            rng = np.random.default_rng(own_seed)
+            num_dishes = rng.choice(len(_NUM_DISHES_SHARES), p=_NUM_DISHES_SHARES)
+            names = rng.choice(SOURCE_CLASSES, num_dishes, replace=False).tolist()
+            path = f"{split}/{index:04d}.png"
+            _write_png(folder / path, draw_several(names, own_seed))
+            rows.append(f"{path},{';'.join(sorted(names))},{split}\n")
+    (folder / TABLE).write_text("".join(rows), "utf-8")
+
+
+def _write_png(path: Path, image: np.ndarray) -> None:
+    _, png = cv2.imencode(".png", image[..., ::-1])
+    path.write_bytes(png.tobytes())

@@ -1,21 +1,30 @@
 """The data module of the drawn images."""
 
 from pathlib import Path
+from typing import get_args
 
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.demo.drawing import write_sample
+from finetune.data.datasets.image_source import ImageSource
+from finetune.data.datasets.table_source import TableSource
+from finetune.demo.drawing import TABLE, Task, write_sample
 
 
 class SampleData(ImageFolderData):
-    """Drawn food, made where root does not exist; root ends in source (8 dishes) or target (hotdog or not)."""
+    """Drawn food, made where root does not exist; root ends in source (8 dishes), target (hotdog or not) or several."""
 
     default_root = "data/sample/target"
 
     def obtain(self, root: Path) -> Path:
         if not root.exists():
-            if root.name not in ("source", "target"):
+            task = next((task for task in get_args(Task) if task == root.name), None)
+            if task is None:
                 raise ValueError(
-                    f"--data.root {root}: the sample's folder is called source or target"
+                    f"--data.root {root}: the folder of the sample is called source, target or several"
                 )
-            write_sample(root.parent, "source" if root.name == "source" else "target")
+            write_sample(root.parent, task)
         return root
+
+    def source(self, folder: Path) -> ImageSource:
+        if (folder / TABLE).is_file():
+            return TableSource(folder / TABLE, self.table_options())
+        return super().source(folder)

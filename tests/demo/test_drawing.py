@@ -1,5 +1,6 @@
 """The drawn pictures are reproducible and distinct, and their folder appears whole or not at all."""
 
+import csv
 import itertools
 import os
 from pathlib import Path
@@ -23,6 +24,44 @@ def test_a_picture_depends_on_class_and_seed_alone(class_name):
     np.testing.assert_array_equal(picture, drawing.draw(class_name, (0, 0, 1)))
     for seed in ((1, 0, 1), (0, 1, 1), (0, 0, 2)):
         assert np.abs(picture.astype(float) - drawing.draw(class_name, seed)).mean() > 5
+
+
+def test_several_dishes_depend_on_names_and_seed_and_each_is_drawn(monkeypatch):
+    names = ("pizza", "donut", "fried_egg")
+    image = drawing.draw_several(names, (0, 0, 1)).astype(float)
+    assert image.shape == (96, 96, 3)
+    np.testing.assert_array_equal(image, drawing.draw_several(names, (0, 0, 1)))
+    assert np.abs(image - drawing.draw_several(names, (0, 0, 2))).mean() > 5
+    assert drawing.draw_several((), (0,), size=48).shape == (48, 48, 3)
+    # without the light of the photograph: one dish more changes the table where it stands, and nowhere else
+    monkeypatch.setattr(drawing, "_photograph", lambda c, *_: c.image.copy())
+    parts = [drawing.draw_several(names[:num], (0, 0, 1)) for num in range(4)]
+    for fewer, more in itertools.pairwise(parts):
+        is_changed = np.abs(more - fewer).mean(axis=2) > 5
+        assert 0.02 < is_changed.mean() < 0.3
+
+
+def test_the_table_of_several_dishes_names_each_image_once(tmp_path):
+    folder = drawing.write_sample(tmp_path, "several", counts={"train": 30, "test": 10})
+    with open(folder / drawing.TABLE, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [
+        *(f"train/{i:04d}.png" for i in range(30)),
+        *(f"test/{i:04d}.png" for i in range(10)),
+    ]
+    assert all(row["path"].startswith(row["split"]) for row in rows)
+    labels = [row["labels"].split(";") if row["labels"] else [] for row in rows]
+    assert {len(own) for own in labels} == {0, 1, 2, 3}
+    assert {name for own in labels for name in own} == {*drawing.SOURCE_CLASSES}
+    assert all(own == sorted(set(own)) for own in labels)
+    assert len({(folder / row["path"]).read_bytes() for row in rows}) == len(rows)
+    # a row's labels are those that its image was drawn with
+    i = next(i for i, own in enumerate(labels) if len(own) == 2)
+    stored = cv2.imread(str(folder / rows[i]["path"]))[..., ::-1]
+    drawn = [drawing.draw_several(order, (0, 0, i)) for order in (labels[i], labels[i][::-1])]
+    assert any(np.array_equal(stored, image) for image in drawn)
+    others = drawing.draw_several(labels[i][:1], (0, 0, i))
+    assert not np.array_equal(stored, others)
 
 
 def test_another_size_shows_the_same_kind_of_picture():

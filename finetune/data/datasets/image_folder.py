@@ -79,7 +79,11 @@ class ImageFolderData(ImageDataModule):
         if self.table is None:
             self._check_no_table_settings()
             return FolderSource(folder, ClassChanges(self.exclude, self.merge))
-        options = TableOptions(
+        return TableSource(Path(self.table), self.table_options())
+
+    def table_options(self) -> TableOptions:
+        """Return the settings by which a table is read."""
+        return TableOptions(
             root=None if self.table_root is None else Path(self.table_root),
             columns=self.columns,
             separator=self.label_separator,
@@ -87,7 +91,6 @@ class ImageFolderData(ImageDataModule):
             exclude=frozenset(map(composed, self.exclude)),
             merge=self.merge,
         )
-        return TableSource(Path(self.table), options)
 
     def _check_no_table_settings(self) -> None:
         settings = {
