@@ -341,12 +341,10 @@ def averaged_label_means(model: Classifier, batch: dict, batch_idx: int) -> Tens
 
 def averaged_weighted_means(model: Classifier, batch: dict, batch_idx: int) -> Tensor:
     """The usual way for images with weights: each device's own weighted mean, whatever its share."""
-    if len(batch["label"]) == 0:
-        return sum((p * 0).sum() for p in model.parameters())  # type: ignore[return-value]
     target = model.task.target(batch)
-    logits = model(batch["image"])
-    weight = target.weight(model.class_weight)
-    return model.task.loss_sum(logits, target, model.class_weight) / weight
+    logits = model(batch["image"])  # of no image, too: batch norm waits for every device
+    summed = model.task.loss_sum(logits, target, model.class_weight)
+    return summed / target.weight(model.class_weight) if len(logits) else summed
 
 
 def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
