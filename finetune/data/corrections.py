@@ -236,7 +236,12 @@ class CorrectionsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._forget()
+        self.lines: list[Correction] = []
+        self._columns: Sequence[str] = COLUMNS
+        self._state = (0, 0, 0, 0)  # device, inode, size and time of the file that was read
+        self._num_read = 0  # bytes
+        self._num_complete = 0  # bytes that end with a complete line
+        self._checksum = 0  # of the bytes that were read
         self.refresh()
 
     def refresh(self) -> None:
@@ -313,12 +318,12 @@ class CorrectionsFile:
         self._state = state
 
     def _forget(self) -> None:
-        self.lines: list[Correction] = []
-        self._columns: Sequence[str] = COLUMNS
-        self._state = (0, 0, 0, 0)  # device, inode, size and time of the file that was read
-        self._num_read = 0  # bytes
-        self._num_complete = 0  # bytes that end with a complete line
-        self._checksum = 0  # of the bytes that were read
+        self.lines = []
+        self._columns = COLUMNS
+        self._state = (0, 0, 0, 0)
+        self._num_read = 0
+        self._num_complete = 0
+        self._checksum = 0
 
 
 def _record(values: Iterable[str]) -> bytes:
