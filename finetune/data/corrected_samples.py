@@ -225,7 +225,7 @@ def correct_targets(
             changes.confirmed += 1
         else:
             changes.pairs[_text(before), _text(after)] += 1
-    result = MultiHot(corrected)
+    result: Targets = MultiHot(corrected)
     if isinstance(targets, ClassIndex):
         result = ClassIndex(corrected, targets.num_classes)
     return CorrectedTargets(result, is_kept, changes, num_known)
@@ -270,7 +270,7 @@ class _KnownClasses:
         """Return the classes of an image: of a class index, or of (K,) 0 or 1."""
         if not self.has_several:
             return [self.names[int(row)]]
-        return [self.names[k] for k in np.flatnonzero(row)]
+        return [self.names[k] for k in np.flatnonzero(row).tolist()]
 
     def row(self, names: set[str]) -> Any:
         """Return the class index of an image, or (K,) 0 or 1."""

@@ -48,7 +48,7 @@ class Evidence:
         """Return the labels of image i as a text."""
         if not self.has_several:
             return names[int(self.labels[i])]
-        return " + ".join(names[k] for k in np.flatnonzero(self.labels[i])) or "no label"
+        return " + ".join(names[k] for k in np.flatnonzero(self.labels[i]).tolist()) or "no label"
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,12 @@ def _probability_of_labels(evidence: Evidence, num: int) -> NDArray[np.float64]:
 
 
 def _images_in_doubt(evidence: Evidence) -> list[int]:
-    in_doubt = np.zeros(len(evidence.labels), bool)
+    in_doubt: NDArray[np.bool_] = np.zeros(len(evidence.labels), bool)
     agreement = _agreement(evidence)
     if agreement is not None and evidence.has_several:
-        in_doubt = (agreement < 0.5).any(axis=1)  # NaN is not below
+        in_doubt = np.asarray((agreement < 0.5).any(axis=1))  # NaN is not below
     elif agreement is not None and evidence.probabilities is not None:
-        in_doubt = (evidence.probabilities > agreement).any(axis=1)
+        in_doubt = np.asarray((evidence.probabilities > agreement).any(axis=1))
     in_doubt[list(evidence.mistakes)] = True
     return np.flatnonzero(in_doubt).tolist()
 
@@ -166,8 +166,8 @@ def _suggested(p: NDArray[np.float64], labels: NDArray[np.integer], names: Seque
     if labels.ndim == 0:
         best = int(p.argmax())
         return "" if np.isnan(p).any() or best == labels else names[best]
-    added = [names[k] for k in np.flatnonzero((p > 0.5) & (labels == 0))]
-    removed = [f"not {names[k]}" for k in np.flatnonzero((p < 0.5) & (labels == 1))]
+    added = [names[k] for k in np.flatnonzero((p > 0.5) & (labels == 0)).tolist()]
+    removed = [f"not {names[k]}" for k in np.flatnonzero((p < 0.5) & (labels == 1)).tolist()]
     return ", ".join(added + removed)
 
 
