@@ -1,0 +1,231 @@
+"""How soon a review shows wrong labels, and what putting them right brings.
+
+    python -m benchmarks.check.review --sets FOLDER --weights resnet18.pt --lite0 FOLDER
+
+30 labels of a set are changed to a similar class, anew with each seed. Then a program reviews the images through the
+session of `finetune review`, and always decides rightly:
+
+- `found`: how many of the 30 are among the first 100 images, by `finetune check`, by a review that keeps its first
+  order, and by a review that ranks again. The labels of all images can be changed.
+- `fit`: the test accuracy of the head that `finetune fit --freeze backbone` fits, on all images of train, with the
+  changed labels, with the corrections of the first 100 images, and with all corrections. Only labels of train are
+  changed.
+
+Results go to benchmarks/check/review.json, the tables to benchmarks/NOTEBOOK.md.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.check.plant import SIMILAR
+from benchmarks.common.documents import ROOT, markdown, mean_and_spread, publish
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import where_and_when
+
+RECORDS = ROOT / "benchmarks/check/review.json"
+SETS = ("clothing", "trash")
+NETWORKS = ("resnet18", "lite0")
+NUM_MOVED = 30
+NUM_SHOWN = 100
+NUM_SEEDS = 3
+SIZES = {"resnet18": 96, "lite0": 224}  # pixels; the first is the default of the review
+ORDERS = ("check", "first order", "ranked again")
+LABELS = ("wrong", "found corrected", "all corrected")
+
+
+class Run(NamedTuple):
+    what: str
+    set: str
+    network: str
+    seed: int
+
+
+def plan(records: list[dict]) -> Iterator[Run]:
+    for what in ("found", "fit"):
+        for seed in range(NUM_SEEDS):
+            for set_name in SETS:
+                yield from (Run(what, set_name, network, seed) for network in NETWORKS)
+
+
+def changed_labels(labels: np.ndarray, chosen: np.ndarray, names: list[str], seed: int) -> Any:
+    """Return labels of which 30 of the chosen images are changed to a similar class, and which are changed."""
+    rng = np.random.default_rng(seed)
+    is_moved = np.isin(np.arange(len(labels)), chosen[rng.permutation(len(chosen))[:NUM_MOVED]])
+    changed = labels.copy()
+    changed[is_moved] = [names.index(SIMILAR[names[label]]) for label in labels[is_moved]]
+    return changed, is_moved
+
+
+@cache
+def network_of(network: str, weights: str) -> Any:
+    from finetune.features.picture_features import Features
+    from finetune.models.timm_backbones import describe
+    from finetune.review.ranking_job import Network
+
+    preparation: dict[str, Any] = {"image_size": SIZES[network]}
+    backbone = "resnet18"
+    if network == "lite0":
+        backbone = "timm/tf_efficientnet_lite0"
+        about = describe(backbone, weights)
+        names = ("resize", "interpolation", "crop_share")
+        preparation |= {name: getattr(about, name) for name in names}
+    return Network(Features(backbone, weights, SIZES[network]), preparation)
+
+
+@cache
+def facts_of(folder: Path, network: str, weights: str) -> Any:
+    """Return the images of a folder and what their pixels tell; computed once, because labels do not matter."""
+    from finetune.data.corrections import CorrectionsFile
+    from finetune.review.review_images import list_images
+    from finetune.review.review_session import ReviewSession
+
+    images = list_images(folder)
+    session = ReviewSession(images, CorrectionsFile(Path("none.csv")), "", {})
+    return images, job_of(session, network, weights).inspect()
+
+
+def job_of(session: Any, network: str, weights: str) -> Any:
+    from finetune.review.ranking_job import RankingJob
+
+    return RankingJob(
+        listing=session.images.listing,
+        labels_now=session.labels_now,
+        network=network_of(network, weights),
+        on_ready=session.put_ranking,
+        outdated=session.outdated,
+    )
+
+
+def review(images: Any, job_facts: Any, truth: np.ndarray, file: Path, how: dict) -> list[int]:
+    """Decide rightly about the first 100 images. Returns their indices.
+
+    Args:
+        images: The images with wrong labels.
+        job_facts: What their pixels tell.
+        truth: The right labels.
+        file: The file of corrections to write.
+        how: `network`, `weights`, and `is_again`: whether the labels are ranked again.
+    """
+    from finetune.data.corrections import CorrectionsFile
+    from finetune.review.review_session import ReviewSession
+
+    session = ReviewSession(images, CorrectionsFile(file), "oracle", {})
+    job = job_of(session, how["network"], how["weights"])
+    job.facts = job_facts
+    job.rank()
+    assert not job.error, job.error
+    shown: list[int] = []
+    while len(shown) < NUM_SHOWN:
+        i = session.state()["next"]
+        shown.append(i)
+        is_right = session.item(i)["labels"] == [truth[i]]
+        action = "right" if is_right else "change"
+        session.decide(i, action, None if is_right else [int(truth[i])], 0)
+        if how["is_again"] and session.outdated.is_set():
+            session.outdated.clear()
+            job.rank()
+    return shown
+
+
+def with_labels(images: Any, labels: np.ndarray) -> Any:
+    targets = replace(images.targets, labels=labels)
+    listing = replace(images.listing, class_of=labels)
+    return replace(images, targets=targets, listing=listing)
+
+
+def found(run: Run, folder: Path, weights: str) -> dict:
+    """Return how many of the moved labels are among the first 100, by each order."""
+    from finetune.features.label_errors import out_of_fold, rank_labels
+
+    images, job_facts = facts_of(folder, run.network, weights)
+    truth = images.targets.labels
+    every = np.arange(len(truth))
+    labels, is_moved = changed_labels(truth, every, images.class_names, run.seed)
+    rows = job_facts.measured
+    p = out_of_fold(job_facts.coordinates, labels[rows], rows, len(images.class_names))
+    first = rows[rank_labels(p, labels[rows], rows)[:NUM_SHOWN]]
+    result = {"check": int(is_moved[first].sum())}
+    for order, is_again in (("first order", False), ("ranked again", True)):
+        how = {"network": run.network, "weights": weights, "is_again": is_again}
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place, "corrections.csv")
+            shown = review(with_labels(images, labels), job_facts, truth, file, how)
+        result[order] = int(is_moved[shown].sum())
+    return {**result, "num_images": len(truth)}
+
+
+def fit(run: Run, folder: Path, weights: str) -> dict:
+    """Return the test accuracy with wrong labels, and with corrected ones."""
+    from finetune.features.logistic_regression import fit_probe
+
+    images, job_facts = facts_of(folder, run.network, weights)
+    truth = images.targets.labels
+    is_train = images.listing.split_of == images.listing.splits.index("train")
+    wrong, is_moved = changed_labels(truth, np.flatnonzero(is_train), images.class_names, run.seed)
+    how = {"network": run.network, "weights": weights, "is_again": True}
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "corrections.csv")
+        shown = review(with_labels(images, wrong), job_facts, truth, file, how)
+    reviewed = wrong.copy()
+    reviewed[shown] = truth[shown]
+    measured = job_facts.measured
+    x = job_facts.coordinates
+    train = is_train[measured]
+    right = truth[measured]
+    result: dict[str, Any] = {"found": int(is_moved[shown].sum())}
+    for name, labels in zip(LABELS, (wrong, reviewed, truth), strict=True):
+        probe = fit_probe(x[train], labels[measured][train], len(images.class_names))
+        predicted = (x[~train] @ probe.weight.T + probe.bias).argmax(axis=1)
+        result[name] = float((predicted == right[~train]).mean())
+    return result
+
+
+def write(records: list[dict]) -> None:
+    """Write the tables."""
+    rows: dict[str, list[list[str]]] = {"found": [], "fit": []}
+    for what, columns, digits in (("found", ORDERS, 1), ("fit", LABELS, 1)):
+        for set_name in SETS:
+            for network in NETWORKS:
+                runs = [
+                    r
+                    for r in records
+                    if (r["what"], r["set"], r["network"]) == (what, set_name, network)
+                ]
+                if not runs:
+                    continue
+                scale = 1 if what == "found" else 100
+                cells = [mean_and_spread([scale * r[c] for r in runs], digits) for c in columns]
+                rows[what].append([set_name, network, str(len(runs)), *cells])
+    head = ["set", "network", "seeds"]
+    publish(
+        {
+            "review_found": markdown([*head, *ORDERS], rows["found"]),
+            "review_fit": markdown([*head, *(f"{label}, %" for label in LABELS)], rows["fit"]),
+        }
+    )
+
+
+def main() -> None:
+    benchmark = Benchmark(RECORDS, Run, plan, write, ("what", "set", "network"))
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--sets", type=Path, help="folder that holds clothing and trash")
+    parser.add_argument("--weights", help="state dict of ResNet-18")
+    parser.add_argument("--lite0", help="folder with the weights of tf_efficientnet_lite0")
+    args = parser.parse_args()
+    weights = {"resnet18": args.weights, "lite0": args.lite0}
+
+    def measure(run: Run) -> dict:
+        kind = found if run.what == "found" else fit
+        return {**kind(run, args.sets / run.set, weights[run.network]), **where_and_when()}
+
+    benchmark.main(args, measure, lambda run: bool(args.sets and weights[run.network]))
+
+
+if __name__ == "__main__":
+    main()
