@@ -186,29 +186,31 @@ def fit(run: Run, folder: Path, weights: str) -> dict:
     return result
 
 
+def tables(records: list[dict]) -> dict[str, str]:
+    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
+    head = ["set", "network", "seeds"]
+    return {
+        "review_found": markdown([*head, *ORDERS], _rows(records, "found", ORDERS, 1)),
+        "review_fit": markdown(
+            [*head, *(f"{label}, %" for label in LABELS)], _rows(records, "fit", LABELS, 100)
+        ),
+    }
+
+
+def _rows(records: list[dict], what: str, columns: tuple[str, ...], scale: float) -> list:
+    rows = []
+    for set_name in SETS:
+        for network in NETWORKS:
+            key = (what, set_name, network)
+            runs = [r for r in records if (r["what"], r["set"], r["network"]) == key]
+            cells = [mean_and_spread([scale * r[name] for r in runs], 1) for name in columns]
+            rows.append([set_name, network, str(len(runs)), *cells])
+    return rows
+
+
 def write(records: list[dict]) -> None:
     """Write the tables."""
-    rows: dict[str, list[list[str]]] = {"found": [], "fit": []}
-    for what, columns, digits in (("found", ORDERS, 1), ("fit", LABELS, 1)):
-        for set_name in SETS:
-            for network in NETWORKS:
-                runs = [
-                    r
-                    for r in records
-                    if (r["what"], r["set"], r["network"]) == (what, set_name, network)
-                ]
-                if not runs:
-                    continue
-                scale = 1 if what == "found" else 100
-                cells = [mean_and_spread([scale * r[c] for r in runs], digits) for c in columns]
-                rows[what].append([set_name, network, str(len(runs)), *cells])
-    head = ["set", "network", "seeds"]
-    publish(
-        {
-            "review_found": markdown([*head, *ORDERS], rows["found"]),
-            "review_fit": markdown([*head, *(f"{label}, %" for label in LABELS)], rows["fit"]),
-        }
-    )
+    publish(tables(records))
 
 
 def main() -> None:

@@ -80,6 +80,7 @@ def expected_on(page: str, blocks: dict[str, str]) -> dict[str, str]:
 # By the file of the records in benchmarks/.
 SOURCES = {
     "check/check": Source(many("check.__main__"), ("found", "auroc", "seconds")),
+    "check/review": Source(many("check.review"), ("check", "wrong")),
     "data/indexing": Source(one("many_files", "data.indexing", "seconds"), ("scan",)),
     "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
     "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
