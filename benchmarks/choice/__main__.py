@@ -24,6 +24,8 @@ from finetune.models.timm_backbones import describe, is_timm
 
 _TRAIN_SHARE = 0.7
 
+# Shapes: N images, D features.
+
 
 def files_of(folder: Path) -> tuple[list[str], np.ndarray]:
     """Return the images of class folders and their labels."""
@@ -32,6 +34,17 @@ def files_of(folder: Path) -> tuple[list[str], np.ndarray]:
         (str(file), label) for label, path in enumerate(classes) for file in sorted(path.iterdir())
     ]
     return [file for file, _ in files], np.array([label for _, label in files])
+
+
+def features_of(candidate: Candidate, paths: Sequence[str], size: int) -> np.ndarray:
+    """Return the features of images, prepared as the network needs them, (N, D)."""
+    preparation = {}
+    if is_timm(candidate.backbone):
+        description = describe(candidate.backbone, candidate.weights)
+        settings = ("resize", "interpolation", "crop_share")
+        preparation = {name: getattr(description, name) for name in settings}
+    network = Features(candidate.backbone, candidate.weights, size)
+    return np.stack([*picture_features(network, paths, size, **preparation)])
 
 
 def features(
@@ -43,16 +56,10 @@ def features(
         file = cache / f"{candidate.backbone.replace('/', '_')}-{folder.name}-{size}.npz"
         if file.is_file():
             return dict(np.load(file))
-    preparation = {}
-    if is_timm(candidate.backbone):
-        description = describe(candidate.backbone, candidate.weights)
-        settings = ("resize", "interpolation", "crop_share")
-        preparation = {name: getattr(description, name) for name in settings}
-    network = Features(candidate.backbone, candidate.weights, size)
     arrays = {}
     for split in ("train", "test"):
         paths, arrays[f"{split}_y"] = files_of(folder / split)
-        arrays[split] = np.stack([*picture_features(network, paths, size, **preparation)])
+        arrays[split] = features_of(candidate, paths, size)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(file, **arrays)

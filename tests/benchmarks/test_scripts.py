@@ -1,9 +1,12 @@
 """The measuring scripts: every tool gets the same images and weights, nothing is measured twice."""
 
+import csv
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +14,7 @@ from torchvision import models
 
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import load
+from benchmarks.labels import mosaics
 from benchmarks.peers import __main__ as compare
 from benchmarks.peers import materials, tools
 
@@ -128,3 +132,35 @@ def test_failed_runs_are_repeated_on_request_and_only_the_selected_ones(tmp_path
     assert toy.go("--only", "broken") is True
     assert toy.measured[7:] == [Run("broken", 0), Run("broken", 1)]
     assert toy.go("--only", "our") == "--only: our: none of broken, ours, peer"
+
+
+def test_mosaics_have_the_labels_of_their_images_and_none_of_another_split(tmp_path, monkeypatch):
+    """Each class has its blue, and each image of a class its green."""
+    blues = {"a": 0, "b": 60, "c": 120, "d": 180, "e": 240}
+    for split, first in (("train", 0), ("test", 8)):
+        for name, blue in blues.items():
+            folder = tmp_path / "set" / split / name
+            folder.mkdir(parents=True)
+            for i in range(8):
+                image = np.full((20, 30, 3), (blue, 15 * (first + i), 99), np.uint8)
+                cv2.imwrite(str(folder / f"{i}.png"), image)
+    monkeypatch.setattr(mosaics, "NUM_MOSAICS", {"train": 40, "val": 10, "test": 20})
+    table = mosaics.write_mosaics(tmp_path / "set", tmp_path / "out", 0)
+    used = {"train": set(), "val": set(), "test": set()}
+    for row in csv.DictReader(table.read_text("utf-8").splitlines()):
+        image = cv2.imread(str(tmp_path / "out" / row["path"]))
+        assert image.shape == (2 * mosaics.TILE, 2 * mosaics.TILE, 3)
+        middle = mosaics.TILE // 2
+        tiles = image[middle :: mosaics.TILE, middle :: mosaics.TILE].reshape(4, 3).astype(int)
+        nearest = (np.abs(tiles[:, :1] - [*blues.values()])).argmin(axis=1)
+        names = [[*blues][k] for k in nearest]
+        assert row["labels"].split(";") == sorted(set(names)) and len(set(names)) == 4
+        greens = (tiles[:, 1] / 15).round().astype(int).tolist()
+        used[row["split"]] |= {*zip(names, greens, strict=True)}
+    assert {green for _, green in used["test"]} == {*range(8, 16)}
+    assert {green for _, green in used["train"] | used["val"]} == {*range(8)}
+    assert not used["train"] & used["val"]
+    other = mosaics.write_mosaics(tmp_path / "set", tmp_path / "other", 1)
+    assert table.read_text() != other.read_text()
+    again = mosaics.write_mosaics(tmp_path / "set", tmp_path / "again", 0)
+    assert table.read_text() == again.read_text()

@@ -88,6 +88,9 @@ SOURCES = {
         one("export", "export.__main__"), ("milliseconds",), ("NOTEBOOK.md", "export.md")
     ),
     "gpu/gpu": Source(one("gpu", "gpu.documents", "measurements", "document"), ("rates",)),
+    "labels/labels": Source(
+        many("labels.__main__"), ("mAP", "f1_micro"), ("NOTEBOOK.md", "labels.md")
+    ),
     "peers/compare": Source(many("peers.documents"), ("seconds", "later_rate", "date")),
     "quality/quality": Source(
         lambda found: script("quality.documents").blocks(found), ("accuracy", "date")
@@ -125,7 +128,9 @@ def environment(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
-@pytest.mark.parametrize("page", ["NOTEBOOK.md", "benchmarks.md", "export.md", "parallelism.md"])
+@pytest.mark.parametrize(
+    "page", ["NOTEBOOK.md", "benchmarks.md", "export.md", "labels.md", "parallelism.md"]
+)
 def test_the_blocks_of_a_page_equal_the_records(page):
     """Each marked block stands once in its page and is what the records give."""
     blocks = {}
