@@ -126,6 +126,8 @@ class ImageDataModule(pl.LightningDataModule):
     """
 
     default_root: ClassVar[str | None] = None
+    # Whether a class with a `default_root` accepts a table instead.
+    reads_tables: ClassVar[bool] = False
     # Whether each image has exactly one class, or several labels or none. `scan` may set it.
     label_kind: LabelKind = "single"
 
@@ -187,7 +189,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
-        if table is not None and self.default_root is not None:
+        if table is not None and self.default_root is not None and not self.reads_tables:
             raise WrongUsage(f"--data.table is for your own images, not for {type(self).__name__}")
         self.table = table
         self.table_root = root  # of relative paths in the table

@@ -25,6 +25,6 @@ class SampleData(ImageFolderData):
         return root
 
     def source(self, folder: Path) -> ImageSource:
-        if (folder / TABLE).is_file():
+        if self.table is None and (folder / TABLE).is_file():
             return TableSource(folder / TABLE, self.table_options())
         return super().source(folder)

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
-from finetune import SampleData
+from finetune import FashionMNIST, SampleData
 from finetune.demo import drawing
+from finetune.system.messages import WrongUsage
 
 
 def test_an_existing_folder_is_used_whatever_its_origin(colours, monkeypatch):
@@ -29,3 +30,18 @@ def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_class
     assert data.label_kind == ("several" if task == "several" else "single")
     with pytest.raises(ValueError, match="called source, target or several"):
         SampleData(str(tmp_path / "other"))
+
+
+def test_the_network_of_a_sample_can_be_tested_on_a_table(tmp_path, monkeypatch):
+    drawing.write_sample(tmp_path, "target", counts={"train": 1, "test": 1})
+    paths = sorted((tmp_path / "target").rglob("*.png"))
+    rows = [f"{path},{path.parent.name},{path.parent.parent.name}" for path in paths]
+    table = tmp_path / "mine.csv"
+    table.write_text("\n".join(["path,label,split", *rows]))
+    # a table of another name in the working directory is not read
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / drawing.TABLE).write_text("path,label\n")
+    data = SampleData(table=str(table))
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 2, "test": 2}
+    with pytest.raises(WrongUsage, match="is for your own images, not for FashionMNIST"):
+        FashionMNIST(table=str(table))

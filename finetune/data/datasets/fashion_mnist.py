@@ -11,6 +11,7 @@ class FashionMNIST(ImageFolderData):
     """Fashion-MNIST by torchvision: grey 28x28 images of clothes, which are written once as PNGs in class folders."""
 
     default_root = "data/fashion-mnist"
+    reads_tables = False
 
     def obtain(self, root: Path) -> Path:
         if self.merge:

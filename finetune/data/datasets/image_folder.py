@@ -37,6 +37,7 @@ from finetune.system.messages import WrongUsage, shown
 class ImageFolderData(ImageDataModule):
     """Any labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders; or a table."""
 
+    reads_tables = True
     # classes without training images, if `class_names` was given
     classes_without_images: tuple[str, ...] = ()
     empty_fold: int | None = None  # the first fold without images to test
