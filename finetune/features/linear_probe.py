@@ -71,10 +71,14 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
     image_weights = data.splits["train"].weights
     if image_weights is not None:
         image_weights = image_weights[indices]
-    num_fitted = len(y) if image_weights is None else int(np.count_nonzero(image_weights))
-    if not trainer.strategy.broadcast(num_fitted):
+    class_weights = model.class_weight.double().cpu().numpy()
+    is_weighted = np.ones(len(y), bool) if image_weights is None else image_weights > 0
+    if y.ndim == 1:
+        is_weighted = is_weighted & (class_weights[y] > 0)
+    if not trainer.strategy.broadcast(bool(is_weighted.any())):
         root = getattr(trainer.datamodule, "root", None)  # type: ignore[attr-defined]
-        some = "" if image_weights is None else " with a weight above 0"
+        has_weights = image_weights is not None or not class_weights.all()
+        some = " with a weight above 0" if has_weights else ""
         raise ValueError(
             f"none of the training images{some} in {root} can be decoded: there is nothing to fit a head on"
         )
@@ -82,14 +86,12 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
     fitted = None
     sent = None
     if trainer.is_global_zero:
-        weights = model.class_weight.double().cpu().numpy()
-        smoothing = model.label_smoothing
         fitted = fit_probe(
             x,
             y,
-            len(weights),
-            class_weights=weights,
-            label_smoothing=smoothing,
+            len(class_weights),
+            class_weights=class_weights,
+            label_smoothing=model.label_smoothing,
             image_weights=image_weights,
         )
         # without `out_of_fold`, which is large, and whose labels only rank 0 has

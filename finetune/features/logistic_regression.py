@@ -57,7 +57,7 @@ class Probe:
         loss: Cross-validated loss; None for a single image.
         table: Strength, loss and score of each strength that was tried.
         out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
-            Images of weight 0 have none.
+            Images of weight 0, or of a class of weight 0, have none.
     """
 
     weight: Array
@@ -104,21 +104,26 @@ def fit_probe(
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
     y = np.asarray(labels)
+    weights = (
+        np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
+    )
+    # Images of weight 0 change nothing. Without them, no fold has a total weight of 0.
+    # With label smoothing, the loss of an image has the weights of all classes.
+    is_used = np.ones(len(y), bool)
     if image_weights is not None:
-        # The others change nothing. Without them, no fold has a total weight of 0.
-        is_used = image_weights > 0
+        is_used &= image_weights > 0
+    if y.ndim == 1 and label_smoothing == 0:
+        is_used &= weights[y] > 0
+    if not is_used.all():
         features = features[is_used]
         y = y[is_used]
-        image_weights = image_weights[is_used]
+        image_weights = None if image_weights is None else image_weights[is_used]
     if len(features) == 0:
         raise ValueError("there are no features")
     if not np.isfinite(features).all():
         raise ValueError("the features hold values that are not finite")
     strengths = sorted(map(float, strengths), reverse=True)
     x = np.asarray(features, np.float64)
-    weights = (
-        np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
-    )
     cross_entropy: _CrossEntropy | _BinaryCrossEntropy
     if y.ndim == 1:
         cross_entropy = _CrossEntropy(weights, label_smoothing)

@@ -391,6 +391,18 @@ def test_weights_are_in_the_loss_that_chooses_the_strength():
         fit_probe(features, labels, 3, image_weights=np.zeros(200))
 
 
+def test_a_class_of_weight_0_is_as_if_its_images_were_not_there():
+    features, labels = pictures(60, 10, 3)
+    weights = np.array([0.0, 1.0, 2.0])
+    is_used = labels > 0
+    ours = fit_probe(features, labels, 3, class_weights=weights)
+    alone = fit_probe(features[is_used], labels[is_used], 3, class_weights=weights)
+    np.testing.assert_array_equal(ours.weight, alone.weight)
+    # one image with a weight: four of five folds have no other one
+    single = np.where(np.arange(60) == 0, 1, 0)
+    assert np.isfinite(fit_probe(features, single, 3, class_weights=weights).weight).all()
+
+
 def test_weights_make_no_problem_of_a_label_that_every_image_has():
     features, labels = several(100, 10, 3)
     labels[:, 2] = 1
