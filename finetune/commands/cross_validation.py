@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.fold_results import (
     answers_of,
     merged_about,
@@ -130,6 +131,12 @@ def _check_possible(line: ParsedLine) -> None:
         if names.get(name) not in (None, "null"):
             raise WrongUsage(f"--{name} does not go with --folds: {why}")
     _check_minutes(names.get("minutes"))
+    configs = read_explicit_settings(format_line("fit", line)).configs
+    has_minutes = any(config.settings.get("minutes") is not None for config in configs)
+    if has_minutes and "minutes" not in names:
+        raise WrongUsage(
+            "a config gives minutes, which --folds does not divide: give --minutes on the command line"
+        )
     if has_launcher():
         raise WrongUsage(
             "--folds starts a process for each fold: with torchrun or srun, run each fold by --data.num_folds and "
@@ -312,7 +319,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     answers = [answers_of(run) for run in runs]
     settings = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["data"]
     arguments = dict(settings["init_args"])
-    for name in ("root", "table"):
+    for name in ("root", "table", "corrections"):
         if arguments.get(name):
             arguments[name] = os.path.join(record.working_dir, arguments[name])
     with _silent(logging.getLogger("finetune.data")):  # the folds have logged the same

@@ -9,7 +9,7 @@ import yaml
 from finetune.commands.parsed_line import ParsedLine, parse_line
 from finetune.data.data_place import place_of
 from finetune.runs.fold_record import FoldRecord, fold_runs, has_folds, read_folds
-from finetune.runs.run_search import read_about, runs_of
+from finetune.runs.run_search import check_is_in, read_about, runs_of
 from finetune.system.messages import NotFound
 
 _NEWEST = (None, "true", "True")  # values of `--resume` that do not name a run
@@ -43,6 +43,7 @@ def folder_to_continue(line: ParsedLine, num_folds: int | None) -> Path | None:
 
     Raises:
         NotFound: `--folds` is given, and the run that `--resume` names is not a cross-validation.
+        WrongUsage: This run is not in the folder of runs that the command names.
     """
     resume = line.last("resume")
     root = root_of(line)
@@ -52,7 +53,10 @@ def folder_to_continue(line: ParsedLine, num_folds: int | None) -> Path | None:
             raise NotFound(
                 f"--resume {folder}: it has no folds.json, so it is not a run with --folds"
             )
-        return folder if has_folds(folder) else None
+        if not has_folds(folder):
+            return None
+        check_is_in(line.last("trainer.default_root_dir"), folder)
+        return folder
     if (name := line.last("name")) is not None:
         return root / "fit" / name if has_folds(root / "fit" / name) else None
     if num_folds is None:

@@ -36,7 +36,7 @@ from finetune.runs.newest_run import (
     working_dir_of,
 )
 from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
-from finetune.runs.run_search import runs_of
+from finetune.runs.run_search import check_is_in, runs_of
 from finetune.system.messages import NotFound, WrongUsage
 
 # the default, which continues a run of any data class on its folder
@@ -62,7 +62,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
         search = _run_by_path(Path(explicit.resume), explicit, read)
-        _check_is_in(explicit.get("trainer.default_root_dir"), Path(explicit.resume))
+        check_is_in(explicit.get("trainer.default_root_dir"), Path(explicit.resume))
     elif explicit.get("name"):
         search = _run_by_name(root / "fit" / explicit.name, explicit, read)
     else:
@@ -216,19 +216,6 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     root = _folder_of_runs(run)
     return NewestRun(run, settings, None, [], runs_elsewhere(root, runs_of(root)))
-
-
-def _check_is_in(out: str | None, run: Path) -> None:
-    """Make sure that a run to continue is in the folder of runs that the command names, if it names one.
-
-    Raises:
-        WrongUsage: It is in another one.
-    """
-    if out is not None and not run.resolve().is_relative_to(Path(out).resolve()):
-        raise WrongUsage(
-            f"--resume {run} continues in that folder, which is not in --out {out}: leave out --out, or copy the "
-            "run there first and resume the copy"
-        )
 
 
 def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> NewestRun:

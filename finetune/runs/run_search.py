@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from finetune.system.messages import WrongUsage
+
 COMMANDS = ("fit", "validate", "test", "predict")  # the commands that leave runs
 _DEPTH = 6  # levels of folders below the one that is searched
 # A folder with any of these files is a run that has begun.
@@ -38,6 +40,19 @@ def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
     # A copy of a numbered run has the same start time. The original counts as newer.
     dated += [(began(folder), -1, folder) for folder in folders if not is_numbered(folder.name)]
     return [folder for *_, folder in sorted(dated)]
+
+
+def check_is_in(out: str | None, run: Path) -> None:
+    """Make sure that a run to continue is in the folder of runs that the command names, if it names one.
+
+    Raises:
+        WrongUsage: It is in another one.
+    """
+    if out is not None and not run.resolve().is_relative_to(Path(out).resolve()):
+        raise WrongUsage(
+            f"--resume {run} continues in that folder, which is not in --out {out}: leave out --out, or copy the "
+            "run there first and resume the copy"
+        )
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -341,6 +341,7 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
     """
     (tmp_path / "a").mkdir()
     (tmp_path / "a/data").symlink_to(images)
+    (tmp_path / "a/corrections.csv").write_text("path,was,now\n")
     monkeypatch.chdir(tmp_path / "a")
     start = cross_validation.start_command
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
@@ -349,7 +350,8 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
             "start_command",
             lambda command: 1 if "fold_2" in command else start(command),
         )
-        fit(Path("data"), Path("runs"), *OPTIONS)
+        corrections = ["--data.corrections", "corrections.csv"]
+        fit(Path("data"), Path("runs"), *OPTIONS, *corrections)
     assert stopped.value.code == 1
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "a/runs/fit/version_0"
@@ -526,6 +528,20 @@ def test_folds_of_a_config_or_a_launcher_are_refused(images, tmp_path, monkeypat
     monkeypatch.setattr(cross_validation, "has_launcher", lambda: True)
     with pytest.raises(WrongUsage, match="with torchrun or srun, run each fold by"):
         fit(images, tmp_path, "--folds", "5")
+
+
+def test_the_minutes_of_a_config_are_refused(images, tmp_path):
+    (tmp_path / "minutes.yaml").write_text("minutes: 5\n")
+    config = ["--config", str(tmp_path / "minutes.yaml")]
+    with pytest.raises(WrongUsage, match="give --minutes on the command line"):
+        fit(images, tmp_path / "out", "--folds", "5", *config)
+
+
+def test_a_named_one_does_not_go_on_in_another_folder(finished, commands):
+    with pytest.raises(WrongUsage, match="which is not in --out elsewhere"):
+        run("fit", "--resume", finished, "--out", "elsewhere")
+    run("fit", "--resume", finished, "--out", finished.parents[1])  # the control
+    assert commands == []
 
 
 def test_another_number_of_folds_does_not_go_on(finished):
