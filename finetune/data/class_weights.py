@@ -57,11 +57,12 @@ def weights_of_classes(weights: Mapping[str, float], class_names: Sequence[str])
     Raises:
         WrongUsage: A class does not exist.
     """
+    known = set(map(composed, class_names))
     for name in weights:
-        if name not in class_names:
+        if name not in known:
             hint = did_you_mean(name, class_names)
             raise WrongUsage(f"class_weights: there is no class {name!r}{hint}")
-    in_order = [weights.get(name, 1.0) for name in class_names]
+    in_order = [weights.get(composed(name), 1.0) for name in class_names]
     if not any(in_order):
         raise WrongUsage("class_weights: the weights of all classes are 0")
     return in_order
@@ -110,7 +111,9 @@ def _pairs_of_file(path: Path, suffix: str) -> list[tuple[str, Any]]:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUsage(f"class_weights: cannot read {path}: {reason(error)}") from error
-    return _pairs_of_json(text, path) if suffix in _JSON else _pairs_of_yaml(text, str(path))
+    if suffix in _JSON:
+        return _pairs_of_json(text, path)
+    return _pairs_of_yaml(text, f"class_weights: {path}")
 
 
 def _pairs_of_json(text: str, path: Path) -> list[tuple[str, Any]]:
@@ -169,22 +172,22 @@ def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:
         WrongUsage: A class occurs twice, or a weight is invalid, or there are none.
     """
     weights: dict[str, float] = {}
-    for original, given in pairs:
+    for original, value in pairs:
         name = composed(str(original))
         if name in weights:
             raise WrongUsage(f"{source}: the class {name!r} occurs twice")
-        weights[name] = _weight(given, f"{source}: the weight of {name!r}")
+        weights[name] = _weight(value, f"{source}: the weight of {name!r}")
     if not weights:
         raise WrongUsage(f"{source}: there are no classes; it takes {_FORMS}")
     return weights
 
 
-def _weight(given: Any, what: str) -> float:
+def _weight(value: Any, what: str) -> float:
     """Return a weight as a number."""
     try:
-        weight = math.nan if isinstance(given, bool) else float(given)
+        weight = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if weight == 0 or _LEAST <= weight <= _MOST:
         return abs(weight)  # not -0.0
-    raise WrongUsage(f"{what} must be 0 or a number from {_LEAST:f} to {_MOST:,.0f}, not {given!r}")
+    raise WrongUsage(f"{what} must be 0 or a number from {_LEAST:f} to {_MOST:,.0f}, not {value!r}")

@@ -54,7 +54,7 @@ WRONG_FILES = {
     "d.json": ('{"a": true}', "the weight of 'a' must be"),
     "e.yaml": ("a: 1\na: 2\n", "e.yaml: the class 'a' occurs twice"),
     "f.yaml": ("- a\n", "f.yaml must be a mapping"),
-    "g.yaml": ("{", "g.yaml is not valid YAML"),
+    "g.yaml": ("{", "class_weights: g.yaml is not valid YAML"),
     "h.csv": (
         "name,weight\na,2\n",
         "h.csv has no column 'class'; its first line must be class,weight",
@@ -80,6 +80,7 @@ def test_weights_must_fit_the_classes():
         weights_of_classes({"cta": 2.0}, ["cat", "dog"])
     with pytest.raises(WrongUsage, match="the weights of all classes are 0"):
         weights_of_classes({"cat": 0.0, "dog": 0.0}, ["cat", "dog"])
+    assert weights_of_classes({"\u00e9": 2.0}, ["cat", "e\u0301"]) == [1, 2]  # decomposed Unicode
     weights = {"cat": 0.0}
     check_weighted(weights, ["cat", "dog"], {"train": [9, 1], "val": [0, 1]})
     with pytest.raises(WrongUsage, match="all images of val are of classes with weight 0"):
