@@ -252,10 +252,10 @@ def _is_interval(bounds: Any) -> bool:
 
 def _are_label_errors(errors: Any, num_labels: int) -> bool:
     """Return whether the calibration errors of labels in test.json are numbers, one for each label."""
-    try:
-        return all(np.array(values, float).shape == (num_labels,) for values in errors.values())
-    except (AttributeError, TypeError, ValueError):
+    if not isinstance(errors, dict):
         return False
+    kinds = [float] * num_labels
+    return all(isinstance(v, list) and [*map(type, v)] == kinds for v in errors.values())
 
 
 def _metrics(path: Path) -> list[dict[str, str]]:
