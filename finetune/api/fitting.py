@@ -82,8 +82,8 @@ def fit(
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
-        folds: Cross-validation: so many fits, each in a subprocess and tested on another part of the images. The
-            result is over all images, and `best` joins their networks.
+        folds: Number of folds of a cross-validation. Each is a fit in a subprocess, tested on another part of the
+            images. The result is over all images, and `best` joins the networks of all folds.
         devices: Their number, or which ones.
         precision: Such as bf16-mixed or 32-true.
         seed: Seed of order, augmentation and new weights.

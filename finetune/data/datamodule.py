@@ -283,8 +283,7 @@ class ImageDataModule(pl.LightningDataModule):
     def _check_equal_on_ranks(self) -> None:
         """Check that all ranks have found the same images and labels.
 
-        Each rank reads them itself, and so may find others if files change during the start, such as a file of
-        corrections that grows.
+        Each rank reads them itself. They differ if files change during the start, such as a file of corrections.
 
         Raises:
             ValueError: They have not. All ranks raise it.

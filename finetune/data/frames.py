@@ -14,21 +14,19 @@ from finetune.data.heif import NUM_HEAD_BYTES, is_sequence
 from finetune.data.storage import open_file
 from finetune.system.messages import shown
 
-_NUM_LOOKED_AT = (
-    2000  # takes a second for GIF and TIFF; of more files evenly spaced ones are looked at
-)
+# Files that are read, evenly spaced if there are more. It takes a second for GIF and TIFF.
+_NUM_SAMPLED = 2000
 _SINGLE = (".jpg", ".jpeg", ".bmp")  # formats without frames
 _MAX_CHUNKS = 1000  # before the pixels of a PNG
-_ANIMATION = (
-    2  # the bit in the flags of an extended WebP (its specification, "Extended File Format")
-)
+# The bit in the flags of an extended WebP (its specification, "Extended File Format").
+_ANIMATION = 2
 
 
 def frames_line(paths: Sequence[str]) -> str:
     """Return a line about images with several frames or pages; "" if there are none."""
     candidates = [path for path in paths if os.path.splitext(path)[1].lower() not in _SINGLE]
     num = len(candidates)
-    chosen = np.linspace(0, num - 1, min(_NUM_LOOKED_AT, num)).astype(int).tolist()
+    chosen = np.linspace(0, num - 1, min(_NUM_SAMPLED, num)).astype(int).tolist()
     several = [candidates[i] for i in chosen if has_several_frames(candidates[i])]
     if not several:
         return ""
@@ -55,17 +53,13 @@ def has_several_frames(path: str) -> bool:
                 file.seek(0)
                 return is_several(read_header(file))
             return is_sequence(head)
-    except (
-        Exception
-    ):  # Pillow raises nearly any exception for damaged files, which are reported elsewhere
+    except Exception:  # Pillow raises nearly any for a damaged file, which is reported elsewhere
         return False
 
 
 def is_several(image: ImageFile) -> bool:
     """Return whether an image from `read_header` has several frames or pages."""
-    if isinstance(
-        image, TiffImageFile
-    ):  # without its number of pages, for which the complete file is read
+    if isinstance(image, TiffImageFile):  # Pillow would read the complete file to count its pages
         tags: Any = image.tag_v2
         return bool(tags.next)
     return bool(getattr(image, "is_animated", False))

@@ -27,7 +27,7 @@ _SEQUENCES = (b"avis", b"hevc", b"hevx", b"msf1")
 
 
 def heif_kind(head: bytes) -> Literal["AVIF", "HEIC", ""]:
-    """Return which of both formats a file has by its first `NUM_HEAD_BYTES`; "" for another format."""
+    """Return which of the two formats a file has by its first `NUM_HEAD_BYTES`; "" for another format."""
     if head[4:8] != b"ftyp":
         return ""
     brand = head[8:12]

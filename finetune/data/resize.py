@@ -68,7 +68,7 @@ class RandomResizedCrop(A.RandomResizedCrop):
 
 
 class RandomPaddedCrop(A.RandomResizedCrop):
-    """`RandomResizedCrop` of an image that is padded to a square, without a crop that misses the image.
+    """`RandomResizedCrop` of an image that is padded to a square. No crop misses the image.
 
     A crop longer than the image along an axis contains the complete image there, at a random place, and the rest is
     `PADDING`. A shorter crop lies within the image along that axis. Crops of a square image are those of
@@ -99,9 +99,15 @@ class RandomPaddedCrop(A.RandomResizedCrop):
 
 
 def _moved(first: int, end: int, side: int, length: int) -> tuple[int, int]:
-    """Move a crop from first to end of a square's side to the same relative place on a shorter side of the image.
+    """Return where a crop of the padded square begins and ends along an axis of the image.
 
-    A crop longer than the image begins before it.
+    The crop has the same relative place on the image as on the square. A crop longer than the image begins before it.
+
+    Args:
+        first: First pixel of the crop on the square.
+        end: The pixel after its last one.
+        side: Side of the square.
+        length: Length of the image along this axis.
     """
     num = end - first
     if side == length:
@@ -119,7 +125,7 @@ def _scaled(first: int, end: int, length: int, size: int) -> tuple[int, int]:
 
 
 class Pad(A.ImageOnlyTransform):
-    """Resizes an image so that it fits into a square, in the middle of which it is; the rest is `PADDING`.
+    """Resizes an image to fit into a square, centres it, and fills the rest with `PADDING`.
 
     Args:
         size: Side of the square in pixels.
@@ -133,11 +139,17 @@ class Pad(A.ImageOnlyTransform):
 
     def apply(self, img: NDArray[np.uint8], **params: Any) -> NDArray[np.uint8]:
         scale = self.size / max(img.shape[:2])
-        height, width = (max(1, round(side * scale)) for side in img.shape[:2])
-        top, left = ((self.size - side) // 2 for side in (height, width))
-        rows, columns = (top, top + height), (left, left + width)
-        is_bicubic = self.interpolation == cv2.INTER_CUBIC
-        return padded(img, (self.size, self.size), rows, columns, is_bicubic=is_bicubic)
+        height = max(1, round(img.shape[0] * scale))
+        width = max(1, round(img.shape[1] * scale))
+        top = (self.size - height) // 2
+        left = (self.size - width) // 2
+        return padded(
+            img,
+            size=(self.size, self.size),
+            rows=(top, top + height),
+            columns=(left, left + width),
+            is_bicubic=self.interpolation == cv2.INTER_CUBIC,
+        )
 
 
 def padded(
@@ -148,7 +160,7 @@ def padded(
     *,
     is_bicubic: bool = False,
 ) -> NDArray[np.uint8]:
-    """Return an image of `size` that is `PADDING` but for a resized image.
+    """Resize an image, and pad it to `size` with `PADDING`.
 
     Args:
         picture: The image to resize, (H, W, 3) uint8.
@@ -157,13 +169,14 @@ def padded(
         columns: First and end column of the resized image.
         is_bicubic: Whether to resize bicubically.
     """
-    height, width = rows[1] - rows[0], columns[1] - columns[0]
+    height = rows[1] - rows[0]
+    width = columns[1] - columns[0]
     resized = resize(picture, height, width, is_bicubic=is_bicubic)
     if (height, width) == size:
         return resized
-    paper = np.full((*size, 3), PADDING, np.uint8)
-    paper[slice(*rows), slice(*columns)] = resized
-    return paper
+    result = np.full((*size, 3), PADDING, np.uint8)
+    result[slice(*rows), slice(*columns)] = resized
+    return result
 
 
 class Resize(A.Resize):

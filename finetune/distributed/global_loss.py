@@ -31,7 +31,7 @@ class GlobalLoss:
 
         DDP averages gradients over ranks. The loss is therefore this rank's part of the mean, times the world size.
         """
-        # all images of the batch may be of classes with weight 0: the loss is then 0, as their sum is
+        # without any weight the loss is 0, not 0 / 0
         total = self.total_weight.masked_fill(self.total_weight == 0, 1)
         return loss_sum * (self.world_size / total)
 

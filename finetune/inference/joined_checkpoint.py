@@ -109,7 +109,9 @@ def _joined_calibration(
 def _probabilities(answers: Sequence[Answers | LabelAnswers]) -> np.ndarray:
     """Return the probability of each class for the images of all folds, (N, K)."""
     rows = [answer.probabilities for answer in answers if answer.probabilities is not None]
-    assert len(rows) == len(answers), "files without all classes have too many for a threshold"
+    assert len(rows) == len(answers), (
+        "with two classes or several labels, predictions have all probabilities"
+    )
     return np.concatenate(rows)
 
 
@@ -118,7 +120,7 @@ def _calibrated_members(
 ) -> list[dict[str, Tensor]]:
     """Return the weights of each network of a checkpoint, so that its softmax or its sigmoids are calibrated.
 
-    Of an ensemble, each member gets the calibration of the whole.
+    Each member of an ensemble gets the calibration of the ensemble.
     """
     settings = model_settings(checkpoint)
     num = settings.get("members", 1)

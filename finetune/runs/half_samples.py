@@ -20,12 +20,14 @@ Array = np.ndarray
 def half_sample_interval(value: float, labels: Array, scores: Array) -> tuple[float, float]:
     """Return the 95 % interval of a mean average precision. It does not depend on chance: the seed is fixed.
 
-    The halves say three things. Their values vary as much as those of other test sets of N images do. Their mean is
-    above the value by about as much as the value itself is above that of endless images, since the average precision of
-    few images is too high, by an amount inversely proportional to their number. And labels that occur together vary
-    together in them. With a variance v and a corrected value m, the interval is Wilson's for a share m of
-    n = m (1 - m) / v images, but of at most as many as `num_trials_of_labels` says: halves with hardly any image of a
-    label vary too little. It is extended to the value, if that lies outside.
+    - Variance: the values of halves vary as much as those of other test sets of N images. Labels that occur together
+      also do so in the halves, so their correlation is included.
+    - Bias: the average precision of n images is too high, by an amount proportional to 1 / n. So the mean of the halves
+      is above the value by about as much as the value is above that of infinitely many images.
+
+    With the variance v and the corrected value m, the interval is Wilson's for a share m of n = m (1 - m) / v images.
+    n is at most `num_trials_of_labels`, because halves with hardly any image of a label vary too little. The interval
+    always contains the value.
 
     Args:
         value: The mean average precision.

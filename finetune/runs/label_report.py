@@ -39,7 +39,7 @@ class LabelMetrics:
         f1: None if it is undefined.
         num_missed: Number of images that have the label and for which it is not predicted.
         num_false: Number of images for which it is wrongly predicted.
-        calibration_error: The calibration error, and about the one by chance alone; None if it is unknown.
+        calibration_error: The calibration error, and an estimate of the one by chance alone; None if it is unknown.
     """
 
     row: LabelRow
@@ -121,7 +121,7 @@ def _metrics(run: RunRecord) -> Iterator[LabelMetrics]:
 
 
 def _calibration_errors(run: RunRecord) -> list[tuple[float, float]]:
-    """Return the calibration error of each label, and about the one by chance; none if they are unknown."""
+    """Return the calibration error of each label, and an estimate of that by chance; none if they are unknown."""
     errors = run.result.get("label_calibration", {})
     return list(zip(errors.get("error", ()), errors.get("error_by_chance", ()), strict=False))
 

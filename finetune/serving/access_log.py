@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finetune.system.terminal import print_if_read
 
-# IDs of a proxy are used as they are. Others could forge lines of programs that read the log carelessly.
+# An ID of this form, as proxies send it, is taken over. Other characters could forge lines in the log.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLIENT_LEFT = 499  # as nginx logs it: the client closed the connection before there was a response
 _MAX_PATH = 200  # characters

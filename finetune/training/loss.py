@@ -61,7 +61,7 @@ def weighted(values: Tensor, weights: Tensor | None) -> Tensor:
 def nonzero_sum(weight: Tensor, num_images: int) -> Tensor:
     """Return the sum of the weights of some images; if all have the weight 0, a number above 0.
 
-    Their loss is then 0, not 0 / 0. The sum is 0 only without images: by it, ranks know that none of them has images.
+    Their mean loss is then 0, not 0 / 0. Only a sum without images is 0, so that ranks recognize an empty batch.
     """
     return weight.clamp_min(_TINY) if num_images else weight
 

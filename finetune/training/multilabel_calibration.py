@@ -247,8 +247,9 @@ def label_calibration_errors(
     """Return the calibration error of the probabilities of each label, K numbers each, by name.
 
     `error` is the expected calibration error over 15 equal bins of probability, and `error_before_scaling` that of the
-    plain sigmoids, if a calibration was fitted. `error_by_chance` is about the `error` of true probabilities: of few
-    images, shares differ from probabilities by chance. Logits are those in the middle of their bins.
+    plain sigmoids, if a calibration was fitted. `error_by_chance` estimates the `error` that correct probabilities
+    would have: with few images, shares differ from probabilities by chance. Logits are those in the middle of their
+    bins.
 
     Args:
         counts: Negatives and positives by label and bin of logits, (2, K, J).

@@ -123,7 +123,7 @@ def balanced_positive_weights(num_positive: np.ndarray, num_images: int) -> Tens
     """
     positive = torch.from_numpy(num_positive).double()
     negative = num_images - positive
-    # of no image at all, and to rounding of sums of weights
-    is_zero = 1e-12 * num_images
-    negative = torch.where(negative > is_zero, negative, 1.0)
-    return negative / torch.where(positive > is_zero, positive, 1.0)
+    # A smaller sum of weights is 0 up to rounding: no image, or none with a weight, counts as one.
+    least = 1e-12 * num_images
+    negative = torch.where(negative > least, negative, 1.0)
+    return negative / torch.where(positive > least, positive, 1.0)

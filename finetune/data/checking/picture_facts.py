@@ -62,7 +62,8 @@ class Facts:
     Attributes:
         errors: Error of each image, "" if it is readable.
         kinds: Format by content, such as JPEG.
-        modes: Pillow's mode, with `;16` for 16 bits `animated` for several frames, and `of several pages`.
+        modes: Pillow's mode, with `;16` for 16 bits, `animated` for several frames, and `of several pages` for a TIFF
+            with several pages.
         sizes: Height and width from the header, after EXIF rotation, (N, 2).
         num_bytes: Size of each file in bytes, (N,).
         changed: Modification time of each file, in seconds since 1970, (N,).

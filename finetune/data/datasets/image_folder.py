@@ -194,7 +194,7 @@ class ImageFolderData(ImageDataModule):
         if train.weights is None or train.weights.min() != train.weights.max():
             return
         self.has_only_zero_weights = not train.weights.any()
-        self.remark += ", which are equal in training and have no effect"
+        self.remark += "; the weights are equal in training and have no effect"
         self.splits["train"] = replace(train, weights=None)
 
     def setup(self, stage: str) -> None:
