@@ -224,7 +224,7 @@ def correct_targets(
         if after == before:
             changes.confirmed += 1
         else:
-            changes.pairs[_text(before), _text(after)] += 1
+            changes.pairs[label_set_name(before), label_set_name(after)] += 1
     result: Targets = MultiHot(corrected)
     if isinstance(targets, ClassIndex):
         result = ClassIndex(corrected, targets.num_classes)
@@ -282,7 +282,8 @@ class _KnownClasses:
         return has_label
 
 
-def _text(labels: Sequence[str]) -> str:
+def label_set_name(labels: Sequence[str]) -> str:
+    """Return the labels of an image in words."""
     return " + ".join(labels) or "no label"
 
 

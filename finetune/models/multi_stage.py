@@ -99,7 +99,7 @@ def use_stages(network: nn.Module, num_stages: int, backbone: str) -> None:
         return
     most = most_stages(network)
     if num_stages > most:
-        how_many = "those of the last stage only" if most == 1 else f"at most {most} stages"
+        how_many = "the last stage only" if most == 1 else f"at most {most} stages"
         raise WrongUsage(
             f"model.head_stages {num_stages}: the head of {backbone} can take the features of {how_many}: "
             f"give {most}"

@@ -10,12 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from finetune.serving.refusal import Refused, drain
 from finetune.system.messages import shown
 
-_OPEN = {
-    "/",
-    "/openapi.json",
-    "/healthz",
-    "/readyz",
-}  # these need no token: they reveal nothing about the model
+# These paths need no token: they reveal nothing about the model.
+_OPEN = {"/", "/openapi.json", "/healthz", "/readyz"}
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

@@ -10,6 +10,7 @@ from finetune.data.corrected_samples import (
     AppliedCorrections,
     Classes,
     correct_targets,
+    label_set_name,
     relative_paths,
 )
 from finetune.data.corrections import Corrections
@@ -143,9 +144,7 @@ def _with_label_sets(listing: Listing, has_label: np.ndarray) -> Listing:
     """Return the listing with the labels (N, K), 0 or 1, of its images."""
     names = listing.label_names
     sets, class_of = np.unique(has_label, axis=0, return_inverse=True)
-    set_names = [
-        " + ".join(names[k] for k in np.flatnonzero(row).tolist()) or "no label" for row in sets
-    ]
+    set_names = [label_set_name([names[k] for k in np.flatnonzero(row).tolist()]) for row in sets]
     counts = [
         has_label[listing.split_of == k].sum(axis=0, dtype=np.int64)
         for k in range(len(listing.splits))
