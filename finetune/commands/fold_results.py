@@ -137,7 +137,8 @@ def _by_class(
 def _loss(results: Sequence[dict[str, Any]]) -> float:
     """Return the weighted mean loss over all images; NaN if the weights or losses of a fold are unknown."""
     losses = [result["test/loss"] for result in results]
-    weights = [result.get("loss_weight") for result in results]  # earlier versions wrote none
+    # earlier versions wrote no weights
+    weights = [result.get("loss_weight", float("nan")) for result in results]
     if None in losses or None in weights:
         return float("nan")
     return float(np.average(losses, weights=weights))

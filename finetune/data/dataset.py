@@ -78,7 +78,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return mixed
 
     def _load(self, epoch: int | None, index: int) -> dict[str, Any]:
-        item = {"index": index, "label": self.targets[index], "image": None, "error": ""}
+        item: dict[str, Any] = {
+            "index": index,
+            "label": self.targets[index],
+            "image": None,
+            "error": "",
+        }
         if self.weights is not None:
             item["weight"] = float(self.weights[index])
         try:

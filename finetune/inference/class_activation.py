@@ -44,12 +44,12 @@ def class_activation(network: nn.Module, x: Tensor, classes: Sequence[int]) -> n
     if not torch.allclose(features, means, rtol=1e-3, atol=1e-5):
         return None
     weight = head(network).weight.detach()[list(classes)].float()  # numpy has no bf16
-    size = maps[-1].shape[2:]
-    evidence = torch.zeros(len(x), *size, device=x.device)
+    height, width = maps[-1].shape[2:]
+    evidence = torch.zeros(len(x), height, width, device=x.device)
     weights = weight.split([of_stage.shape[1] for of_stage in maps], dim=1)
     for of_stage, weight_of_stage in zip(maps, weights, strict=True):
         # averaging keeps the mean over all positions, which the logit adds
-        averaged = adaptive_avg_pool2d(of_stage.float(), size)
+        averaged = adaptive_avg_pool2d(of_stage.float(), (height, width))
         evidence += torch.einsum("bc,bcuv->buv", weight_of_stage, averaged)
     return _scale_to_one(evidence.clamp_min(0)).cpu().numpy()
 

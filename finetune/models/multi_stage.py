@@ -116,7 +116,7 @@ def use_stages(network: nn.Module, num_stages: int, backbone: str) -> None:
     nn.init.xavier_uniform_(wide.weight)
     nn.init.zeros_(wide.bias)
     network.set_submodule(name, wide)
-    network.__class__ = _derived(kind, type(network))
+    network.__class__ = _derived(kind, type(network))  # type: ignore[arg-type]
     network.pooled_stages = pooled_stages  # type: ignore[assignment]
     network.pooled_head_name = name  # type: ignore[assignment]
 
@@ -143,7 +143,7 @@ def _derived(kind: type[MultiStage], plain: type[nn.Module]) -> type[nn.Module]:
 
 
 def _restore(kind: type[MultiStage], plain: type[nn.Module]) -> nn.Module:
-    derived = _derived(kind, plain)
+    derived = _derived(kind, plain)  # type: ignore[arg-type]
     return derived.__new__(derived)
 
 
