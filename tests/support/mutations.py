@@ -327,7 +327,7 @@ MUTATIONS = [
     Mutation(
         "classes are balanced by their frequency",
         "training/initial_weights.py",
-        "return counts.sum() / (len(counts) * counts.clamp_min(1))",
+        "return counts.sum() / (len(counts) * torch.where(counts > 0, counts, 1))",
         "return torch.ones(len(counts))",
         "tests/training/test_initial_weights.py tests/training/test_classifier.py",
     ),
