@@ -366,10 +366,10 @@ def _test_together(folder: Path, record: FoldRecord) -> dict[str, Any]:
         sys.exit(code)
     newest = runs_of(folder, "test")[-1]
     result = read_run(newest).result
-    kept = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
+    names = ("confusion_matrix", "label_counts", "test/mAP", INTERVAL, "test/exact_match")
     return {
         "run": f"test/{newest.name}",
-        **{name: result[name] for name in kept if name in result},
+        **{name: result[name] for name in names if name in result},
     }
 
 

@@ -80,7 +80,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         has_weights = image_weights is not None or not class_weights.all()
         some = " with a weight above 0" if has_weights else ""
         raise ValueError(
-            f"none of the training images{some} in {root} can be decoded: there is nothing to fit a head on"
+            f"{root} has no training image{some} that can be decoded: there is nothing to fit a head on"
         )
     num_images = trainer.strategy.broadcast(len(y))
     fitted = None
