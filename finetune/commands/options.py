@@ -153,7 +153,7 @@ data: fit benchmark
       size img_size imgsz input_size resolution crop_size
   --data.val_fraction SHARE                of train, or of all class folders, if there is no val [0.1]
   --data.test_fraction SHARE               of all, if the folder has no splits [0.2]
-  --data.resize HOW                        then cropped; pad: padded, whole: squashed, neither cropped [shorter_side]
+  --data.resize HOW                        then cropped; pad: padded, whole: squashed, not cropped [shorter_side]
   --data.on_bad_image HOW                  skip: skip unreadable images, and list them [error]
 data: validate test predict
   --batch, --data.batch_size N             images in a batch; by default that of its training

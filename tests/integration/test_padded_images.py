@@ -39,6 +39,7 @@ def wide(tmp_path):
     return tmp_path / "wide.png"
 
 
+@pytest.mark.slow
 def test_export_checkpoint_and_service_answer_alike_on_a_wide_image(
     checkpoint, wide, cli, tmp_path
 ):
@@ -60,9 +61,9 @@ def test_export_checkpoint_and_service_answer_alike_on_a_wide_image(
     # independently: the complete image in the middle of the padding
     paper = Image.new("RGB", (28, 28), (124, 116, 104))
     paper.paste(Image.open(wide).resize((28, 9), Image.Resampling.BILINEAR), (0, 9))
-    by_hand = predictor.classify(np.asarray(paper)[None])[0]
+    by_hand = predictor.classify(np.array(paper)[None])[0]
     np.testing.assert_allclose(by_hand, answers["own"], rtol=0, atol=0.02)  # 2 grey levels
     # the controls: without padding, and without the ends of the image
     for control in (Image.open(wide).resize((28, 28)), paper.crop((9, 9, 18, 18)).resize((28, 28))):
-        other = predictor.classify(np.asarray(control)[None])[0]
+        other = predictor.classify(np.array(control)[None])[0]
         assert np.abs(other - answers["own"]).max() > 0.05
