@@ -456,27 +456,23 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
 
 
 def run_all(
-    chosen: list[Scenario], out: Path, before: Callable[[], Any] | None = None, jobs: int = 2
-) -> list[dict]:
+    chosen: list[Scenario], out: Path, control: Scenario | None = None, jobs: int = 2
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the results of scenarios, and that of the control, which waits for its deadline beside them."""
     waiting = list(chosen)
-    running = []
-    results = []
+    running = [Run(control, out, as_it_was)] if control else []
+    found: dict[str, list[dict[str, Any]]] = {"results": [], "control": []}
     while waiting or running:
-        while waiting and len(running) < jobs:
-            running.append(Run(waiting.pop(0), out, before))
+        while waiting and sum(run.before is None for run in running) < jobs:
+            running.append(Run(waiting.pop(0), out))
         for run in [run for run in running if run.look()]:
             running.remove(run)
-            results.append(run.result())
-            print(
-                {
-                    key: value
-                    for key, value in results[-1].items()
-                    if key not in ("output", "stacks")
-                },
-                flush=True,
-            )
+            result = run.result()
+            found["control" if run.before else "results"].append(result)
+            told = {key: value for key, value in result.items() if key not in ("output", "stacks")}
+            print(told, flush=True)
         time.sleep(0.02)
-    return results
+    return found
 
 
 def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
@@ -513,10 +509,8 @@ def main(out: Path, names: list[str]) -> None:
     )
     # else each process's own garbage collection would copy all the memory that it shares with this one
     gc.freeze()
-    found = {"results": run_all(scenarios, out, jobs=int(os.environ.get("END_JOBS", "2")))}
-    if names[0] == "cover":
-        control = Scenario("exception", "train", "1", "one", "file")
-        found["control"] = run_all([control], out, as_it_was)
+    control = Scenario("exception", "train", "1", "one", "file") if names[0] == "cover" else None
+    found = run_all(scenarios, out, control, int(os.environ.get("END_JOBS", "2")))
     (out / "results.json").write_text(json.dumps(found, indent=1))
     for result in found["results"]:
         if result["wrong"]:
