@@ -60,7 +60,8 @@ def test_last_ckpt_is_read_once_to_decide_and_once_to_train(
         config.write_text(config.read_text().replace("max_epochs: 1", "max_epochs: 2"))
     reads.clear()
     cli("fit", "--data.root", colours, *quickest, *length, *options, "--resume", *which)
-    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+    # The folder of runs is also listed before torch is imported: the newest run may be a cross-validation.
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 1 if named else 2)
     assert read_checkpoint(run_to_go_on / LAST)["global_step"] == 8
     assert reads["last.ckpt"] == 3  # the control: each reading counts
 
@@ -79,11 +80,11 @@ def test_a_run_of_moved_data_without_a_config_is_read_once(
 ):
     shutil.copytree(colours, tmp_path / "moved")
     cli("fit", "--data.root", tmp_path / "moved", *QUICKEST, *TWO_EPOCHS, "--resume")
-    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 2)
     (run_to_go_on / "config.yaml").unlink()
     reads.clear()
     cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3, "--resume")
-    assert (reads["last.ckpt"], reads["runs"]) == (2, 1)
+    assert (reads["last.ckpt"], reads["runs"]) == (2, 2)
 
 
 def test_a_new_run_that_begins_from_a_checkpoint_reads_it_once_to_decide(
