@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.data.corrected_samples import label_set_name
 from finetune.data.datasets.listing import Listing
 from finetune.runs.answers import Answers, LabelAnswers
 
@@ -48,7 +49,7 @@ class Evidence:
         """Return the labels of image i as a text."""
         if not self.has_several:
             return names[int(self.labels[i])]
-        return " + ".join(names[k] for k in np.flatnonzero(self.labels[i]).tolist()) or "no label"
+        return label_set_name([names[k] for k in np.flatnonzero(self.labels[i]).tolist()])
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,6 @@ def find_label_mistakes(
         if i is None or np.array_equal(answers.predicted[row], labels[i] == 1):
             continue
         p = answers.probabilities[row]
-        predicted = " + ".join(answers.named(answers.predicted[row])) or "no label"
+        predicted = label_set_name(answers.named(answers.predicted[row]))
         mistakes[i] = (predicted, float(np.where(labels[i] == 1, p, 1 - p).min()))
     return mistakes

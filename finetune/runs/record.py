@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -226,7 +227,53 @@ def _result(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: its label_calibration does not go with its class_names"
         )
+    if not _are_folds(result.get("folds", [])):
+        raise ValueError(f"{path} is damaged: its folds are not results of folds")
+    for name in ("calibration", "joined_calibration"):
+        if not _has_thresholds(result.get(name), len(names)):
+            raise ValueError(f"{path} is damaged: its {name} does not go with its class_names")
+    if not isinstance(result.get("test_folder", {}), dict):
+        raise ValueError(f"{path} is damaged: its test_folder is not a result")
     return result
+
+
+# The types of the values of a fold in test.json.
+_FOLD = {
+    "fold": (int,),
+    "run": (str,),
+    "num_images": (int,),
+    "num_right": (int,),
+    "loss": (float, int, NoneType),
+    "best_epoch": (int, NoneType),
+}
+
+
+def _are_folds(rows: Any) -> bool:
+    """Return whether the results of folds in test.json have the form that `fold_results` writes."""
+    return isinstance(rows, list) and all(map(_is_fold, rows))
+
+
+def _is_fold(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    if not all(type(row.get(name)) in types for name, types in _FOLD.items()):
+        return False
+    mean = row.get("mAP")
+    bounds = row.get(INTERVAL)
+    return mean is None if bounds is None else type(mean) is float and _is_interval(bounds)
+
+
+def _has_thresholds(calibration: Any, num_labels: int) -> bool:
+    """Return whether a calibration in test.json is none, or has a threshold for each label if it has any."""
+    if calibration is None:
+        return True
+    if not isinstance(calibration, dict):
+        return False
+    thresholds = calibration.get("thresholds")
+    if thresholds is None:
+        return True
+    kinds = [float] * num_labels
+    return isinstance(thresholds, list) and [*map(type, thresholds)] == kinds
 
 
 def _are_label_counts(result: dict[str, Any], num_labels: int) -> bool:

@@ -63,6 +63,42 @@ def test_damaged_files_are_named(run, name, content):
         read_run(run)
 
 
+FOLD = {
+    "fold": 1,
+    "run": "fit/version_0",
+    "num_images": 4,
+    "num_right": 3,
+    "loss": None,
+    "best_epoch": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"folds": [3]},
+        {"folds": {"1": FOLD}},
+        {"folds": [{**FOLD, "num_right": "3"}]},
+        {"folds": [{**FOLD, "mAP": 0.5, "mAP_interval": [0.9, 0.1]}]},
+        {"folds": [{**FOLD, "mAP": "much", "mAP_interval": [0.1, 0.9]}]},
+        {"calibration": {"thresholds": [0.5]}},
+        {"joined_calibration": {"thresholds": ["a", "b"]}},
+        {"joined_calibration": [0.5, 0.5]},
+        {"test_folder": "test"},
+    ],
+)
+def test_damaged_results_of_folds_are_named(run, values):
+    path = run / "test.json"
+    result = json.loads(path.read_text())
+    sound = {"folds": [FOLD], "joined_calibration": {"thresholds": [0.5, 0.5]}, "test_folder": {}}
+    path.write_text(json.dumps({**result, **sound}))
+    assert read_run(run).result["folds"] == [FOLD]
+    path.write_text(json.dumps({**result, **values}))
+    (name,) = values
+    with pytest.raises(ValueError, match=rf"test\.json is damaged: its {name} "):
+        read_run(run)
+
+
 def test_another_folder_is_none(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"is not the folder of a run: it has no config\.yaml"
