@@ -48,6 +48,7 @@ def fit(
     weights: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | EllipsisType | None = ...,
     freeze: str | EllipsisType | None = ...,
     members: int | None = None,
+    class_weights: str | os.PathLike[str] | Mapping[str, float] | None = None,
     folds: int | None = None,
     devices: int | str | None = None,
     precision: str | None = None,
@@ -82,6 +83,7 @@ def fit(
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
+        class_weights: `balanced`; or the weights of classes, such as `{"cat": 2}`, where others have 1; or a file of them.
         folds: Number of folds of a cross-validation. Each is a fit in a subprocess, tested on another part of the
             images. The result is over all images, and `best` joins the networks of all folds.
         devices: Their number, or which ones.

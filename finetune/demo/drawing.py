@@ -55,7 +55,6 @@ Colour = tuple[int, int, int]
 Task = Literal["source", "target", "several"]
 SPLITS = ("train", "val", "test")
 TABLE = "labels.csv"
-_NUM_IMAGES = {"source": NUM_SOURCE, "target": NUM_TARGET, "several": NUM_SEVERAL}
 _NUM_DISHES_SHARES = (0.1, 0.25, 0.35, 0.3)  # of the images with 0, 1, 2 and 3 dishes
 _SUPPORT_SHARES = (0.55, 0.2, 0.25)  # of plates, boards, and dishes on the table
 _CORNERS = ((0.27, 0.27), (0.73, 0.27), (0.27, 0.73), (0.73, 0.73))  # x and y of the dishes
@@ -535,7 +534,8 @@ def write_sample(
     """
     if task not in get_args(Task):
         raise ValueError(f"unknown task {task!r}, not in {get_args(Task)}")
-    num_images = counts or _NUM_IMAGES[task]
+    defaults = {"source": NUM_SOURCE, "target": NUM_TARGET, "several": NUM_SEVERAL}
+    num_images = counts or defaults[task]
     folder = Path(root) / task
     unfinished = folder.with_name(f".{task}-{uuid.uuid4().hex}")
     with one_at_a_time(folder), ExitStack() as clean_up:

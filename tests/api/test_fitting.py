@@ -50,6 +50,7 @@ def test_each_argument_that_is_passed_reaches_the_command_and_no_other(monkeypat
 WORDS_AND_LINES = [
     ({"epochs": np.int64(3), "lr": 1e-05}, ["--epochs", "3", "--lr", "1e-05"]),
     ({"weights": None, "resume": True}, ["--weights", "null", "--resume"]),
+    ({"class_weights": {"cat, big": 2}}, ["--class_weights", '{"cat, big": 2}']),
     ({"resume": False}, []),
     ({"minutes": 2.5, "patience": 3}, ["--minutes", "2.5", "--patience", "3"]),
     ({"out": Path("a b"), "lr": np.float32(0.5)}, ["--out", "a b", "--lr", "0.5"]),
