@@ -73,6 +73,7 @@ VALUES = {
         "weights": "null",
         "freeze": "layer2",
         "members": "3",
+        "class_weights": "{blue: 2}",
         "devices": "2",
     },
     **{"precision": "bf16-mixed", "seed": "5", "out": "elsewhere"},

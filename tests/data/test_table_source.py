@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from data_files import small
 
+from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.folders import scan
-from finetune.data.datasets.image_folder import Hotdog, ImageFolderData
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.splits import group_ids
 from finetune.data.storage import FileStats
@@ -362,8 +363,8 @@ def test_names_that_no_file_has_are_faults_and_no_crash(tmp_path):
 
 
 def test_a_table_is_for_images_of_your_own(tmp_path):
-    with pytest.raises(WrongUsage, match="not for Hotdog"):
-        Hotdog(table=str(tmp_path / "x.csv"))
+    with pytest.raises(WrongUsage, match="not for FashionMNIST"):
+        FashionMNIST(table=str(tmp_path / "x.csv"))
 
 
 @pytest.mark.parametrize(
