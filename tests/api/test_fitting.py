@@ -254,6 +254,7 @@ def test_twice_in_one_process_and_in_threads_gives_the_same_weights(colours, qui
     assert [same(weights(first), weights(run)) for run in others] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on(colours, quick):
     quick["options"]["model.scheduler"] = None  # whose shape is that of the whole run
     whole = fit(colours, **{**quick, "epochs": 2})

@@ -128,6 +128,7 @@ def environment(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", ["NOTEBOOK.md", "benchmarks.md", "export.md", "labels.md", "parallelism.md"]
 )

@@ -152,6 +152,7 @@ def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(
     assert settings(tmp_path / "runs/fit/version_1")["model"] == before["model"]
 
 
+@pytest.mark.slow
 def test_resume_passes_over_a_run_whose_network_was_named(
     files, colours, cli, tmp_path, caplog, budgets
 ):
@@ -163,6 +164,7 @@ def test_resume_passes_over_a_run_whose_network_was_named(
     assert any("of a chosen network, small_cnn" in text for text in caplog.messages)
 
 
+@pytest.mark.slow
 def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
     files, colours, cli, tmp_path
 ):
@@ -184,6 +186,7 @@ def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
     files, timm_folder, untested_run, colours, cli, tmp_path, budgets
 ):
@@ -202,6 +205,7 @@ def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
     assert found["data"]["init_args"]["crop_share"] == 0.95
 
 
+@pytest.mark.slow
 def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours, cli, monkeypatch):
     seen = []
     original = backbone_choice.eval_transform
@@ -223,6 +227,7 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
     assert [prepare["crop_share"] for prepare in seen] == [0.95, 0.875]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "seconds"), [(None, 120.0), (10, 120.0), (1, 12.0)])
 def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(
     files, colours, tmp_path, budgets, minutes, seconds
@@ -293,6 +298,7 @@ def test_a_checkpoint_to_go_on_from_decides(untested_run, colours, cli, tmp_path
     assert settings(tmp_path / "runs/fit/version_0")["model"]["backbone"] == "small_cnn"
 
 
+@pytest.mark.slow
 def test_python_takes_lists(files, colours, tmp_path, monkeypatch, budgets):
     monkeypatch.chdir(tmp_path)
     with_comma = tmp_path / "a,b.pt"
@@ -332,6 +338,7 @@ def test_what_is_on_this_machine_is_tried_first(colours, monkeypatch, budgets):
     ]
 
 
+@pytest.mark.slow
 def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monkeypatch, caplog):
     asked = []
     monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
@@ -434,6 +441,7 @@ def test_other_commands_name_their_network(colours, cli, capsys, command):
     assert "auto" in capsys.readouterr().err + str(told.value)
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_does_not_end_the_ranking(files, colours, cli, tmp_path):
     folder = shutil.copytree(colours, tmp_path / "some")
     (folder / "train/red/00.png").write_bytes(b"no image")

@@ -130,6 +130,7 @@ def test_a_rate_that_is_given_leaves_the_other_arguments_as_usual(optimizer, arg
     assert {name: parsed.init_args[name] for name in values} == values
 
 
+@pytest.mark.slow
 def test_a_fit_from_a_fitted_head_clips_its_gradients(optimizer):
     def clip(*arguments: str) -> float | None:
         return ParseOnly(["fit", *arguments]).config["fit"].trainer.gradient_clip_val

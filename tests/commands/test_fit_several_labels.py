@@ -48,6 +48,7 @@ def test_a_fit_reports_the_mean_average_precision(root, cli, capsys, caplog):
     assert "val/temperature" not in rows[0]
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_and_ends_by_patience(root, cli, caplog):
     cli("fit", *fit_words(root))
     with caplog.at_level("INFO"):
@@ -61,6 +62,7 @@ def test_a_fit_goes_on_and_ends_by_patience(root, cli, caplog):
     assert "is finished, with early stopping, patience 2" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_exact_head_and_the_start(root, cli, caplog):
     weights = ("--model.head_init", "probe")
     with caplog.at_level("INFO"):

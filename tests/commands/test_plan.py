@@ -75,6 +75,7 @@ def test_a_finished_run_is_read_once(colours, cli, run_to_go_on, reads):
     assert (reads["last.ckpt"], reads["best.ckpt"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_run_of_moved_data_without_a_config_is_read_once(
     colours, cli, run_to_go_on, reads, tmp_path
 ):
@@ -95,6 +96,7 @@ def test_a_new_run_that_begins_from_a_checkpoint_reads_it_once_to_decide(
     assert reads["begun.ckpt"] == 2 and reads["last.ckpt"] == 0
 
 
+@pytest.mark.slow
 def test_best_ckpt_is_read_once_at_the_end_and_once_for_the_test(colours, cli, reads):
     cli("fit", "--data.root", colours, *QUICKEST, "--model.head_init", "probe")
     assert (reads["best.ckpt"], reads["start.ckpt"]) == (2, 1)
@@ -120,6 +122,7 @@ def test_what_is_held_while_training_is_decided_has_no_weights(untested_run):
     assert shapes[0] == shapes[1] and held["loops"] == whole["loops"]
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_has_written_in_the_meantime_is_left_to_it(
     colours, cli, run_to_go_on, monkeypatch
 ):

@@ -51,6 +51,7 @@ def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, ca
     assert (tmp_path / "runs/fit/version_0").is_dir()
 
 
+@pytest.mark.slow
 def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
     fit(colours, *QUICKEST, *NO_TEST, "--keep_last", "false")
     fit(colours, *QUICKEST, *NO_TEST)
@@ -73,6 +74,7 @@ def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
     assert "nothing to delete" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_single_image_is_predicted_without_a_folder(cli, run_to_go_on, colours, capsys, tmp_path):
     words = ("--trainer.accelerator", "cpu", "--data.num_workers", "0")
     image = sorted(colours.rglob("*.png"))[0]

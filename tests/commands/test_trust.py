@@ -169,6 +169,7 @@ def test_objects_among_the_settings_are_never_unpickled(fitted, tmp_path, monkey
     assert (tmp_path / "unpickled").exists()
 
 
+@pytest.mark.slow
 def test_what_the_user_names_is_imported(fitted, tmp_path, monkeypatch, has_run):
     monkeypatch.chdir(tmp_path)
     predict(fitted / "good.ckpt", fitted)  # ours, with albumentations' transforms
@@ -200,6 +201,7 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
             data_settings(checkpoint, read_explicit_settings(["test", "--data", given]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["test", "validate"])
 def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_path, command):
     checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)

@@ -147,6 +147,7 @@ def exported(path: Path, kind: str) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sweep(["ckpt", "onnx", "safetensors"], quick=["ckpt"]))
 def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_picture(
     damaged, kind, colours, cli, tmp_path

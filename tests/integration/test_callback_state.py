@@ -240,6 +240,7 @@ def test_every_callback_of_ours_is_in_the_table():
     assert {"Checkpoints", "Rates", "ImageProgressBar"} < ours  # of three kinds of base
 
 
+@pytest.mark.slow
 # of 4 steps an epoch: none is logged, or an earlier one
 @pytest.mark.parametrize("every", sweep([50, 3], quick=[50]))
 def test_rates_of_an_epoch_that_was_stopped_in_its_validation(

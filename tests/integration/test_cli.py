@@ -78,6 +78,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize(
     ("failure", "code", "told"),
@@ -671,6 +672,7 @@ def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
     assert list(tmp_path.glob("*out.csv*")) + list(tmp_path.glob(".out.csv*")) == []
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
     both = [start("fit", "--data.root", colours, *QUICKEST, cwd=tmp_path) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]

@@ -136,6 +136,7 @@ def test_the_newest_run_of_a_table_is_found_by_it(here, capsys):
     assert sorted(path.name for path in Path("runs/fit").iterdir()) == ["folders", "table"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_tested_on_its_table_and_on_others(here, caplog):
     caplog.set_level("INFO")
     run(["test", "runs/fit/table"])
@@ -224,6 +225,7 @@ def test_a_table_is_checked(here, capsys):
         assert getattr(caught.value, "exit_code", 2) == 2
 
 
+@pytest.mark.slow
 def test_skipped_rows_are_listed(here):
     text = Path("labels.csv").read_text().splitlines()
     Path("faulty.csv").write_text("\n".join([*text, "nowhere.png,red", "images/red/00.png,"]))

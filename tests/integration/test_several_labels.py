@@ -249,6 +249,7 @@ def test_test_metrics_are_those_of_the_written_rows(run, images):
     assert answers.is_right.mean() == pytest.approx(result["test/exact_match"])
 
 
+@pytest.mark.slow
 def test_pages_and_lists_show_the_mean_average_precision(run, cli, capsys, tmp_path):
     result = json.loads((run / "test.json").read_text())
     value = f"{result['test/mAP']:.3f}"

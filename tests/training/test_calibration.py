@@ -188,6 +188,7 @@ def test_weights_that_moved_since_the_validation_have_no_calibration(two, tmp_pa
     assert read_calibration(read_checkpoint(tmp_path / "inside.ckpt")) == Calibration()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(
     two, cli, tmp_path
 ):

@@ -253,6 +253,7 @@ def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, ste
     assert seen == [steps]
 
 
+@pytest.mark.slow
 def test_source_head_is_the_source_classifier_restricted(tmp_path):
     write_sample(tmp_path, "source", counts={"train": 2, "val": 2, "test": 4})
     source_data = data(tmp_path / "source", **TINY_SIZE)
