@@ -51,7 +51,6 @@ def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, ca
     assert (tmp_path / "runs/fit/version_0").is_dir()
 
 
-@pytest.mark.slow
 def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
     fit(colours, *QUICKEST, *NO_TEST, "--keep_last", "false")
     fit(colours, *QUICKEST, *NO_TEST)
