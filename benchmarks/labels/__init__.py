@@ -1,1 +1,1 @@
-"""Images with several labels: `finetune fit labels.csv` beside a plain script and a regression on frozen features."""
+"""Images with several labels: `finetune fit labels.csv` next to a plain script and a regression on frozen features."""

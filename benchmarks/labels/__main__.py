@@ -1,4 +1,4 @@
-"""Measure `finetune fit labels.csv` on images with several labels, beside a plain script and a regression.
+"""Measure `finetune fit labels.csv` on images with several labels, next to a plain script and a regression.
 
     pip install -e '.[dev,timm]'
     python -m benchmarks.labels SET --weights WEIGHTS/tf_efficientnet_lite0 [--seeds 3] [--size 128]

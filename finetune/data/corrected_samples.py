@@ -252,7 +252,7 @@ class _KnownClasses:
     def parse(self, text: str) -> set[str]:
         """Return the classes in a text after the merge, also unknown ones.
 
-        Of several labels those that are excluded are left out.
+        Of several labels those that are excluded are removed.
         """
         if not self.has_several:
             name = composed(text)

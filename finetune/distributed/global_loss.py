@@ -31,9 +31,7 @@ class GlobalLoss:
 
         DDP averages gradients over ranks. The loss is therefore this rank's part of the mean, times the world size.
         """
-        # without any weight the loss is 0, not 0 / 0
-        total = self.total_weight.masked_fill(self.total_weight == 0, 1)
-        return loss_sum * (self.world_size / total)
+        return loss_sum * (self.world_size / self.total_weight)
 
     def mean(self, loss: Tensor) -> Tensor:
         """Return the mean over the global batch, from the loss of each rank. Every rank must call this."""

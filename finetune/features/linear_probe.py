@@ -155,8 +155,10 @@ def head_inputs(
             everywhere = [own] * trainer.world_size
             received = everywhere
         dist.gather_object(own, received, dst=0, group=cpu_group(trainer.strategy))
-    x, y, indices = (torch.cat(column) for column in zip(*everywhere, strict=True))
-    return x.double().numpy(), y.numpy(), indices.numpy()
+    features = torch.cat([of_rank[0] for of_rank in everywhere])
+    labels = torch.cat([of_rank[1] for of_rank in everywhere])
+    indices = torch.cat([of_rank[2] for of_rank in everywhere])
+    return features.double().numpy(), labels.numpy(), indices.numpy()
 
 
 def _batches(

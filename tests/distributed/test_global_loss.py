@@ -60,11 +60,3 @@ def test_one_rank_asks_nobody(monkeypatch):
     assert float(loss.detach()) == 1.5 and loss.requires_grad
     mean = global_loss.mean(loss)
     assert float(mean) == 1.5 and not mean.requires_grad
-
-
-def test_a_batch_of_images_without_weight_has_no_loss(ranks):
-    """Such as those of classes whose weight is 0."""
-    w = torch.tensor(0.5, requires_grad=True)
-    ranks.append(0.0)
-    loss = GlobalLoss.of_ranks(torch.tensor(0.0), 2).loss(0 * w)
-    assert float(loss.detach()) == 0 and gradient(loss, w) == 0

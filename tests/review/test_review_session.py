@@ -163,7 +163,9 @@ def test_after_some_decisions_the_others_are_ranked_by_the_corrected_labels(
     session = begin(wrong)
     job = job_of(session)
     job.rank()
-    first, second, third = (int(i) for i in session.order.images[:3])
+    first = int(session.order.images[0])
+    second = int(session.order.images[1])
+    third = int(session.order.images[2])
     last = int(session.order.images[-1])
     before = session.item(last)["suggestions"]
     for i, name in enumerate((first, second)):

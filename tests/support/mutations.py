@@ -103,7 +103,7 @@ MUTATIONS = [
     Mutation(
         "the loss is a mean over the global batch",
         "distributed/global_loss.py",
-        "return loss_sum * (self.world_size / total)",
+        "return loss_sum * (self.world_size / self.total_weight)",
         "return loss_sum / self.weight",
         "tests/integration/test_ddp.py -k balanced",
     ),
