@@ -83,6 +83,17 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
         self.experiment.flush()  # Lightning's `save` also writes a file of hyperparameters
 
     @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what was logged, and keep the file open for the test after the fit.
+
+        Lightning's version closes the file, and each later one is a new file. TensorBoard reads files in the order of
+        their names, which end with a second and a number without leading zeros: the tenth file of a process was read
+        before its ninth, and a resumed run showed the steps twice that it repeated.
+        """
+        if self._experiment is not None:
+            self.save()
+
+    @rank_zero_only
     def close(self) -> None:
         if self._experiment is not None:
             self._experiment.close()

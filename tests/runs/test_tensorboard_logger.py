@@ -19,9 +19,12 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
     assert {name for name, _ in scalars()} >= {"train/loss", "val/accuracy", "test/accuracy"}
     assert hyperparameters() == [settings()]
     assert [event.step for event in events().Images(NAME)] == [4]
+    files = RUN / "tensorboard"
+    assert len(list(files.iterdir())) == 1  # TensorBoard misorders several of one second
     first = settings()
     fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
     assert scalars() == pytest.approx(steps(), rel=1e-6)
+    assert len(list(files.iterdir())) == 2
     assert max(step for _, step in steps()) == 8
     assert hyperparameters() == [first]
     assert [event.step for event in events().Images(NAME)] == [8]
