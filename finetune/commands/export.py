@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +37,21 @@ from finetune.inference.export_check import (
 )
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
+from finetune.inference.timm_folder import (
+    DESCRIPTION,
+    README,
+    TIMM_FILES,
+    check_supported,
+    load_timm_folder,
+    readme,
+    write_timm_folder,
+)
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import ExportedCheckpoint, InputSize, packed
+from finetune.runs.exported_files import ExportedCheckpoint, InputSize, licence_of, packed
+from finetune.runs.headline import data_set
+from finetune.runs.model_card import model_card
+from finetune.runs.record import read_run
+from finetune.runs.run_search import is_run_folder
 from finetune.system.files import check_target, one_at_a_time, replacing, unfinished
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
@@ -47,7 +61,7 @@ _NUM_CALIBRATED, _MAX_TESTED = 200, 2000  # images for int8: calibration, test
 
 def export(
     ckpt_path: str,
-    format: Literal["onnx", "torch", "safetensors"] = "onnx",
+    format: Literal["onnx", "torch", "safetensors", "timm"] = "onnx",
     output: str | None = None,
     input: InputSize = "network_size",
     verify_on: str | None = None,
@@ -57,13 +71,15 @@ def export(
     """Write a checkpoint as a file for other programs that predicts as the checkpoint does.
 
     An .onnx or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
-    normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. The file
-    is discarded if a probability differs from the checkpoint's by more than 1e-4, or if a class differs.
+    normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. For timm,
+    a folder is written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a
+    probability differs from the checkpoint's by more than 1e-4, or if a class differs.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
-        format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone.
-        output: The file; null for one next to the checkpoint.
+        format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone,
+            timm for a folder in timm's layout, of a network of timm.
+        output: The file, or the folder of timm; null for one next to the checkpoint.
         input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
             evaluation does; network_size for one that takes prepared images.
         verify_on: Image, folder, glob or text file with a path on each line, of which at most 64 are compared;
@@ -73,9 +89,8 @@ def export(
         root: Folder of the data set for int8; null for that of the checkpoint's run.
 
     Returns:
-        The file.
+        The file or folder.
     """
-    suffix, write = WRITERS[format]
     checkpoint = read_checkpoint(ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
@@ -87,6 +102,9 @@ def export(
     if format != "onnx" and (quantize or input != "network_size"):
         wanted = f"--quantize {quantize}" if quantize else f"--input {input}"
         raise WrongUsage(f"{wanted} makes an .onnx, not --format {format}")
+    if format == "timm":
+        return _export_timm(ckpt_path, checkpoint, output, verify_on)
+    suffix, write = WRITERS[format]
     kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
     if input == "any_size" and kernel != "bilinear":
         hint = "remove it, and prepare images as described in the .json next to the file"
@@ -120,7 +138,7 @@ def export(
         agreement = compare_prepared(
             predictor, run, np.stack([predictor.prepare(read()) for read in pictures])
         )
-        _check(agreement, suffix, what)
+        _check(agreement, f"{suffix} file", what)
         agreements = {"verified" if data is None else "verified_before_int8": agreement}
         message, quantized = "", dict[str, Any]()
         if data is not None:
@@ -129,13 +147,75 @@ def export(
             reference = predictor.classify if data is None else load_exported(file)
             file, agreement = _prepend_preparation(predictor, file, reference, pictures)
             what = f"{what} and crops of them, of many sizes"
-            _check(agreement, suffix, what)
+            _check(agreement, f"{suffix} file", what)
             agreements["verified" if data is None else "verified_preparation"] = agreement
         facts = about(predictor, checkpoint, format, input, agreements) | quantized
         _write_export(file, facts, target, description_path)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {description_path.name} about it")
     print(message or _describe(agreement, what, "labels" if is_several else "classes"))
     return target
+
+
+def _export_timm(
+    ckpt_path: str, checkpoint: dict[str, Any], output: str | None, verify_on: str | None
+) -> Path:
+    """Write a folder in timm's layout; see `export`."""
+    target = Path(output) if output else Path(ckpt_path).with_suffix(".timm")
+    if target.exists() and not target.is_dir():
+        raise WrongUsage(f"--output {target}: --format timm writes a folder, and this is a file")
+    for name in (README, DESCRIPTION, *TIMM_FILES):
+        check_target(target / name, "--output")
+    predictor = Predictor(ckpt_path, checkpoint=checkpoint)
+    check_supported(predictor)
+    pictures, what = _pictures(verify_on)
+    prepared = np.stack([predictor.prepare(read()) for read in pictures])
+    with _workplace() as folder:
+        write_timm_folder(predictor, folder)
+        agreement = compare_prepared(
+            predictor, load_timm_folder(folder, predictor.label_kind), prepared
+        )
+        _check(agreement, "timm folder", what)
+        facts = about(predictor, checkpoint, "timm", "network_size", {"verified": agreement})
+        (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        (folder / README).write_text(readme(predictor, _card(ckpt_path, checkpoint)), "utf-8")
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        _put_folder_in_place(folder, target)
+    print(
+        f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
+    )
+    print(_describe(agreement, what, "labels" if predictor.label_kind == "several" else "classes"))
+    return target
+
+
+def _put_folder_in_place(folder: Path, target: Path) -> None:
+    """Copy the files of an export to its folder. The config is last: without it nothing can load a part of them."""
+    with one_at_a_time(target):
+        target.mkdir(parents=True, exist_ok=True)
+        config = target / TIMM_FILES[-1]
+        config.unlink(missing_ok=True)
+        for name in (README, DESCRIPTION, *TIMM_FILES):
+            for leftover in unfinished(target / name):
+                leftover.unlink(missing_ok=True)
+            with replacing(target / name) as content:
+                _copy(folder / name, content, target / name)
+
+
+def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
+    """Return the model card of the checkpoint's run, without folders of this machine; "" if it is not in a run."""
+    run = Path(ckpt_path).resolve().parent.parent
+    if not is_run_folder(run):
+        return ""
+    record = read_run(run)
+    public = {"root": data_set(record), "licence_of_the_weights": licence_of(checkpoint)}
+    return model_card(replace(record, about={**record.about, **public}))
+
+
+def _copy(source: Path, temporary: Path, target: Path) -> None:
+    """Copy a file to the temporary file that becomes `target`, which an error names."""
+    try:
+        shutil.copyfile(source, temporary)
+    except OSError as error:  # it names the source
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
 @contextmanager
@@ -157,12 +237,12 @@ def _workplace() -> Iterator[Path]:
             raise
 
 
-def _check(agreement: Agreement, suffix: str, what: str) -> None:
+def _check(agreement: Agreement, kind: str, what: str) -> None:
     if not agreement.is_good:
         differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have other classes"
         where = f"on {agreement.num_images} {what}"
         raise ValueError(
-            f"the {suffix} file was discarded, since it does not predict as the checkpoint: {where} {differs}"
+            f"the {kind} was discarded, since it does not predict as the checkpoint: {where} {differs}"
         )
 
 
@@ -182,10 +262,7 @@ def _write_export(
         for leftover in (*unfinished(target), *unfinished(description_path)):
             leftover.unlink(missing_ok=True)
         with replacing(description_path) as description, replacing(target) as content:
-            try:
-                shutil.copyfile(file, content)
-            except OSError as error:  # it names the source
-                raise OSError(error.errno, error.strerror, str(target)) from error
+            _copy(file, content, target)
             description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             # Until the end there is no description, rather than that of another file.
             description_path.resolve().unlink(missing_ok=True)

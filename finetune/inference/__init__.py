@@ -11,6 +11,7 @@ Inference:
 Export:
 - `end_to_end` is the exported module, from pixels to probabilities.
 - `exporters` writes it to files. `export_check` verifies a file against the checkpoint.
+- `timm_folder` writes a network of timm as a folder that timm and its hub can read.
 - `quantize` writes an int8 file. `any_size` writes a file that accepts images of any size.
 - `export_about` describes a file in JSON.
 - `onnx_network` runs an exported .onnx in the place of the network.

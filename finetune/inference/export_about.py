@@ -8,6 +8,7 @@ from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
+from finetune.training.calibration import AnyCalibration
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
 
@@ -23,7 +24,7 @@ def about(
     Args:
         predictor: The predictor of the checkpoint.
         checkpoint: The result of `read_checkpoint`.
-        format: Format of the file, a key of `WRITERS` in `exporters`.
+        format: Format of the file: a key of `WRITERS` in `exporters`, or `timm`, where the head scales the logits.
         input_size: Size of the images that the file takes.
         agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
             their key in the description.
@@ -38,7 +39,10 @@ def about(
         f"rest is {PADDING}",
     }
     preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
-    is_whole = format != "safetensors"  # else the file holds weights only
+    is_whole = format not in ("safetensors", "timm")  # else the file holds weights only
+    calibration = predictor.calibration
+    if format == "timm":
+        calibration = without_scaling(calibration)
     is_any = input_size == "any_size"
     whole = ["N", *(("H", "W") if is_any else (size, size)), 3, "uint8 RGB"]
     return {
@@ -55,8 +59,8 @@ def about(
         "preparation": f"inside: {preparation}" if is_any else preparation,
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),
-        **_decisions(predictor),
-        "calibration": predictor.calibration.as_plain(),
+        **_decisions(predictor, calibration),
+        "calibration": calibration.as_plain(),
         "began_with": begun_with(checkpoint),
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
@@ -64,9 +68,16 @@ def about(
     }
 
 
-def _decisions(predictor: Predictor) -> dict[str, Any]:
+def without_scaling(calibration: AnyCalibration) -> AnyCalibration:
+    """Return the calibration of a network whose logits are scaled: the thresholds stay."""
+    if isinstance(calibration, MultilabelCalibration):
+        num_labels = len(calibration.scale)
+        return calibration._replace(scale=(1.0,) * num_labels, bias=(0.0,) * num_labels)
+    return calibration._replace(temperature=1.0)
+
+
+def _decisions(predictor: Predictor, calibration: AnyCalibration) -> dict[str, Any]:
     """Return what turns logits into probabilities and decisions, beyond the plain calibration."""
-    calibration = predictor.calibration
     if not isinstance(calibration, MultilabelCalibration):
         return {"temperature": calibration.temperature}
     names = predictor.class_names

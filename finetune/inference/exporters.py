@@ -116,11 +116,13 @@ def format_of(target: str) -> str:
     """Return the format that a target means, by its name or by the suffix of a file.
 
     Raises:
-        WrongUsage: The target is neither a format nor a file with one of their suffixes.
+        WrongUsage: The target is neither a format nor a path with one of their suffixes.
     """
-    formats = {suffix: name for name, (suffix, _) in WRITERS.items()}
-    format = target if target in WRITERS else formats.get(Path(target).suffix)
+    formats = {suffix: name for name, (suffix, _) in WRITERS.items()} | {".timm": "timm"}
+    format = target if target in formats.values() else formats.get(Path(target).suffix)
     if format is None:
-        valid = f"a format ({', '.join(WRITERS)}) or a file that ends in {', '.join(formats)}"
+        valid = (
+            f"a format ({', '.join(formats.values())}) or a path that ends in {', '.join(formats)}"
+        )
         raise WrongUsage(f"target must be {valid}, not {target!r}")
     return format

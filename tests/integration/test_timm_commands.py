@@ -11,13 +11,18 @@ import pytest
 import timm
 import torch
 from colours import QUICK
+from PIL import Image
 from timm.models import save_for_hf
 from timm_scenarios import FAMILIES
+from torchvision import transforms
 
 from finetune.cli import run
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
+from finetune.inference import timm_folder
 from finetune.inference.predictor import Predictor
+from finetune.models.timm_backbones import describe
+from finetune.models.timm_weights import read_timm
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +142,66 @@ def test_exported_files_say_what_the_network_says(colours, fitted, cli, kind, no
     assert np.array_equal(ours.prepare(image), theirs.prepare(image))
     # float32, another program
     np.testing.assert_allclose(theirs([image]), ours([image]), rtol=0, atol=1e-5)
+
+
+def probabilities_of_timm(folder, images, side=None):
+    """Return what timm alone computes from a folder, (N, K), of images (H, W, 3) or of prepared ones."""
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    config = timm.data.resolve_model_data_config(network)
+    transform = timm.data.create_transform(**config)
+    if side:
+        assert transform.transforms[1].size == (side, side)
+        transform = transforms.Compose(transform.transforms[2:])  # without resize and crop
+    batch = torch.stack([transform(Image.fromarray(image)) for image in images])
+    with torch.inference_mode():
+        return network(batch).softmax(dim=1).numpy()
+
+
+def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
+    colours, fitted, cli, no_network, tmp_path, capsys
+):
+    checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
+    checkpoint["finetune"]["calibration"]["temperature"] = 0.5
+    torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
+    cli("export", fitted, "--format", "timm", "--out", "mine", "--verify_on", colours / "test")
+    assert "same classes" in capsys.readouterr().out
+    ours = Predictor(fitted / "checkpoints/best.ckpt")
+    images = [decode(path) for path in sorted((colours / "test").glob("*/*"))]
+    prepared = [ours.prepare(image) for image in images]
+    expected = ours(images)
+    # float32 in another order
+    np.testing.assert_allclose(
+        probabilities_of_timm("mine", prepared, 40), expected, rtol=0, atol=1e-5
+    )
+    # timm resizes with another library: some grey levels differ
+    np.testing.assert_allclose(probabilities_of_timm("mine", images), expected, rtol=0, atol=0.02)
+    config = json.loads(Path("mine/config.json").read_text())
+    assert config["label_names"] == ours.class_names
+    assert json.loads(Path("mine/finetune.json").read_text())["temperature"] == 1
+    card = Path("mine/README.md").read_text()
+    assert "test images of colours" in card and card.startswith("---\nlibrary_name: timm\n")
+    assert not any(
+        str(tmp_path) in file.read_text("utf-8", "ignore") for file in Path("mine").iterdir()
+    )
+    about = describe(f"timm/{NETWORK}", "mine")  # a next fit can start from the folder
+    assert about.class_names == ours.class_names and about.resize == "shorter_side"
+    head = read_timm("mine", f"timm/{NETWORK}").state["head.fc.weight"]
+    np.testing.assert_allclose(head, checkpoint["state_dict"]["network.head.fc.weight"] / 0.5)
+
+
+def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, monkeypatch):
+    checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
+    checkpoint["finetune"]["calibration"]["temperature"] = 0.5
+    torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
+    monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
+    with pytest.raises(
+        ValueError, match="the timm folder was discarded, since it does not predict"
+    ):
+        cli("export", fitted, "--format", "timm", "--out", "mine")
+    assert not Path("mine").exists()
+    Path("file").touch()
+    with pytest.raises(ValueError, match="--format timm writes a folder, and this is a file"):
+        cli("export", fitted, "--format", "timm", "--out", "file")
 
 
 def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
