@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -73,16 +74,15 @@ FIT = [
     ),
     *("--trainer.precision", "32-true"),
 ]
-NUM_KILLED = {1: 3, 2: 2}  # fits killed at random moments, by number of processes
 # batch norm, in a third of mobilenet_v3_small's time
 TINY = ("--model.backbone", "timm/test_efficientnet")
-DROPOUT = ("--model.backbone", "mobilenet_v3_small", "--trainer.max_epochs", 2)
 # several labels an image, mixed
 LABELS = (
     *("--data", "labelled_files.LabelledFiles", "--data.root", OUT / "labels"),
     *("--data.mixup", 0.4, "--data.cutmix", 1.0, "--model.class_weights", "balanced", *TINY),
     *("--trainer.max_epochs", 2),
 )
+SELDOM = ("--checkpoint_every_n_steps", 10**6)
 SMALL = ("--model.backbone", "small_cnn", "--data.image_size", 28, "--trainer.precision", "64-true")
 
 
@@ -209,11 +209,15 @@ def stop_inside_an_epoch() -> None:
     patch.object(Classifier, "training_step", stopped).start()
 
 
+def stopped(root: Path, num_processes: int) -> list[int]:
+    """Stop a fit inside its second epoch."""
+    return Fit(root, *SMALL, world_size=num_processes, before=stop_inside_an_epoch).wait()
+
+
 def moved(
-    root: Path, before: int, after: int, reference: dict[str, Any], control: Any = None
+    root: Path, codes: list[int], after: int, reference: dict[str, Any], control: Any = None
 ) -> dict[str, Any]:
-    """Stop a fit on `before` processes, go on with it on `after`; how far from the reference is it each time?"""
-    codes = Fit(root, *SMALL, world_size=before, before=stop_inside_an_epoch).wait()
+    """Go on with a stopped fit on `after` processes; how far from the reference is it before and after?"""
     step, stopped_at = step_of_last(root), distance(state(root)["weights"], reference["weights"])
     said = (root / "log0").read_text()
     resumed = Fit(root, *SMALL, world_size=after, before=control).wait()
@@ -279,71 +283,72 @@ def quick_scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     random.seed(20)
-    steps = STEPS_PER_EPOCH * EPOCHS
-    for world_size in (1, 2):
-        reference_root = OUT / f"reference{world_size}"
-        codes = Fit(reference_root, *TINY, world_size=world_size).wait()
-        reference = state(reference_root)
-        yield f"reference{world_size}", {"codes": codes}
-        # Random moments after the first checkpoint; all but one soon after one inside an epoch, else most could fall to
-        # epochs' ends.
-        inside = [step for step in range(steps) if step % STEPS_PER_EPOCH in (3, 4)]
-        for i, step in enumerate(
-            [*random.sample(inside, NUM_KILLED[world_size] - 1), random.randrange(3, steps - 2)]
-        ):
-            root = OUT / f"killed{world_size}_{i}"
-            yield root.name, killed_and_resumed(root, step, reference, *TINY, world_size=world_size)
-        if world_size == 1:
-            yield "finished", {"again": Fit(reference_root, *TINY).wait()}
-            root = OUT / "control"
-            yield (
-                root.name,
-                killed_and_resumed(root, 10, reference, *TINY, before=start_the_epoch_again),
-            )
-            with temporary_files_on_another_file_system():
-                root = OUT / "cut_off"
-                cut = Fit(root, *TINY, before=die_while_writing).wait()
-                last = step_of_last(root)
-                leftovers = [path.name for path in root.rglob("*.tmp")]
-                resumed = Fit(root, *TINY).wait()
-                gone = [path.name for path in root.rglob("*.tmp")]
-                results = {
-                    "killed": cut,
-                    "step": last,
-                    "leftovers": leftovers,
-                    "resumed": resumed,
-                    "gone": gone,
-                }
-                yield root.name, {**results, **compared(root, reference)}
-        else:
-            for name, signum in (("sigint", signal.SIGINT), ("sighup", signal.SIGHUP)):
-                yield name, interrupted(OUT / name, 9, signum, True, reference)
-            seldom = ("--checkpoint_every_n_steps", 10**6)
-            with checkpoints_that_wait():
-                root = OUT / "waiting_killed"
-                yield (
-                    root.name,
-                    killed_and_resumed(root, 16, reference, *TINY, *seldom, world_size=2),
-                )
-                root = OUT / "waiting_stopped"
-                yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *seldom)
+    yield from scenarios_of_one_process()
+    yield from scenarios_of_two_processes()
     draw_labelled(OUT / "labels", train=93)  # 81 without those of validation, or about
     reference_root = OUT / "labels_reference"
     yield "labels_reference", {"codes": Fit(reference_root, *LABELS).wait()}
     reference = state(reference_root)
     yield "labels_killed", killed_and_resumed(OUT / "labels_killed", 10, reference, *LABELS)
-    reference_root = OUT / "whole_dropout"
-    Fit(reference_root, *DROPOUT).wait()
-    yield "dropout", killed_and_resumed(OUT / "dropout", 4, state(reference_root), *DROPOUT)
+    yield from scenarios_of_another_number()
+
+
+def step_inside_an_epoch() -> int:
+    """Draw a step soon after a checkpoint inside an epoch."""
+    steps = range(STEPS_PER_EPOCH * EPOCHS)
+    return random.choice([step for step in steps if step % STEPS_PER_EPOCH in (3, 4)])
+
+
+def scenarios_of_one_process() -> Iterator[tuple[str, dict[str, Any]]]:
+    reference_root = OUT / "reference1"
+    yield "reference1", {"codes": Fit(reference_root, *TINY).wait()}
+    reference = state(reference_root)
+    any_step = random.randrange(3, STEPS_PER_EPOCH * EPOCHS - 2)  # behind the first checkpoint
+    for i, step in enumerate((step_inside_an_epoch(), any_step)):
+        root = OUT / f"killed1_{i}"
+        yield root.name, killed_and_resumed(root, step, reference, *TINY)
+    with temporary_files_on_another_file_system():
+        root = OUT / "cut_off"
+        cut = Fit(root, *TINY, before=die_while_writing).wait()
+        last = step_of_last(root)
+        leftovers = [path.name for path in root.rglob("*.tmp")]
+        resumed = Fit(root, *TINY).wait()
+        gone = [path.name for path in root.rglob("*.tmp")]
+        results = {
+            "killed": cut,
+            "step": last,
+            "leftovers": leftovers,
+            "resumed": resumed,
+            "gone": gone,
+        }
+        yield root.name, {**results, **compared(root, reference)}
+    with checkpoints_that_wait():
+        root = OUT / "waiting_killed"
+        yield root.name, killed_and_resumed(root, 16, reference, *TINY, *SELDOM)
+
+
+def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
+    reference_root = OUT / "reference2"
+    yield "reference2", {"codes": Fit(reference_root, *TINY, world_size=2).wait()}
+    reference, root = state(reference_root), OUT / "killed2_0"
+    step = step_inside_an_epoch()
+    yield root.name, killed_and_resumed(root, step, reference, *TINY, world_size=2)
+    yield "sighup", interrupted(OUT / "sighup", 9, signal.SIGHUP, True, reference)
+    with checkpoints_that_wait():
+        root = OUT / "waiting_stopped"
+        yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *SELDOM)
+
+
+def scenarios_of_another_number() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "small"
     Fit(reference_root, *SMALL).wait()
-    reference = state(reference_root)
-    for before, after in ((2, 1), (1, 2)):
-        yield (
-            f"moved{before}to{after}",
-            moved(OUT / f"moved{before}to{after}", before, after, reference),
-        )
-    yield "moved_control", moved(OUT / "moved_control", 2, 1, reference, start_the_epoch_again)
+    reference, root, copy = state(reference_root), OUT / "moved2to1", OUT / "moved_control"
+    codes = stopped(root, 2)
+    shutil.copytree(root, copy)
+    yield root.name, moved(root, codes, 1, reference)
+    yield copy.name, moved(copy, codes, 1, reference, start_the_epoch_again)
+    root = OUT / "moved1to2"
+    yield root.name, moved(root, stopped(root, 1), 2, reference)
 
 
 if __name__ == "__main__":

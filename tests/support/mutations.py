@@ -406,7 +406,7 @@ MUTATIONS = [
         "distributed/signals.py",
         "_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
         "_SIGNALS = (signal.SIGINT, signal.SIGTERM)",
-        "tests/integration/test_resume.py -k signals",
+        "tests/integration/test_resume.py -k closed_terminal",
     ),
     Mutation(
         "what cannot be decoded is left out, where that is asked for",
