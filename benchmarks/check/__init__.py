@@ -1,1 +1,1 @@
-"""What `finetune check` finds of faults that were planted, what it says of sound pictures, and how long it takes."""
+"""Planted faults that `finetune check` finds, and wrong labels that a review shows first."""

@@ -1,17 +1,11 @@
-"""How soon a review shows wrong labels, and what putting them right brings.
+"""How soon a review shows wrong labels.
 
     python -m benchmarks.check.review --sets FOLDER --weights resnet18.pt --lite0 FOLDER
 
 30 labels of a set are changed to a similar class, anew with each seed. Then a program reviews the images through the
-session of `finetune review`, and always decides rightly:
-
-- `found`: how many of the 30 are among the first 100 images, by `finetune check`, by a review that keeps its first
-  order, and by a review that ranks again. The labels of all images can be changed.
-- `fit`: the test accuracy of the head that `finetune fit --freeze backbone` fits, on all images of train, with the
-  changed labels, with the corrections of the first 100 images, and with all corrections. Only labels of train are
-  changed.
-
-Results go to benchmarks/check/review.json, the tables to benchmarks/NOTEBOOK.md.
+session of `finetune review`, and always decides rightly. Counted is how many of the 30 are among the first 100 images,
+by `finetune check`, by a review that keeps its first order, and by a review that ranks again. Results go to
+benchmarks/check/review.json, the table to benchmarks/NOTEBOOK.md.
 """
 
 import tempfile
@@ -36,27 +30,26 @@ NUM_SHOWN = 100
 NUM_SEEDS = 3
 SIZES = {"resnet18": 96, "lite0": 224}  # pixels; the first is the default of the review
 ORDERS = ("check", "first order", "ranked again")
-LABELS = ("wrong", "found corrected", "all corrected")
 
 
 class Run(NamedTuple):
-    what: str
+    """What identifies a record."""
+
     set: str
     network: str
     seed: int
 
 
 def plan(records: list[dict]) -> Iterator[Run]:
-    for what in ("found", "fit"):
-        for seed in range(NUM_SEEDS):
-            for set_name in SETS:
-                yield from (Run(what, set_name, network, seed) for network in NETWORKS)
+    for seed in range(NUM_SEEDS):
+        for set_name in SETS:
+            yield from (Run(set_name, network, seed) for network in NETWORKS)
 
 
-def changed_labels(labels: np.ndarray, chosen: np.ndarray, names: list[str], seed: int) -> Any:
-    """Return labels of which 30 of the chosen images are changed to a similar class, and which are changed."""
+def changed_labels(labels: np.ndarray, names: list[str], seed: int) -> Any:
+    """Return labels of which 30 are changed to a similar class, and which are changed."""
     rng = np.random.default_rng(seed)
-    is_moved = np.isin(np.arange(len(labels)), chosen[rng.permutation(len(chosen))[:NUM_MOVED]])
+    is_moved = np.isin(np.arange(len(labels)), rng.permutation(len(labels))[:NUM_MOVED])
     changed = labels.copy()
     changed[is_moved] = [names.index(SIMILAR[names[label]]) for label in labels[is_moved]]
     return changed, is_moved
@@ -145,8 +138,7 @@ def found(run: Run, folder: Path, weights: str) -> dict:
 
     images, job_facts = facts_of(folder, run.network, weights)
     truth = images.targets.labels
-    every = np.arange(len(truth))
-    labels, is_moved = changed_labels(truth, every, images.class_names, run.seed)
+    labels, is_moved = changed_labels(truth, images.class_names, run.seed)
     rows = job_facts.measured
     p = out_of_fold(job_facts.coordinates, labels[rows], rows, len(images.class_names))
     first = rows[rank_labels(p, labels[rows], rows)[:NUM_SHOWN]]
@@ -160,61 +152,24 @@ def found(run: Run, folder: Path, weights: str) -> dict:
     return {**result, "num_images": len(truth)}
 
 
-def fit(run: Run, folder: Path, weights: str) -> dict:
-    """Return the test accuracy with wrong labels, and with corrected ones."""
-    from finetune.features.logistic_regression import fit_probe
-
-    images, job_facts = facts_of(folder, run.network, weights)
-    truth = images.targets.labels
-    is_train = images.listing.split_of == images.listing.splits.index("train")
-    wrong, is_moved = changed_labels(truth, np.flatnonzero(is_train), images.class_names, run.seed)
-    how = {"network": run.network, "weights": weights, "is_again": True}
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, "corrections.csv")
-        shown = review(with_labels(images, wrong), job_facts, truth, file, how)
-    reviewed = wrong.copy()
-    reviewed[shown] = truth[shown]
-    measured = job_facts.measured
-    x = job_facts.coordinates
-    train = is_train[measured]
-    right = truth[measured]
-    result: dict[str, Any] = {"found": int(is_moved[shown].sum())}
-    for name, labels in zip(LABELS, (wrong, reviewed, truth), strict=True):
-        probe = fit_probe(x[train], labels[measured][train], len(images.class_names))
-        predicted = (x[~train] @ probe.weight.T + probe.bias).argmax(axis=1)
-        result[name] = float((predicted == right[~train]).mean())
-    return result
-
-
-def tables(records: list[dict]) -> dict[str, str]:
-    """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
-    head = ["set", "network", "seeds"]
-    return {
-        "review_found": markdown([*head, *ORDERS], _rows(records, "found", ORDERS, 1)),
-        "review_fit": markdown(
-            [*head, *(f"{label}, %" for label in LABELS)], _rows(records, "fit", LABELS, 100)
-        ),
-    }
-
-
-def _rows(records: list[dict], what: str, columns: tuple[str, ...], scale: float) -> list:
+def table(records: list[dict]) -> str:
+    """Return the table of benchmarks/NOTEBOOK.md."""
     rows = []
     for set_name in SETS:
         for network in NETWORKS:
-            key = (what, set_name, network)
-            runs = [r for r in records if (r["what"], r["set"], r["network"]) == key]
-            cells = [mean_and_spread([scale * r[name] for r in runs], 1) for name in columns]
+            runs = [r for r in records if (r["set"], r["network"]) == (set_name, network)]
+            cells = [mean_and_spread([r[name] for r in runs], 1) for name in ORDERS]
             rows.append([set_name, network, str(len(runs)), *cells])
-    return rows
+    return markdown(["set", "network", "seeds", *ORDERS], rows)
 
 
 def write(records: list[dict]) -> None:
-    """Write the tables."""
-    publish(tables(records))
+    """Write the table."""
+    publish({"review_found": table(records)})
 
 
 def main() -> None:
-    benchmark = Benchmark(RECORDS, Run, plan, write, ("what", "set", "network"))
+    benchmark = Benchmark(RECORDS, Run, plan, write, ("set", "network"))
     parser = benchmark.parser(__doc__)
     parser.add_argument("--sets", type=Path, help="folder that holds clothing and trash")
     parser.add_argument("--weights", help="state dict of ResNet-18")
@@ -223,8 +178,8 @@ def main() -> None:
     weights = {"resnet18": args.weights, "lite0": args.lite0}
 
     def measure(run: Run) -> dict:
-        kind = found if run.what == "found" else fit
-        return {**kind(run, args.sets / run.set, weights[run.network]), **where_and_when()}
+        result = found(run, args.sets / run.set, weights[run.network])
+        return {**result, **where_and_when()}
 
     benchmark.main(args, measure, lambda run: bool(args.sets and weights[run.network]))
 

@@ -57,6 +57,9 @@ class Benchmark:
         )
         parser.add_argument("--again", action="store_true", help="repeat the runs that failed")
         parser.add_argument("--document", action="store_true", help="only write the documents")
+        parser.add_argument(
+            "--records", type=Path, help="file of records; without documents, to try a command"
+        )
         return parser
 
     def key(self, record: dict) -> Any:
@@ -76,11 +79,15 @@ class Benchmark:
             measure: Returns what a run gave, with `failed` if it failed. The fields of the run are added to it.
             is_possible: Returns whether the arguments have all that a run needs.
         """
-        has_failed = not args.document and self._measure_all(args, measure, is_possible)
-        self.write(load(self.records))
+        records = args.records or self.records
+        has_failed = not args.document and self._measure_all(records, args, measure, is_possible)
+        if args.records is None:
+            self.write(load(records))
         sys.exit(has_failed)
 
-    def _measure_all(self, args: argparse.Namespace, measure: Callable, is_possible: Any) -> bool:
+    def _measure_all(
+        self, file: Path, args: argparse.Namespace, measure: Callable, is_possible: Any
+    ) -> bool:
         deadline = time.monotonic() + 60 * args.minutes
         is_selected = self._selection(getattr(args, "only", []))
 
@@ -88,20 +95,18 @@ class Benchmark:
             return is_selected(run) and is_possible(run)
 
         if args.again:
-            kept = [
-                r for r in load(self.records) if not _is_failed(r) or not is_wanted(self.key(r))
-            ]
-            save(self.records, kept)
+            kept = [r for r in load(file) if not _is_failed(r) or not is_wanted(self.key(r))]
+            save(file, kept)
         has_failed = False
         while time.monotonic() < deadline:
-            records = load(self.records)
+            records = load(file)
             done = {self.key(record) for record in records}
             run = next((r for r in self.plan(records) if is_wanted(r) and r not in done), None)
             if run is None:
                 break
             record = {**run._asdict(), **_result(measure, run)}
             # Another process may have added records meanwhile.
-            save(self.records, [*load(self.records), record])
+            save(file, [*load(file), record])
             has_failed |= _is_failed(record)
             print(json.dumps(record), flush=True)
         return has_failed

@@ -1,1 +1,1 @@
-"""The road from files to batches: `loading` measures its rate, `indexing` how a million files begin."""
+"""The rate of loading images."""

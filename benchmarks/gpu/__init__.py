@@ -1,1 +1,1 @@
-"""What a GPU does with all this: limit, data road and whole jobs."""
+"""The speed of one GPU: training steps alone, and complete jobs."""

@@ -1,217 +1,138 @@
-"""How fast ResNet-18 trains on one GPU: the limit with pictures on the device, loading alone, the whole job.
+"""Measure how fast one GPU trains ResNet-18: the limit with images on the device, and complete jobs.
 
-    python -m benchmarks.gpu --root FOLDER [--weights resnet18.pt] [--minutes 9]
-    python -m benchmarks.gpu --root FOLDER --device cpu --output FILE       # only shows that it runs
+    python -m benchmarks.gpu --root FOLDER [--weights resnet18.pt]
+    python -m benchmarks.gpu --root FOLDER --device cpu --records FILE       # only shows that it runs
 
-Pictures of 224 pixels, random weights without `--weights`, nothing is downloaded. Each measurement is five timed chunks
-after a warm-up: at least 0.4 seconds of steps or of loading, an epoch of a job. The most important measurements come
-first; those that would not end in time are marked as not reached. An epoch is 20,000 pictures: those of the folder,
-each linked as often as that takes; decoded they must fit on half of the free disk.
-
-Results go to gpu.json after each measurement, and from there into benchmarks/NOTEBOOK.md; with `--output` only to that
-file. `--document` only writes the document.
+Images of 224 pixels, random weights without `--weights`; nothing is downloaded. An epoch has 20,000 images: links to
+those of the folder. Decoded, they must fit on half of the free disk. The results go to gpu.json and into
+benchmarks/NOTEBOOK.md. Stop at any time, and start again to continue.
 """
 
-import datetime
-import gc
-import json
-import logging
-import os
-import platform
+import argparse
 import statistics
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torchvision
 
-from benchmarks.common.documents import ROOT, publish
-from benchmarks.common.driver import command_line
-from benchmarks.gpu.documents import document
-from benchmarks.gpu.jobs import CACHED, DECODED, TORCHVISION, Job, Road, enlarge
-from benchmarks.gpu.steps import Limit, Setup
+from benchmarks.common.documents import ROOT, markdown, publish, spread
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import where_and_when
+from benchmarks.gpu.jobs import CACHED, TORCHVISION, enlarge, measure_job
+from benchmarks.gpu.limit import measure_limit
 from finetune.data.loader import automatic_workers
-from finetune.system.machine import num_cores, processor
 
-RECORDS = ROOT / "benchmarks/gpu/gpu.json"
+LIMIT = "limit"
+# What the job with the cache is to reach, as a share of the limit and of the job with torchvision's loader.
+LEAST_OF_LIMIT = 0.95
+LEAST_OF_TORCHVISION = 3.0
 
-Measurement = Limit | Road | Job
-Record = dict[str, Any]
+
+class Run(NamedTuple):
+    """What identifies a record; `what` is LIMIT or a job."""
+
+    what: str
+    batch_size: int
 
 
-def plan(cores: int) -> list[Measurement]:
-    """Return all measurements, the most important first.
+def plan(records: Sequence[dict]) -> Iterator[Run]:
+    yield Run(LIMIT, 256)
+    yield from (Run(job, 256) for job in (CACHED, TORCHVISION))
+    yield from (Run(LIMIT, batch_size) for batch_size in (64, 1024))
 
-    First what the targets need, with the loading that decides how many workers a job has; then other arithmetic and
-    another layout; then fewer workers, and the job without the cache.
-    """
-    roads = [
-        Road(cached, num, 256)
-        for num in (16, 8, 4, 2, 1)
-        if num <= cores
-        for cached in (True, False)
+
+def measure(run: Run, args: argparse.Namespace) -> dict:
+    """Return the result of a run and its circumstances."""
+    is_cuda = args.device == "cuda"
+    image_size = 224 if is_cuda else 32
+    # A CPU gets a small batch, as it only shows that the script runs.
+    batch_size = run.batch_size if is_cuda else run.batch_size // 16
+    if run.what == LIMIT:
+        result = measure_limit(batch_size, args.device, image_size, 0.4 if is_cuda else 0.0)
+    else:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            settings = {
+                "image_size": image_size,
+                "batch_size": batch_size,
+                "num_workers": automatic_workers(None),
+                "epochs": 6 if is_cuda else 3,
+                "device": args.device,
+                "weights": args.weights,
+                "folder": folder,
+            }
+            root = enlarge(args.root, args.images if is_cuda else 32, folder / "images")
+            result = measure_job(run.what, root, settings)
+    device = torch.cuda.get_device_name() if is_cuda else "cpu"
+    return {**result, "device": device, **where_and_when()}
+
+
+def table(records: Sequence[dict]) -> str:
+    """Return the tables of benchmarks/NOTEBOOK.md and whether the targets are met."""
+    good = [r for r in records if "rates" in r]
+    limits = {r["batch_size"]: r for r in good if r["what"] == LIMIT}
+    rows = [
+        [str(size), spread(r["rates"], 0), f"{r['peak_gb']:.1f}", f"{r['first_step_seconds']:.1f}"]
+        for size, r in sorted(limits.items())
     ]
-    others = [("bf16", False), ("tf32", True), ("tf32", False), ("fp32", True), ("fp32", False)]
-    return [
-        *(Limit("train", "bf16", True, batch_size) for batch_size in (256, 1024, 64)),
-        *roads[:4],
-        *(Job(road, size) for size in (256, 1024) for road in (CACHED, TORCHVISION)),
-        *(Limit("train", precision, channels_last, 256) for precision, channels_last in others),
-        Limit("predict", "bf16", True, 256),
-        *roads[4:],
-        *(Job(DECODED, size) for size in (256, 1024)),
-    ]
+    head = ["training steps, batch", "images/s", "peak memory, GB", "seconds of the first step"]
+    shown = [markdown(head, rows)]
+    rows = []
+    for r in good:
+        if r["what"] != LIMIT:
+            cells = [spread(r[name], 0) for name in ("rates", "printed")]
+            share = f"{ratio(r, limits[r['batch_size']]):.2f}"
+            rows.append([r["what"], str(r["batch_size"]), str(r["num_workers"]), *cells, share])
+    head = ["job", "batch", "workers", "images/s, wall clock", "as printed", "share of the limit"]
+    shown.append(markdown(head, rows))
+    jobs = {r["what"]: r for r in good if r["batch_size"] == 256}
+    lines = []
+    for least, other, name in (
+        (LEAST_OF_LIMIT, LIMIT, "the limit with images on the device"),
+        (LEAST_OF_TORCHVISION, TORCHVISION, "the job with torchvision's loader"),
+    ):
+        value = ratio(jobs[CACHED], jobs[other])
+        verdict = "met" if value >= least else "missed"
+        words = f"batch 256, the job with the cache at least {least:g} times as fast as {name}"
+        lines.append(f"- {verdict}: {words}: {value:.2f} times")
+    return "\n\n".join([*shown, "\n".join(lines)])
 
 
-def small_plan() -> list[Measurement]:
-    """Return one measurement of each kind, small enough for a CPU."""
-    limits = [Limit("train", "bf16", True, 16), Limit("predict", "fp32", False, 8)]
-    return [*limits, Road(True, 1, 8), Road(False, 1, 8), Job(CACHED, 16), Job(TORCHVISION, 16)]
+def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
+    return statistics.median(one["rates"]) / statistics.median(other["rates"])
 
 
-def measure_all(
-    measurements: Sequence[Measurement],
-    setup: Setup,
-    deadline: float,
-    keep: Callable[[list[Record]], None],
-) -> list[Record]:
-    """Measure what can be done until the deadline (of `time.monotonic`); a failure is recorded with its error.
-
-    Args:
-        measurements: In their order.
-        setup: What they share.
-        deadline: When all must be done.
-        keep: Takes the records so far.
-    """
-    records: list[Record] = []
-    for measurement in measurements:
-        began = time.monotonic()
-        record = {"kind": measurement.kind, **asdict(measurement)}
-        if began + measurement.seconds > deadline:
-            record["not_reached"] = "no time left"
-        else:
-            record |= result_of(measurement, setup, deadline, records)
-        records.append(record)
-        keep(records)
-        shown = record.get("error") or record.get("not_reached")
-        shown = shown or f"{statistics.median(record['rates']):.0f} pictures/s"
-        names = " ".join(f"{name}={value}" for name, value in asdict(measurement).items())
-        print(f"{names} {shown} ({time.monotonic() - began:.0f} s)", flush=True)
-    return records
+def write(records: Sequence[dict]) -> None:
+    """Write the tables if everything is measured."""
+    measured = {BENCHMARK.key(r) for r in records if "rates" in r}
+    if missing := set(plan(records)) - measured:
+        print(f"the notebook stays as it is: not measured yet: {missing}")
+        return
+    publish({"gpu": table(records)})
 
 
-def result_of(
-    measurement: Measurement, setup: Setup, deadline: float, records: Sequence[Record]
-) -> Record:
-    """Return what a measurement gave, or why it gave nothing."""
-    gc.collect()  # what a failed measurement left
-    if setup.device == "cuda":
-        torch.cuda.empty_cache()
-    try:
-        if isinstance(measurement, Job):
-            num_workers = best_workers(records, measurement.road == CACHED)
-            return measurement.measure(setup, num_workers, deadline)
-        return measurement.measure(setup)
-    except TimeoutError as error:
-        return {"not_reached": str(error)}
-    except Exception as error:  # memory or shared memory that ran out, among others
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
-
-
-def best_workers(records: Sequence[Record], cached: bool) -> int:
-    """Return the fastest number of workers so far, with the cache or without; else what a job takes by itself."""
-    roads = [r for r in records if r["kind"] == "road" and r["cached"] == cached and "rates" in r]
-    if not roads:
-        return automatic_workers(None)
-    return max(roads, key=lambda r: statistics.median(r["rates"]))["num_workers"]
-
-
-def about(setup: Setup) -> Record:
-    """Return the machine and the versions."""
-    is_cuda = setup.device == "cuda"
-    return {
-        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
-        "driver": driver() if is_cuda else None,
-        "processor": processor(),
-        "cores": num_cores(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "torchvision": str(torchvision.__version__),
-        "cudnn": torch.backends.cudnn.version() if is_cuda else None,
-        "date": datetime.date.today().isoformat(),
-        "image_size": setup.image_size,
-        "num_pictures": setup.num_pictures,
-        "weights": "given" if setup.weights else "random",
-        "quick": not is_cuda,
-    }
-
-
-def driver() -> str:
-    """Return the version of NVIDIA's driver."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"
+BENCHMARK = Benchmark(ROOT / "benchmarks/gpu/gpu.json", Run, plan, write)
 
 
 def main() -> None:
-    parser = command_line(__doc__)
+    parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--root", type=Path, help="folder with train/CLASS/*")
     parser.add_argument("--weights", help="state dict of ResNet-18 that the jobs start from")
-    parser.add_argument("--minutes", type=float, default=9, help="be done after this time")
-    parser.add_argument("--pictures", type=int, default=20_000, help="least pictures of an epoch")
-    parser.add_argument("--output", type=Path, default=RECORDS, help="JSON file of the results")
+    parser.add_argument("--images", type=int, default=20_000, help="least images of an epoch")
     parser.add_argument(
-        "--device", choices=["cuda", "cpu"], default="cuda", help="cpu: small pictures, few steps"
+        "--device", choices=["cuda", "cpu"], default="cuda", help="cpu: small images, few steps"
     )
-    parser.add_argument("--document", action="store_true", help="only write the document")
     args = parser.parse_args()
-    deadline = time.monotonic() + 60 * args.minutes
     if not args.document:
         if args.root is None:
             parser.error("--root is needed to measure")
-        if args.device == "cpu" and args.output == RECORDS:
-            parser.error("--device cpu needs an --output of its own")
+        if args.device == "cpu" and args.records is None:
+            parser.error("--device cpu needs --records")
         if args.device == "cuda" and not torch.cuda.is_available():
-            parser.error("no CUDA device; --device cpu --output FILE shows that the script runs")
-        measure(args, deadline)
-    results = json.loads(args.output.read_text("utf-8"))
-    if args.output == RECORDS:
-        publish({"gpu": document(results["measurements"])})
-    print(json.dumps(results["about"]), document(results["measurements"]), sep="\n\n")
-
-
-def measure(args: Any, deadline: float) -> None:
-    """Write the results to the file of the options."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    is_cuda = args.device == "cuda"
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        os.environ["FINETUNE_CACHE"] = str(folder / "cache")
-        root = enlarge(args.root, args.pictures if is_cuda else 32, folder / "pictures")
-        setup = Setup(
-            device=args.device,
-            root=root,
-            num_pictures=sum(1 for _ in (root / "train").glob("*/*")),
-            folder=folder,
-            weights=args.weights,
-            image_size=224 if is_cuda else 32,
-            epochs=6 if is_cuda else 3,
-            seconds=0.4 if is_cuda else 0.0,
-        )
-        facts = about(setup)
-
-        def keep(records: list[Record]) -> None:
-            text = json.dumps({"about": facts, "measurements": records}, indent=1)
-            args.output.write_text(f"{text}\n", "utf-8")
-
-        measure_all(plan(facts["cores"]) if is_cuda else small_plan(), setup, deadline, keep)
+            parser.error("no CUDA device; --device cpu --records FILE shows that the script runs")
+    BENCHMARK.main(args, lambda run: measure(run, args))
 
 
 if __name__ == "__main__":

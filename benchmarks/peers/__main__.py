@@ -14,7 +14,6 @@ import dataclasses
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,29 +22,15 @@ from benchmarks.common.driver import Benchmark
 from benchmarks.peers import documents, materials, measure, tools
 from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
 
-
-class Experiment(NamedTuple):
-    """What all tools do."""
-
-    num_repeats: int
-    num_epochs: int
-    num_train: int | None = None  # pictures of each class; None for all
-    num_val: int | None = None
-
-
-EXPERIMENTS = {
-    "throughput": Experiment(5, 2, 200, 50),
-    "job": Experiment(3, 5),
-    "head": Experiment(3, 5),
-    "predict": Experiment(3, 1, 50, 50),  # the training before it is not measured
-}
-_REPEATS_OF_ALL = 2  # whole jobs of every tool; ours and the two fastest peers have more
-_SEEDED = ("job",)  # repeat k has seed k, so that the accuracies have a spread
-_PREDICTED = (50, 400)  # pictures of each of the two classes
+NUM_EPOCHS = 5
+NUM_REPEATS = 3
+_REPEATS_OF_ALL = 2  # complete jobs of every tool; ours and the two fastest peers have more
+_TRAINED = 50  # images of each of the two classes that the predicting models are trained on
+_PREDICTED = (50, 400)  # images of each of the two classes
 
 
 class Run(NamedTuple):
-    """What identifies a record."""
+    """What identifies a record; the experiments are `job` and `predict`."""
 
     experiment: str
     tool: str
@@ -71,30 +56,21 @@ def plan(records: Sequence[dict]) -> Iterator[Run]:
     everybody = [
         (tool, setting) for tool, (_, settings) in tools.TOOLS.items() for setting in settings
     ]
-    for repeat in range(EXPERIMENTS["throughput"].num_repeats):
-        yield from (Run("throughput", *who, repeat) for who in everybody)
-    for repeat in range(EXPERIMENTS["job"].num_repeats):
+    for repeat in range(NUM_REPEATS):
         some = [("finetune", "default"), *fastest_peers(records)[:2]]
-        for who in everybody if repeat < _REPEATS_OF_ALL else some:
-            yield Run("job", *who, repeat)
-    for repeat in range(EXPERIMENTS["head"].num_repeats):
-        for who in everybody:
-            if (repeat == 0 or who[0] == "finetune") and ("head", who[0]) not in tools.CANNOT:
-                yield Run("head", *who, repeat)
-    for repeat in range(EXPERIMENTS["predict"].num_repeats):
+        for tool, setting in everybody if repeat < _REPEATS_OF_ALL else some:
+            yield Run("job", tool, setting, repeat)
+    for repeat in range(NUM_REPEATS):
         yield from (Run("predict", tool, "default", repeat) for tool in tools.PREDICTING)
 
 
 def train(run: Run, place: tools.Place) -> dict:
-    """Return what a run of `fit` gave."""
-    num_epochs = EXPERIMENTS[run.experiment].num_epochs
-    seed = run.repeat if run.experiment in _SEEDED else None
-    command = tools.fit(
-        tools.Training(run.tool, run.setting, run.experiment, num_epochs, seed), place
-    )
+    """Return the result of a complete job; repeat k has seed k, so that the accuracies have a spread."""
+    training = tools.Training(run.tool, run.setting, NUM_EPOCHS, run.repeat)
+    command = tools.fit(training, place)
     done = measure.run(command, tools.variables(place), place.out / "clock.txt")
-    num_pictures = sum(1 for _ in place.data.glob("train/*/*"))
-    steps = measure.rates(done["stamps"], num_epochs, num_pictures, tools.BATCH_SIZE)
+    num_images = sum(1 for _ in place.data.glob("train/*/*"))
+    steps = measure.step_times(done["stamps"], NUM_EPOCHS, num_images, tools.BATCH_SIZE)
     return {
         **{name: round(done[name], 2) for name in ("seconds", "memory_mb")},
         "accuracy": round(tools.accuracy(run.tool, place.out, done["output"]), 5),
@@ -130,10 +106,6 @@ class Bench:
         self.workplace = workplace
         self.folder = workplace.folder
 
-    def data(self, run: Run) -> Path:
-        experiment = EXPERIMENTS[run.experiment]
-        return self.pictures(experiment.num_train, experiment.num_val)
-
     def pictures(self, num_train: int | None, num_val: int | None) -> Path:
         data = self.folder / f"pictures_{num_train}_{num_val}"
         if not data.exists():
@@ -142,16 +114,19 @@ class Bench:
 
     def measure(self, run: Run) -> dict:
         """Return the result of a run and its circumstances."""
-        place = self.workplace.place(run.tool, self.data(run))
-        work = self.predict if run.experiment == "predict" else train
-        return {**attempt(place, partial(work, run)), **circumstances(run.tool, place.timm)}
+        if run.experiment == "job":
+            place = self.workplace.place(run.tool, self.pictures(None, None))
+            result = attempt(place, lambda place: train(run, place))
+        else:
+            place = self.workplace.place(run.tool, self.pictures(_TRAINED, _TRAINED))
+            result = attempt(place, lambda place: self.predict(run, place))
+        return {**result, **circumstances(run.tool, place.timm)}
 
     def predict(self, run: Run, place: tools.Place) -> dict:
         model = self.folder / f"model_{run.tool}"
         if not model.exists():
             there = dataclasses.replace(place, out=Path(tempfile.mkdtemp(dir=self.folder)))
-            num_epochs = EXPERIMENTS["predict"].num_epochs
-            command = tools.fit(tools.Training(run.tool, "default", "job", num_epochs), there)
+            command = tools.fit(tools.Training(run.tool, "default", num_epochs=1), there)
             measure.run(command, tools.variables(there), there.out / "clock.txt")
             there.out.rename(model)
         folders = [self.pictures(0, num) / "val" for num in _PREDICTED]
@@ -159,14 +134,12 @@ class Bench:
         return predict(run.tool, place, model, by_num)
 
 
-def write(records: Sequence[dict]) -> None:
-    publish(documents.tables(records))
-    if documents.has_chart(records):
-        documents.draw(records, ROOT / "docs/compare.png")
-
-
 BENCHMARK = Benchmark(
-    ROOT / "benchmarks/peers/compare.json", Run, plan, write, ("experiment", "tool")
+    ROOT / "benchmarks/peers/compare.json",
+    Run,
+    plan,
+    lambda records: publish(documents.tables(records)),
+    ("experiment", "tool"),
 )
 
 

@@ -15,5 +15,4 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--image_size", type=int, default=128)
     made.add_argument("--seed", type=int, help="without it, what the tool does by itself")
     made.add_argument("--best", action="store_true")
-    made.add_argument("--head", action="store_true")
     return made

@@ -1,58 +1,36 @@
-"""The results of `benchmarks.peers` as tables in benchmarks/NOTEBOOK.md and as the chart docs/compare.png."""
+"""The results of `benchmarks.peers` as tables."""
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common.documents import chart, markdown, spread
-from benchmarks.peers.tools import CANNOT, PREDICTING, TOOLS
+from benchmarks.common.documents import markdown, spread
+from benchmarks.peers.tools import PREDICTING, TOOLS
 
 Records = Sequence[dict]
-_START = [("s to the first step", "first_step", 1), ("peak memory, MB", "memory_mb", 0)]
-_PREDICTORS = {"finetune": "finetune predict", "timm": "timm inference.py"}
-_PREDICTORS |= {"fastai": "fastai get_preds"}
-# experiment: (heading, name in the record and digits of each column; what the last column divides)
-_COLUMNS = {
-    "throughput": (
-        [("images/s, later epoch", "later_rate", 0), ("first epoch", "first_rate", 0), *_START],
-        "later_rate",
-    ),
-    "job": ([("seconds", "seconds", 0), ("accuracy", "accuracy", 3), *_START], "seconds"),
-    "head": (
-        [
-            ("seconds", "seconds", 0),
-            ("seconds of a later epoch", "later_seconds", 2),
-            ("accuracy", "accuracy", 3),
-        ],
-        "seconds",
-    ),
+_PREDICTORS = {
+    "finetune": "finetune predict",
+    "timm": "timm inference.py",
+    "fastai": "fastai get_preds",
 }
+# Heading, name in the record, and digits.
+_JOB_COLUMNS = (
+    ("seconds", "seconds", 0),
+    ("accuracy", "accuracy", 3),
+    ("s to the first step", "first_step", 1),
+    ("peak memory, MB", "memory_mb", 0),
+)
 
 
 def results_of(records: Records, experiment: str, tool: str, setting: str = "default") -> Records:
+    """Return the successful runs of a tool with a setting."""
     wanted = (experiment, tool, setting)
-    return [r for r in records if (r["experiment"], r["tool"], r["setting"]) == wanted]
-
-
-def rows() -> list[tuple[str, str, str]]:
-    """Return tool, setting and its name in a table, in the order of the tables."""
-    return [
-        (tool, setting, f"{name}, {setting}" if len(settings) > 1 else name)
-        for tool, (name, settings) in TOOLS.items()
-        for setting in settings
-    ]
-
-
-def values(results: Records, name: str) -> list[float]:
-    return [r[name] for r in results if name in r]
+    found = [r for r in records if (r["experiment"], r["tool"], r["setting"]) == wanted]
+    return [r for r in found if "seconds" in r]
 
 
 def cell(results: Records, name: str, digits: int) -> str:
     """Return median and extremes, a single value alone, a dash for no value."""
-    numbers = values(results, name)
-    # Repeats of one seed have no spread.
-    if name == "accuracy" and len(set(numbers)) == 1:
-        numbers = numbers[:1]
+    numbers = [r[name] for r in results]
     if len(numbers) > 1:
         return spread(numbers, digits)
     return f"{numbers[0]:,.{digits}f}" if numbers else "–"
@@ -64,99 +42,59 @@ def when(results: Records) -> str:
     return ", ".join([*sorted({r["date"][5:] for r in results}), *sorted(ours)])
 
 
-def machines(results: Records) -> set[str]:
-    return {r["machine"] for r in results if "machine" in r}
+def machines(results: Records) -> list[str]:
+    return sorted({r["machine"] for r in results})
 
 
-def ratio(ours: Records, theirs: Records, name: str) -> str:
-    """Return our median divided by theirs, a dash if they were not measured on the same machine."""
-    a, b = values(ours, name), values(theirs, name)
-    is_fair = machines(ours) == machines(theirs)
-    return f"{statistics.median(a) / statistics.median(b):.2f}" if a and b and is_fair else "–"
+def ratio(ours: Records, theirs: Records) -> str:
+    """Return our median seconds divided by theirs, a dash if they were not measured on the same machine."""
+    if not ours or not theirs or machines(ours) != machines(theirs):
+        return "–"
+    a, b = (statistics.median(r["seconds"] for r in results) for results in (ours, theirs))
+    return f"{a / b:.2f}"
 
 
-def table(records: Records, experiment: str) -> str:
-    """Return the table of one experiment; `ours ÷ this` is the value of `finetune fit` divided by the row's."""
-    columns, compared = _COLUMNS[experiment]
-    head = ["", *(heading for heading, _, _ in columns), "ours ÷ this", "n", "measured"]
-    lines = markdown(head, []).splitlines()
-    ours = results_of(records, experiment, "finetune")
-    for tool, setting, name in rows():
-        results = results_of(records, experiment, tool, setting)
-        good = [r for r in results if "seconds" in r]
-        if good:
-            cells = [cell(good, key, digits) for _, key, digits in columns]
-            if machines(good) != machines(ours):
-                name += f" (on {', '.join(sorted(machines(good)))})"
-            cells += [ratio(ours, good, compared), str(len(good)), when(good)]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        else:
-            reason = CANNOT.get((experiment, tool)) or (
-                f"failed: `{results[0]['failed']}`" if results else "not measured"
-            )
-            lines.append(f"| {name} | {reason.replace('|', '/')} |" + " |" * (len(head) - 2))
-    return "\n".join(lines)
+def job_table(records: Records) -> str:
+    """Return the table of the complete jobs; `ours ÷ this` is the seconds of `finetune fit` divided by the row's."""
+    ours = results_of(records, "job", "finetune")
+    rows = []
+    for tool, (name, settings) in TOOLS.items():
+        for setting in settings:
+            results = results_of(records, "job", tool, setting)
+            label = f"{name}, {setting}" if len(settings) > 1 else name
+            if results and machines(results) != machines(ours):
+                label += f" (on {', '.join(machines(results))})"
+            cells = [cell(results, key, digits) for _, key, digits in _JOB_COLUMNS]
+            cells += [ratio(ours, results), str(len(results)), when(results)]
+            rows.append([label, *cells])
+    head = ["", *(heading for heading, _, _ in _JOB_COLUMNS), "ours ÷ this", "n", "measured"]
+    return markdown(head, rows)
 
 
 def predict_table(records: Records) -> str:
     """Return how fast the tools predict."""
-    head = "seconds, 800 images | images/s without the start | peak memory, MB | n | measured"
-    lines = [f"| | {head} |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = []
     for tool in PREDICTING:
-        good = [r for r in results_of(records, "predict", tool) if "seconds" in r]
-        cells = [cell(good, "seconds", 1), cell(good, "rate", 0), cell(good, "memory_mb", 0)]
-        cells += [str(len(good)), when(good)]
-        lines.append(f"| {_PREDICTORS[tool]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        results = results_of(records, "predict", tool)
+        figures = (("seconds", 1), ("rate", 0), ("memory_mb", 0))
+        cells = [cell(results, name, digits) for name, digits in figures]
+        rows.append([_PREDICTORS[tool], *cells, str(len(results)), when(results)])
+    head = ["seconds, 800 images", "images/s without the start", "peak memory, MB"]
+    return markdown(["", *head, "n", "measured"], rows)
 
 
 def about(records: Records) -> str:
-    """Return on which machine and when ours were measured in each experiment, and the versions of all."""
-    if not records:
-        return "Not measured yet."
+    """Return on which machines and when it was measured, and the versions of all tools."""
+    days = sorted({r["date"] for r in records})
     versions = {f"{name} {version}" for r in records for name, version in r["versions"].items()}
-    places: dict[str, list[str]] = {}
-    for experiment in dict.fromkeys(r["experiment"] for r in records):
-        ours = [r for r in results_of(records, experiment, "finetune") if "machine" in r]
-        if ours:
-            days = ", ".join(sorted({r["date"] for r in ours}))
-            places.setdefault(f"{', '.join(sorted(machines(ours)))}, {days}", []).append(experiment)
-    parts = [f"{', '.join(experiments)} on {place}" for place, experiments in places.items()]
-    ours = f"Ours: {'; '.join(parts)}. " if parts else ""
-    return f"{ours}{', '.join(sorted(versions))}."
+    return f"{', '.join(machines(records))}, {', '.join(days)}; {', '.join(sorted(versions))}."
 
 
 def tables(records: Records) -> dict[str, str]:
-    """Return the blocks of benchmarks/NOTEBOOK.md."""
-    blocks = {f"compare_{experiment}": table(records, experiment) for experiment in _COLUMNS}
-    if has_chart(records):
-        blocks["compare_throughput"] += "\n\n![Images per second of each tool](../docs/compare.png)"
+    """Return the blocks of benchmarks/NOTEBOOK.md and docs/benchmarks.md."""
+    good = [r for r in records if "seconds" in r]
     return {
-        "compare_about": about(records),
-        **blocks,
-        "compare_predict": predict_table(records),
+        "compare_about": about(good),
+        "compare_job": job_table(good),
+        "compare_predict": predict_table(good),
     }
-
-
-def has_chart(records: Records) -> bool:
-    return any(r["experiment"] == "throughput" and "later_rate" in r for r in records)
-
-
-def draw(records: Records, path: Path) -> None:
-    """Draw a bar for each tool's median pictures per second in a later epoch, a line from smallest to largest."""
-    bars = [
-        (name, values(results_of(records, "throughput", tool, setting), "later_rate"), tool)
-        for tool, setting, name in rows()
-    ]
-    bars = [bar for bar in bars if bar[1]]
-    with chart(path, (8.5, 0.4 * len(bars) + 1.0)) as (_, axes):
-        for y, (_, numbers, tool) in enumerate(bars):
-            colour = "#c2410c" if tool == "finetune" else "#94a3b8"
-            axes.barh(y, statistics.median(numbers), height=0.65, color=colour)
-            axes.plot([min(numbers), max(numbers)], [y, y], color="#1e293b", lw=1.5)
-        axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-        axes.invert_yaxis()
-        axes.set_xlabel(
-            "images per second while training ResNet-18 at 128 pixels, an epoch after the first"
-        )
-        axes.grid(axis="x", alpha=0.3)

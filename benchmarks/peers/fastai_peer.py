@@ -1,11 +1,10 @@
 """fastai as its documentation has it: vision_learner and fine_tune, or load_learner and get_preds.
 
-    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--head]
+    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best]
     python fastai_peer.py --predict FOLDER --out FOLDER
 
 `fine_tune` trains the head alone in the first of the epochs, its default. `--best` is channels last and workers that
-stay; its bf16 is for CUDA only (fastai/callback/fp16.py). `--head` is `freeze` and `fit_one_cycle` without random
-augmentation. Prints the accuracy of the last epoch.
+stay; its bf16 is for CUDA only (fastai/callback/fp16.py). Prints the accuracy of the last epoch.
 """
 
 import argparse
@@ -18,7 +17,6 @@ from fastai.vision.all import (
     Callback,
     ImageDataLoaders,
     RandomResizedCrop,
-    Resize,
     accuracy,
     get_image_files,
     load_learner,
@@ -36,11 +34,7 @@ class Ticks(Callback):
 def train(args: argparse.Namespace) -> None:
     if args.seed is not None:
         set_seed(args.seed)
-    item = (
-        Resize(args.image_size, "squish")
-        if args.head
-        else RandomResizedCrop(args.image_size, min_scale=0.35)
-    )
+    item = RandomResizedCrop(args.image_size, min_scale=0.35)
     options = {"persistent_workers": True} if args.best else {}
     dls = ImageDataLoaders.from_folder(
         args.data, valid="val", item_tfms=item, bs=args.batch_size, device="cpu", **options
@@ -48,10 +42,7 @@ def train(args: argparse.Namespace) -> None:
     learn = vision_learner(dls, resnet18, metrics=accuracy, path=args.out)
     if args.best:
         learn.to_channelslast(use_amp=False)
-    if args.head:
-        learn.freeze()
-        learn.fit_one_cycle(args.epochs, cbs=Ticks())
-    elif args.epochs == 1:
+    if args.epochs == 1:
         learn.fit_one_cycle(1, cbs=Ticks())
     else:
         learn.fine_tune(args.epochs - 1, cbs=Ticks())

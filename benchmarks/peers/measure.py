@@ -92,36 +92,27 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
     return {"seconds": seconds, "memory_mb": peak[0] / 2**20, "output": texts[0], "stamps": stamps}
 
 
-def rates(
-    stamps: Sequence[float], num_epochs: int, num_pictures: int, batch_size: int
+def step_times(
+    stamps: Sequence[float], num_epochs: int, num_images: int, batch_size: int
 ) -> dict[str, float]:
-    """Return what the steps' times tell.
+    """Return the seconds to the end of the first step, and those of a later epoch.
 
     Args:
         stamps: Seconds from the command to the end of each step.
         num_epochs: The steps are evenly divided among these.
-        num_pictures: Of the training set; a peer may leave out those that don't fill a batch.
-        batch_size: Pictures in a full batch.
+        num_images: Images to train with; a peer may skip an incomplete batch.
+        batch_size: Images in a full batch.
 
     Returns:
-        `first_step` in seconds; `pictures` that an epoch really had; pictures/s of the first epoch after its first
-        step, `first_rate`; seconds of a later one, `later_seconds`, from the last step of an epoch to the last of the
-        next, so with the evaluation and the checkpoint between (the median of them), and `later_rate` in pictures/s.
+        `first_step`, and `later_seconds`: the median over the epochs after the first, each from the last step of the
+        epoch before to its own last step, so with the evaluation and the checkpoint in between.
     """
     steps, rest = divmod(len(stamps), num_epochs)
-    full, part = divmod(num_pictures, batch_size)
+    full, part = divmod(num_images, batch_size)
     if rest or not steps or steps not in (full, full + bool(part)):
         raise Failed(
-            f"{len(stamps)} optimizer steps are not {num_epochs} epochs of {num_pictures} pictures"
+            f"{len(stamps)} optimizer steps are not {num_epochs} epochs of {num_images} images"
         )
-    pictures = num_pictures if steps == full + bool(part) else full * batch_size
-    found = {"first_step": stamps[0], "pictures": pictures, "steps": steps}
-    if steps > 1:
-        found["first_rate"] = (pictures - batch_size) / (stamps[steps - 1] - stamps[0])
     ends = stamps[steps - 1 :: steps]
-    if len(ends) > 1:
-        found["later_seconds"] = statistics.median(
-            end - start for start, end in itertools.pairwise(ends)
-        )
-        found["later_rate"] = pictures / found["later_seconds"]
-    return found
+    later = statistics.median(end - start for start, end in itertools.pairwise(ends))
+    return {"first_step": stamps[0], "later_seconds": later}

@@ -1,9 +1,9 @@
 """Plain PyTorch in the manner of torchvision's references: ImageFolder, its transforms, the loop written out.
 
-    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--head]
+    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best]
 
-The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best` is bf16, channels last and workers that stay; `--head`
-trains the head alone, without random augmentation. Prints the accuracy of the last epoch.
+The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best` is bf16, channels last and workers that stay.
+Prints the accuracy of the last epoch.
 """
 
 import json
@@ -34,9 +34,7 @@ def main() -> None:
         transforms.RandomHorizontalFlip(),
         *to_tensor,
     ]
-    train_set = ImageFolder(
-        f"{args.data}/train", transforms.Compose(fixed if args.head else random)
-    )
+    train_set = ImageFolder(f"{args.data}/train", transforms.Compose(random))
     val_set = ImageFolder(f"{args.data}/val", transforms.Compose(fixed))
     # the references' 16 are too many for two cores
     workers = {"num_workers": 2, "persistent_workers": args.best}
@@ -44,18 +42,16 @@ def main() -> None:
     val = DataLoader(val_set, args.batch_size, **workers)
 
     net = resnet18(weights="DEFAULT")
-    net.requires_grad_(not args.head)
     net.fc = nn.Linear(net.fc.in_features, len(train_set.classes))
     layout = torch.channels_last if args.best else torch.contiguous_format
     net.to(memory_format=layout)
-    learning = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.02, total_steps=args.epochs * len(train)
     )
 
     for _ in range(args.epochs):
-        net.train(not args.head)
+        net.train()
         for x, y in train:
             with torch.autocast("cpu", torch.bfloat16, enabled=args.best):
                 logits = net(x.to(memory_format=layout))

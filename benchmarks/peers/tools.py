@@ -26,8 +26,6 @@ TOOLS = {
 PEERS = tuple(TOOLS)[1:]
 OF_OURS = ("finetune", "plain")  # run in our own environment
 PREDICTING = ("finetune", "timm", "fastai")
-# What a tool does not offer: stands in the table instead of a number.
-CANNOT = {("head", "timm"): "`train.py` has no option that freezes"}
 _BEST = {
     "plain": "--best",
     "fastai": "--best",
@@ -35,18 +33,7 @@ _BEST = {
     "timm": "--amp --amp-dtype bfloat16 --channels-last --workers 2 --warmup-epochs 1",
     "ultralytics": "cache=ram workers=2",  # its bf16 is for CUDA only, and it has no channels last
 }
-_HEAD = {
-    "plain": "--head",
-    "fastai": "--head",
-    "transformers": "--head",
-    "ultralytics": "freeze=1 erasing=0 auto_augment=none scale=0 fliplr=0 hsv_h=0 hsv_s=0 hsv_v=0",
-}
 _SEED = {"finetune": "--seed_everything {}", "ultralytics": "seed={}"}  # the others: --seed
-_CONFIGS = {
-    "throughput": "--config image_folder.yaml",
-    "job": "--config image_folder.yaml",
-    "head": "--config hotdog_frozen.yaml --data.crop_and_flip false",
-}
 # tool: (file, column) of the accuracy of each epoch; the others print it
 _ACCURACIES = {
     "finetune": ("fit/version_0/metrics.csv", "val/accuracy"),
@@ -86,7 +73,6 @@ class Training(NamedTuple):
 
     tool: str
     setting: str
-    experiment: str
     num_epochs: int
     seed: int | None = None
 
@@ -115,7 +101,7 @@ def fit(training: Training, place: Place) -> list[str]:
     if training.seed is not None:
         more += _SEED.get(tool, "--seed {}").format(training.seed).split()
     if tool == "finetune":
-        common = f"fit {_CONFIGS[training.experiment]} --data.image_size {IMAGE_SIZE} "
+        common = f"fit --config image_folder.yaml --data.image_size {IMAGE_SIZE} "
         common += f"--data.batch_size {BATCH_SIZE} --test_after_fit false "
         common += f"--trainer.max_epochs {training.num_epochs}"
         places = ["--data.root", place.data, "--model.weights", place.weights]
@@ -123,8 +109,6 @@ def fit(training: Training, place: Place) -> list[str]:
         return [PROGRAM, *common.split(), *more, *map(str, places)]
     if training.setting == "best":
         more += _BEST[tool].split()
-    if training.experiment == "head":
-        more += _HEAD[tool].split()
     return fit_peer(tool, training.num_epochs, BATCH_SIZE, more, place)
 
 

@@ -1,10 +1,9 @@
 """Hugging Face's Trainer as its documentation and its image classification example have it, on timm's ResNet-18.
 
     python transformers_peer.py --data FOLDER --weights FOLDER --out FOLDER [--epochs 5] [--seed 0] [--workers 2]
-        [--best] [--head]
+        [--best]
 
-`--best` is bf16, channels last and two workers that stay; `--head` trains the head alone, without random augmentation.
-Prints the accuracy of the last epoch.
+`--best` is bf16, channels last and two workers that stay. Prints the accuracy of the last epoch.
 """
 
 import json
@@ -66,9 +65,6 @@ def main() -> None:
         label2id={name: i for i, name in enumerate(names)},
         ignore_mismatched_sizes=True,
     )
-    if args.head:
-        net.requires_grad_(False)
-        net.timm_model.get_classifier().requires_grad_(True)
     fast = {"dataloader_num_workers": args.workers}
     if args.best:
         fast = {"bf16": True, "dataloader_num_workers": 2, "dataloader_persistent_workers": True}
@@ -89,7 +85,7 @@ def main() -> None:
     trainer = Trainer(
         net,
         options,
-        train_dataset=data["train"].with_transform(transform(fixed if args.head else random)),
+        train_dataset=data["train"].with_transform(transform(random)),
         eval_dataset=data["validation"].with_transform(transform(fixed)),
         compute_metrics=lambda p: {
             "accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())

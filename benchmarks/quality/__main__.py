@@ -27,9 +27,9 @@ from benchmarks.peers import materials
 from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
 from benchmarks.quality.chart import draw
 from benchmarks.quality.commands import train
-from benchmarks.quality.documents import blocks, has_chart, of_one_machine
+from benchmarks.quality.documents import blocks
 from benchmarks.quality.plan import SMALL, Run, plan
-from benchmarks.quality.points import Records, mean_sets, over_sets
+from benchmarks.quality.points import Records, mean_sets, of_one_machine, over_sets
 
 
 def plan_here(records: list[dict]) -> Iterator[Run]:
@@ -39,9 +39,9 @@ def plan_here(records: list[dict]) -> Iterator[Run]:
 
 def write(records: Records) -> None:
     """Write the tables and the chart."""
-    publish(blocks(records))
-    if has_chart(records):
-        here = of_one_machine(records)
+    here = of_one_machine(records)
+    if over_sets(here):
+        publish(blocks(records))
         draw(over_sets(here), len(mean_sets(here)), ROOT / "docs/quality.png")
 
 

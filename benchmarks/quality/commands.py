@@ -3,11 +3,11 @@
 import csv
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.records import PROGRAM
 from benchmarks.peers import measure, tools
 from benchmarks.quality.plan import Run, number
 
@@ -25,22 +25,18 @@ OPTIONS = {
 CALIBRATION = ("calibration_error_before_scaling", "calibration_error")
 
 
-def command(run: Run, place: tools.Place, has_size: bool = True) -> list[str]:
+def command(run: Run, place: tools.Place) -> list[str]:
     """Return the command of a run; of a peer with the tool's own batch size, rate, optimizer and augmentation."""
     if run.tool != "finetune":
         options = OPTIONS[run.tool].format(seed=run.seed).split()
         return tools.fit_peer(
             run.tool, int(number(run.setting)), BATCH_SIZES[run.tool], options, place
         )
-    program = [str(Path(sys.executable).with_name("finetune")), "fit", str(place.data)]
-    length = (
-        []
-        if run.setting == "default"
-        else [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
-    )
-    size = ["--size", str(tools.IMAGE_SIZE)] if has_size else []
-    places = ["--weights", str(place.weights), "--out", str(place.out)]
-    return [*program, *size, *length, "--seed", str(run.seed), *places]
+    words = [PROGRAM, "fit", str(place.data), "--size", str(tools.IMAGE_SIZE)]
+    if run.setting != "default":
+        words += [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
+    words += ["--seed", str(run.seed)]
+    return [*words, "--weights", str(place.weights), "--out", str(place.out)]
 
 
 def accuracy(tool: str, place: tools.Place, output: str) -> float:
@@ -72,9 +68,9 @@ def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
     return float(np.mean(sum(gaps)) / len(confidence))
 
 
-def train(run: Run, place: tools.Place, has_size: bool = True) -> dict:
+def train(run: Run, place: tools.Place) -> dict:
     """Return what a run gave: seconds of the whole command, accuracy, and of how many pictures that is."""
-    words = command(run, place, has_size)
+    words = command(run, place)
     done = measure.run(words, tools.variables(place), place.out / "clock.txt")
     split = "test" if run.tool == "finetune" else "val"
     return {

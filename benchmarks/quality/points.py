@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS
+from benchmarks.peers.tools import TOOLS
+from benchmarks.quality.plan import ON_ONE_SET, SETS, SETTINGS, number
 
 Records = Sequence[dict]
 _MOST = 2 / 3
@@ -39,10 +40,27 @@ def rows() -> list[tuple[str, str]]:
     return [(tool, setting) for tool, settings in SETTINGS.items() for setting in settings]
 
 
-def main_machine(records: Records) -> str | None:
-    """Return the machine with the most results: seconds of two machines are not held against each other."""
-    counts = Counter(r["machine"] for r in records if "accuracy" in r)
-    return counts.most_common(1)[0][0] if counts else None
+def label(tool: str, setting: str) -> str:
+    """Return the name of a tool with a setting in a table."""
+    name = TOOLS[tool][0]
+    if setting == "default":
+        return name
+    word = setting.partition("_")[0]
+    num = number(setting)
+    if tool == "finetune":
+        return f"{name} --{word} {num:g}"
+    return f"{name}, 1 + {num - 1:g} epochs" if tool == "fastai" else f"{name}, {num:g} epochs"
+
+
+def name_of(point: Point) -> str:
+    return label(point.tool, point.setting)
+
+
+def of_one_machine(records: Records) -> list[dict]:
+    """Return the results of the machine with the most: seconds of two machines cannot be compared."""
+    good = [r for r in records if "accuracy" in r]
+    machine = Counter(r["machine"] for r in good).most_common(1)[0][0]
+    return [r for r in good if r["machine"] == machine]
 
 
 def on_set(records: Records, name: str) -> list[Point]:

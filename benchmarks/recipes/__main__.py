@@ -1,4 +1,4 @@
-"""Train every shipped recipe with several seeds and write table and chart of the results into benchmarks/NOTEBOOK.md.
+"""Train every shipped recipe with several seeds and write tables of the results into benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.recipes --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
@@ -28,7 +28,7 @@ from benchmarks.common.documents import ROOT, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import PROGRAM, load, where_and_when
-from benchmarks.recipes.documents import draw, table
+from benchmarks.recipes.documents import table
 from finetune.training.run_length import usual_epochs
 
 PLAIN_SCRIPT = ROOT / "benchmarks/recipes/plain.py"
@@ -204,12 +204,8 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
 
 
 def write(records: Sequence[dict]) -> None:
-    """Write the tables and the chart."""
-    current = valid(records)
-    publish(tables(current))
-    hotdog = [r for r in current if r["data"] == "hotdog"]
-    if hotdog:
-        draw(hotdog, names_in(hotdog), ROOT / "docs/recipes.png")
+    """Write the tables."""
+    publish(tables(valid(records)))
 
 
 BENCHMARK = Benchmark(ROOT / "benchmarks/recipes/recipes.json", Run, plan, write, ("name",))
