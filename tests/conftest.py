@@ -1,4 +1,4 @@
-"""Shared by the tests: small folders of pictures, and the command line in this process."""
+"""Fixtures of all tests: small folders of images, finished runs, and the command line in this process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A folder to fit in, and what a fit of a second is told."""
+"""A data folder and the arguments of a fit of one second."""
 
 import copy
 import gc

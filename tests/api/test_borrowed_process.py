@@ -1,4 +1,4 @@
-"""A fit leaves the process as it was: each thing that the command changes is seen changed inside, and put back."""
+"""A fit from Python restores the process: each change of the command is seen during the fit and undone after it."""
 
 import gc
 import logging

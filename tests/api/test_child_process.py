@@ -1,4 +1,4 @@
-"""A fit on several devices from any program: no guard, no second run of its code, one end."""
+"""A fit on several devices from a Python program needs no main guard, runs the program once, and ends once."""
 
 import io
 import json

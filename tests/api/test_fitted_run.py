@@ -1,4 +1,4 @@
-"""What a fit gives back: paths, numbers, and a piece of a page for a notebook."""
+"""The result of `finetune.fit`: paths, metrics, and HTML for a notebook."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`finetune.fit` is the command: the same words, files, numbers and messages, in any kind of program."""
+"""`finetune.fit` does what the command does: the same options, files, metrics and messages, in any kind of program."""
 
 import inspect
 import json

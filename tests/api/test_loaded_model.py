@@ -1,4 +1,4 @@
-"""What `load` gives says what `finetune predict` writes, of pictures from anywhere, to any thread that asks."""
+"""`load` predicts what `finetune predict` writes, for images from any source, and in any thread."""
 
 import copy
 import csv

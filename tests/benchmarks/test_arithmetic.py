@@ -1,4 +1,4 @@
-"""The arithmetic that published claims rest on: each expected number is worked out by hand."""
+"""The arithmetic behind published claims: each expected number is worked out by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The measurement of `--backbone auto`: what it prints is what heads on frozen features do."""
+"""The measurement of `--backbone auto` prints the accuracies of heads on frozen features."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the scripts measure with sees all that it is to see."""
+"""The measuring instruments of benchmarks/ miss nothing."""
 
 import sys
 

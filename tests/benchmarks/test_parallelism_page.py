@@ -1,4 +1,4 @@
-"""docs/parallelism.md as a page: its commands can be typed, its files exist, its parity is within the tolerance."""
+"""docs/parallelism.md: its commands parse, its files exist, and its differences are within the tolerance."""
 
 import re
 import shlex

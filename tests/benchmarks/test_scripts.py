@@ -1,4 +1,4 @@
-"""The measuring scripts: every tool gets the same images and weights, nothing is measured twice."""
+"""The benchmark scripts give every tool the same images and weights, and measure nothing twice."""
 
 import csv
 import subprocess

@@ -1,4 +1,4 @@
-"""The tables and figures that pages and config headers publish are those of the records of benchmarks/."""
+"""Published tables and figures agree with the records in benchmarks/."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""A run, made once for all that goes on from one."""
+"""A finished run that several tests resume or read."""
 
 import shutil
 from collections.abc import Callable

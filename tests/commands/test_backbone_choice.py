@@ -1,4 +1,4 @@
-"""`--backbone auto`: the images choose the network, once, and the choice stands in config.yaml."""
+"""`--backbone auto` chooses the network on the images once, and writes it into config.yaml."""
 
 import json
 import os

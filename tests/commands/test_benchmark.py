@@ -1,4 +1,4 @@
-"""`finetune benchmark`: what it measures, what it says of it, and that it leaves nothing."""
+"""`finetune benchmark`: its measurements, its text, and that it leaves no files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a fit that starts from a fitted head keeps at its end."""
+"""The weights that a fit from a fitted head keeps at its end."""
 
 import json
 import shutil

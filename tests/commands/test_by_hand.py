@@ -1,4 +1,4 @@
-"""`finetune by-hand` as a user meets it: its lines, its picture, its mistakes."""
+"""`finetune by-hand` as a user meets it: lines, chart and errors."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The list of what is kept, and its removal: what is ours, and nothing else."""
+"""`finetune cache` lists our caches, and removes nothing else."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""`finetune check`: what it says of a folder with faults, and of a sound one."""
+"""`finetune check` on a folder with faults, and on one without."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Short words, what is named by position, runs, `~` and globs become full flags, before torch is there."""
+"""Short words, positional arguments, runs, `~` and globs become full flags before torch is imported."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Configs by name: files here, and shipped ones."""
+"""Configs by name: local files and shipped ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The learning rate of an optimizer that the command line names instead of the config's."""
+"""The default learning rate of an optimizer that the command line names instead of the config's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Values that can't be are refused before anything is fetched."""
+"""Invalid values are refused before anything is downloaded."""
 
 import re
 from unittest.mock import patch

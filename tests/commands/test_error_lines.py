@@ -1,4 +1,4 @@
-"""What is told of errors, whichever library they come from."""
+"""Errors of any library become one line."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Who said a value: the settings of configs and flags, in every spelling, held against the real parser."""
+"""Which settings configs and flags give, in every spelling, compared with the real parser."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""`finetune export`, and its files where a checkpoint is expected."""
+"""`finetune export`, and exported files as arguments in place of a checkpoint."""
 
 import csv
 import errno

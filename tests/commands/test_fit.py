@@ -1,4 +1,4 @@
-"""How a fit begins and ends: which checkpoint it goes on from, which it tests, what it says where nothing is left."""
+"""The start and end of a fit: which checkpoint it continues and tests, and a fit with nothing left to do."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a fit could not do is said before it trains."""
+"""Unsupported settings of a fit are reported before it trains."""
 
 from pathlib import Path
 

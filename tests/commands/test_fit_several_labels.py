@@ -1,4 +1,4 @@
-"""`finetune fit` on images with several labels: the lines, the files and the options that differ."""
+"""`finetune fit` on images with several labels: the lines, files and options that differ."""
 
 import json
 from pathlib import Path

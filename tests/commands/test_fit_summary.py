@@ -1,4 +1,4 @@
-"""What a fit shows on a terminal, and what in a pipe: in the command itself, on pseudo-terminals of two widths."""
+"""The output of a fit on a terminal and in a pipe, by the real command on pseudo-terminals of two widths."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Checks before torch refuse only what the real parser refuses, and shorthands become what they stand for."""
+"""Checks before torch refuse only what the real parser refuses, and shorthands are expanded."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What is written on a line is what the parser reads."""
+"""Values that are written as one line of YAML are read back equal."""
 
 import json
 

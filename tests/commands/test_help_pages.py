@@ -1,4 +1,4 @@
-"""The pages of `--help` are short, quick, and true to the real parser."""
+"""The pages of `--help` are short, quick, and agree with the real parser."""
 
 import json
 import subprocess

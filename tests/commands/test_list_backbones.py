@@ -1,4 +1,4 @@
-"""`finetune backbones`: the table, patterns, JSON, and that it imports no torch."""
+"""`finetune backbones`: the table, patterns and JSON, without importing torch."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The sheet of test pictures that loggers get: which pictures, what stands below them, and when there is none."""
+"""The contact sheet of test images for loggers: its images, its captions, and when there is none."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A fit that is given minutes: what it chooses stands in its config, and the run can be repeated and resumed."""
+"""`--minutes`: the chosen settings are in config.yaml, and the run can be repeated and resumed."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`finetune parity`: every way beside one device, the table, and that a wrong way is caught."""
+"""`finetune parity`: every way is compared with one device, the table is right, and a wrong way is caught."""
 
 from pathlib import Path
 

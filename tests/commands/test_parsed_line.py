@@ -1,4 +1,4 @@
-"""A command line taken apart as argparse would, and put together again."""
+"""A command line is split as argparse would, and joined again."""
 
 import argparse
 

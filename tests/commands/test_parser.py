@@ -1,4 +1,4 @@
-"""Typos in flags and configs end in one line that names the key and the nearest right one, with exit code 2."""
+"""Typos in flags and configs end in one line with the key and the nearest valid one, and exit code 2."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a fit goes on from is decided once: its checkpoint is read once for that, and runs are listed once."""
+"""The plan of a fit is made once: it reads the checkpoint once, and lists the runs once."""
 
 import shutil
 from collections import Counter

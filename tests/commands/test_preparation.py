@@ -1,4 +1,4 @@
-"""Whose word decides how pictures are prepared for a network of timm's."""
+"""Which settings decide how images are prepared for a network of timm."""
 
 import json
 from pathlib import Path

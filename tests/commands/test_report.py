@@ -1,4 +1,4 @@
-"""`finetune report`, on runs of `finetune fit` as they are."""
+"""`finetune report` on runs of `finetune fit`."""
 
 import csv
 import json

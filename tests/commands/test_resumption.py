@@ -1,4 +1,4 @@
-"""`--resume` goes on with the newest run of the same data and network, with that run's settings."""
+"""`--resume` continues the newest run of the same data and network, with the settings of that run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`finetune review` as a process: what it prints, how it ends, and what it refuses."""
+"""`finetune review` as a process: its output, its end, and what it refuses."""
 
 import json
 import os

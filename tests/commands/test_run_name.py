@@ -1,4 +1,4 @@
-"""Named runs, runs that keep only their best checkpoint, and commands that leave no folder, each by real fits."""
+"""Named runs, runs that keep only their best checkpoint, and commands that leave no folder, by real fits."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`finetune runs`: the table, JSON, and what `rm` asks before it deletes."""
+"""`finetune runs`: the table, JSON, and the question of `rm` before it deletes."""
 
 import json
 import os

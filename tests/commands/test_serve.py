@@ -1,4 +1,4 @@
-"""`finetune serve` as a process: what it answers, how it is asked to stop, and what it survives."""
+"""`finetune serve` as a process: its answers, how it stops, and what it survives."""
 
 import csv
 import http.client

@@ -1,4 +1,4 @@
-"""The sheet of predicted pictures."""
+"""The contact sheet of predicted images."""
 
 import resource
 import shutil

@@ -1,4 +1,4 @@
-"""Which option was meant, for flags as people coming from elsewhere type them."""
+"""Which option was meant, for flags as users of other tools type them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a Trainer is given besides what the user said, and what of that can't be had."""
+"""Which arguments the Trainer gets in addition to the user's, and which are unsupported."""
 
 from datetime import timedelta
 from pathlib import Path

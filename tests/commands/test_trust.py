@@ -1,4 +1,4 @@
-"""What hostile checkpoints would have imported: a module on the path that leaves a file when it is."""
+"""Which modules a hostile checkpoint would have imported, shown by a module that writes a file when it is imported."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Folders of pictures that tests of several modules read."""
+"""Folders of images that tests of several modules read."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Names of images in a table: those of the same images in class folders, wherever these lie."""
+"""The names of images in a table are those of the same images in class folders, wherever the files are."""
 
 import random
 

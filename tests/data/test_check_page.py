@@ -1,4 +1,4 @@
-"""What a check writes: whatever names hold, the page shows them and the lists name files that exist."""
+"""The page and the lists of a check are right for hostile file names."""
 
 import json
 import os

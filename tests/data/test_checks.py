@@ -1,4 +1,4 @@
-"""What is judged of single files, folders and classes."""
+"""The checks of single files, folders and classes."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The weights of classes are the same as text, in each kind of file and as a mapping; faults are one line each."""
+"""Class weights are the same as text, in each kind of file and as a mapping; each fault is one line."""
 
 import pytest
 

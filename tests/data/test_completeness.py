@@ -1,4 +1,4 @@
-"""An image of which a part is missing is refused, whatever its format, and whatever its file ends with."""
+"""An incomplete image is refused, whatever its format, and whatever the last bytes of its file are."""
 
 import io
 import re

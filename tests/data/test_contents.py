@@ -1,4 +1,4 @@
-"""Digests of files: equal for copies, different at either end and in the middle, none of what cannot be read."""
+"""Digests of files: equal for copies, different for any changed byte, none for unreadable files."""
 
 import os
 

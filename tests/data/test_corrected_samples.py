@@ -1,4 +1,4 @@
-"""Corrected labels in a data module: what changes, and that splits, names and order do not."""
+"""Corrected labels in a data module change labels only, not splits, names or order."""
 
 from pathlib import Path
 

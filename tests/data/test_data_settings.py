@@ -1,4 +1,4 @@
-"""Settings of a data module that can't be, told before a file is looked at."""
+"""Invalid settings of a data module are refused before any file is read."""
 
 import pytest
 

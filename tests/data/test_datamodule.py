@@ -1,4 +1,4 @@
-"""The same pixels for any number of workers and devices, what is left out or refused, fixed views."""
+"""The same pixels for any number of workers and devices, skipped and refused images, fixed views."""
 
 import multiprocessing
 import queue

@@ -1,4 +1,4 @@
-"""Lists of paths, one picture by index, and batches: pixels, labels, memory layout, pictures that can't be read."""
+"""Lists of paths, single images and batches: pixels, labels, memory layout, unreadable images."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every format against arrays made by hand or read by OpenCV, and every kind of broken file."""
+"""Every format, compared with arrays made by hand or read by OpenCV, and every kind of broken file."""
 
 import io
 import os

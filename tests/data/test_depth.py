@@ -1,4 +1,4 @@
-"""What is said of 16-bit pictures that come out black, and that nothing is said of others."""
+"""A warning about 16-bit images that come out black, and none about others."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Batches are copied to a GPU beside what it computes; elsewhere there is nothing beside."""
+"""Batches are copied to a GPU while it computes; other devices have nothing to overlap."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

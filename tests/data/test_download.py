@@ -1,4 +1,4 @@
-"""Archives from a loopback server: a good one, a wrong or damaged one, and nothing left behind."""
+"""Archives from a loopback server: a valid one, a wrong or damaged one, and no files left by a failure."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Copies of one photograph: what decides that two pictures are, and what many alike cost."""
+"""Which images are copies of one photograph, and the cost of many similar images."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Files of the same content, against a table of whole contents."""
+"""Files with equal contents, compared with a table of complete contents."""
 
 import os
 

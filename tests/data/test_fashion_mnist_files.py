@@ -1,4 +1,4 @@
-"""Fashion-MNIST's files to arrays, wherever they lie and however they were left."""
+"""Fashion-MNIST's files as arrays, wherever they are, packed or not."""
 
 import gzip
 import threading

@@ -1,4 +1,4 @@
-"""What sets of copies spoil, and in which order things are told."""
+"""What groups of copies affect, and the order of findings."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a fit says of its files before it reads them."""
+"""What a fit reports about its files before it reads them."""
 
 import json
 import os

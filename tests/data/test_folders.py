@@ -1,4 +1,4 @@
-"""Layouts of folders, classes matched by name, and what is said about folders that won't do."""
+"""Layouts of folders, classes matched by name, and messages about unusable folders."""
 
 import os
 from pathlib import Path

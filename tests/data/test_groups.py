@@ -1,4 +1,4 @@
-"""Groups from paths: images of one group share a split, and a group in two given splits is named."""
+"""Groups from paths: images of one group share a split, and a group in two existing splits is reported."""
 
 import re
 from pathlib import Path

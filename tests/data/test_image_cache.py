@@ -1,4 +1,4 @@
-"""The same pixels with and without a cache, for any split, transform and process; and every reason to have none."""
+"""The same pixels with and without a cache, for any split, transform and process; every reason for no cache."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Which picture comes into which split, and where the sets with a name come from."""
+"""Which image is in which split, and where the named data sets come from."""
 
 import logging
 import shutil

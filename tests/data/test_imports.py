@@ -1,4 +1,4 @@
-"""What importing parts of the package brings with it, one after the other in one interpreter."""
+"""What the import of each part of the package imports, in one interpreter."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The bound on a picture's size is the one at which Pillow itself refuses."""
+"""The bound on the size of an image is the one at which Pillow refuses."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""What is listed of a data set, against what a fit finds there, and of one that a fit refuses."""
+"""The listing of a data set, compared with what a fit finds there, and the listing of one that a fit refuses."""
 
 import numpy as np
 import pytest

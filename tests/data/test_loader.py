@@ -1,4 +1,4 @@
-"""How many processes read pictures, with what memory, and whose signals they obey."""
+"""How many workers read images, how much memory they take, and which signals they obey."""
 
 import gc
 import multiprocessing

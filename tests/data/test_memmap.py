@@ -1,4 +1,4 @@
-"""Pictures in, the same pictures out; and every way in which such a file can be broken, noticed."""
+"""Images written to a memory map are read back equal; every kind of damage is noticed."""
 
 import os
 import pickle

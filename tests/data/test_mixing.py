@@ -1,4 +1,4 @@
-"""Partners, shares and boxes: their distributions, torchvision's arithmetic, and what a picture of an epoch becomes."""
+"""Partners, shares and boxes of mixup and CutMix: distributions, torchvision's arithmetic, and mixed images."""
 
 from itertools import product
 from unittest.mock import patch

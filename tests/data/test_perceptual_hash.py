@@ -1,4 +1,4 @@
-"""Hashes of what pictures look like, and the search for near ones against all pairs."""
+"""Perceptual hashes, and the search for similar ones, compared with all pairs."""
 
 import numpy as np
 import pytest

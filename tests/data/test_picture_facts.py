@@ -1,4 +1,4 @@
-"""What one look at a picture tells, against Pillow and against the decoder."""
+"""The properties that one pass over an image measures, compared with Pillow and with the decoder."""
 
 import os
 

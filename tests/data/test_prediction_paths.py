@@ -1,4 +1,4 @@
-"""Lists of very many paths, and what a person means by pictures to predict."""
+"""Lists of very many paths, and the ways to name images for prediction."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Pictures brought to size against Pillow."""
+"""Resized images, compared with Pillow."""
 
 import cv2
 import numpy as np

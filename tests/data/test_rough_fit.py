@@ -1,4 +1,4 @@
-"""All pairs at a glance: what OpenCV finds of each alone, at half the side."""
+"""The rough alignment of all pairs, compared with OpenCV on each pair, at half the side."""
 
 import multiprocessing
 import os

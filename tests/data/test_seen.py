@@ -1,4 +1,4 @@
-"""What a checkpoint has seen is not measured as new: pictures added, removed, renamed, moved, and other folders."""
+"""Images seen in training are not measured as new: images added, removed, renamed, moved, and other folders."""
 
 import json
 import math

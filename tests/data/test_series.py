@@ -1,4 +1,4 @@
-"""Series are found by numbered names whose neighbours look alike, and plainly numbered classes are not."""
+"""Series are found by numbered names whose neighbours look alike; classes that are only numbered are not series."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Properties that give a class away: planted ones, and none where there are none."""
+"""Properties that reveal a class are found where they were planted, and nowhere else."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The size of an epoch is a function of epoch and run length, with workers, partners and a cache as without."""
+"""The image size of an epoch depends only on epoch and run length, with workers, mixing and a cache as without."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""Pictures set apart by name: in their share, by class, and unmoved by what is added, removed or renamed."""
+"""Images held out by name: the right share, by class, and stable when others are added, removed or renamed."""
 
 import os
 from collections.abc import Callable, Sequence

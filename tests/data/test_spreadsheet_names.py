@@ -1,4 +1,4 @@
-"""Names that a spreadsheet would run as a formula are noted, and no others."""
+"""Names that a spreadsheet would run as a formula are reported, and no others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is known of files without reading them, asked once, and how they are opened."""
+"""The facts about files that need no reading are queried once, and how files are opened."""
 
 import os
 import time

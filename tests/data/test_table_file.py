@@ -1,4 +1,4 @@
-"""What is read from a table file, and the one line about a file that is none."""
+"""How a table file is read, and the one line about a file that is no table."""
 
 import csv
 import json

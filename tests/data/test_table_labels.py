@@ -1,4 +1,4 @@
-"""One label or several of each row, however they are written."""
+"""One label or several of each row, in every way to write them."""
 
 from pathlib import Path
 

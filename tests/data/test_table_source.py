@@ -1,4 +1,4 @@
-"""A table as the source of a data module, against the same images in class folders."""
+"""A table as the source of a data module, compared with the same images in class folders."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What images show: one class each, or several labels."""
+"""The targets of images: one class each, or several labels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One epoch after another, read ahead: the batches are those of an epoch that is read by itself."""
+"""Epochs that are read ahead have the batches of epochs that are read one at a time."""
 
 import multiprocessing
 import sys

@@ -1,4 +1,4 @@
-"""Every part of a pipeline draws from a stream of its own: whatever one does says nothing about the others."""
+"""Every part of a pipeline has its own random stream, independent of the others."""
 
 from itertools import combinations
 

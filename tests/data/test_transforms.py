@@ -1,4 +1,4 @@
-"""The two pipelines against Pillow's own words, and transforms named in a config."""
+"""The two pipelines, compared with Pillow, and transforms named in a config."""
 
 import albumentations as A
 import cv2

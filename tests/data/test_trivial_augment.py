@@ -1,4 +1,4 @@
-"""Each operation against torchvision's, and what is drawn: each as often, and apart from all other transforms."""
+"""Each operation, compared with torchvision's, and the draws: uniform, and independent of other transforms."""
 
 import albumentations as A
 import numpy as np

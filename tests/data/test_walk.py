@@ -1,4 +1,4 @@
-"""What lies beneath a folder; test_folders.py has the same within data sets."""
+"""The files beneath a folder; test_folders.py has the same within data sets."""
 
 import pytest
 

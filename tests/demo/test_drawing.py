@@ -1,4 +1,4 @@
-"""The drawn pictures are reproducible and distinct, and their folder appears whole or not at all."""
+"""The generated images are reproducible and distinct, and their folder appears complete or not at all."""
 
 import csv
 import itertools

@@ -1,4 +1,4 @@
-"""The data set of the demo is drawn where it is not there yet."""
+"""The data set of the demo is generated if it does not exist."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Questions that devices ask each other: what they are asked with stays, and GPUs are asked by their CPUs."""
+"""Values that ranks exchange: the arguments stay unchanged, and GPU ranks communicate on the CPU."""
 
 from datetime import timedelta
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a rank without images adds to a step: a loss that reaches every parameter and changes none."""
+"""The step of a rank without images: a loss that reaches every parameter and changes none."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How many processes: what torchrun or srun started, or what was given where nothing did."""
+"""The number of processes: what torchrun or srun started, or the argument."""
 
 import os
 import re

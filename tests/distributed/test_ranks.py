@@ -1,4 +1,4 @@
-"""The processes of one run on a machine: none outlives the first one, and that none of them."""
+"""The ranks of a run on one machine: none outlives rank 0, and rank 0 outlives none of them."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""Batch norm over all devices: with one device it is torch's own; tests/support/ddp_scenarios.py has two and three.
+"""Batch norm over all devices: one device equals torch's own; tests/support/ddp_scenarios.py has two and three.
 
-In a process group of this process alone the arithmetic is used, with nobody to share with.
+A process group of one process computes with the same code, without communication.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Successive halving finds the network whose features tell the classes apart, within its time."""
+"""Successive halving finds the network whose features separate the classes best, within its time."""
 
 import time
 

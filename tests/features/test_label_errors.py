@@ -1,4 +1,4 @@
-"""The ranking of doubtful labels: against scikit-learn, and what a picture's own label must not decide."""
+"""The ranking of doubtful labels, compared with scikit-learn; an image's own label must not decide."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The head fitted on the features of the backbone before training."""
+"""The head that is fitted on the features of the backbone before training."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Features of files: those that the network itself has before its head, of the same pixels."""
+"""Features of files are those that the network has before its head, for the same pixels."""
 
 import numpy as np
 import pytest

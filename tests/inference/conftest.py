@@ -1,4 +1,4 @@
-"""A checkpoint to answer with."""
+"""A small checkpoint for predictions."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The preparation inside a file is that of evaluation, to the last bit of each pixel."""
+"""The preparation inside an exported file is that of evaluation, to the last bit of each pixel."""
 
 import numpy as np
 import onnx

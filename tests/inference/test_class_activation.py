@@ -1,4 +1,4 @@
-"""Class activation maps: they add up to what the network says, and lie where the picture is."""
+"""Class activation maps add up to the logit, and lie over the image."""
 
 import numpy as np
 import pytest

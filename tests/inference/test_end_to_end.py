@@ -1,4 +1,4 @@
-"""Pixels in, probabilities out."""
+"""Exported networks from pixels to probabilities."""
 
 import numpy as np
 import torch

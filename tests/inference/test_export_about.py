@@ -1,4 +1,4 @@
-"""What the .json beside an exported file says."""
+"""The content of the .json next to an exported file."""
 
 import json
 

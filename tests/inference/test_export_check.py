@@ -1,4 +1,4 @@
-"""What differs from the network is found."""
+"""The verification of an export finds differences from the network."""
 
 import numpy as np
 import pytest

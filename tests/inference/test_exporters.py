@@ -1,4 +1,4 @@
-"""What is written computes what the network computes, holds nothing of this machine, and is one file."""
+"""Exported files compute what the network computes, contain nothing of this machine, and are one file."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An exported file where a checkpoint is expected."""
+"""An exported file in place of a checkpoint."""
 
 import os
 import pickle

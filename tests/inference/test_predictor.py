@@ -1,4 +1,4 @@
-"""A checkpoint as a function says what `finetune predict` writes."""
+"""A checkpoint as a function predicts what `finetune predict` writes."""
 
 import csv
 import json

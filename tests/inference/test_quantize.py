@@ -1,4 +1,4 @@
-"""int8 says nearly what float says, in seven bits, and what is of no use is told."""
+"""int8 predicts nearly as float32 does, in seven bits; a quantization without benefit is refused."""
 
 import shutil
 from pathlib import Path

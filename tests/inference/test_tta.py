@@ -1,4 +1,4 @@
-"""With views averaged a picture and its mirror image are told the same; without, they are not."""
+"""With test-time augmentation, an image and its mirror image have equal predictions; without it they differ."""
 
 from pathlib import Path
 

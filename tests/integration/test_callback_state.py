@@ -1,4 +1,4 @@
-"""Each field of each callback of a fit: in its checkpoint, or there is a reason why `--resume` does not need it."""
+"""Each field of each callback of a fit is in its checkpoint, or there is a reason why `--resume` does not need it."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""A fit with corrected labels: its records and its report, a test of it, and what a resumed run must find."""
+"""A fit with corrected labels: its records, its report, its test, and the labels of a resumed run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The same run on 1, 2 and 3 processes, each promise beside a wrong variant that the comparison catches."""
+"""The same run on 1, 2 and 3 processes; each promise has a wrong variant that the comparison catches."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The demo, on fewer pictures and epochs, and the losses of the sample run."""
+"""The demo with fewer images and epochs, and the losses of the sample run."""
 
 from pathlib import Path
 from unittest.mock import patch

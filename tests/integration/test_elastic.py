@@ -1,4 +1,4 @@
-"""A run with all that is random, on 1, 2 and 3 processes, and begun on one number of them and ended on another."""
+"""A run with all sources of randomness on 1, 2 and 3 processes, also started on one number and ended on another."""
 
 from collections.abc import Iterator
 from pathlib import Path

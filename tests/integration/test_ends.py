@@ -1,4 +1,4 @@
-"""Whatever ends a run, all its processes end, soon, with one line and the right exit code."""
+"""Whatever ends a run, all its processes end soon, with one line and the right exit code."""
 
 import itertools
 import json

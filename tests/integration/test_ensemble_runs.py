@@ -1,4 +1,4 @@
-"""The run of an ensemble: one checkpoint that predicts, is exported, gone on with, and told from others in a line."""
+"""The run of an ensemble: one checkpoint that predicts, is exported, resumed, and distinguished from others."""
 
 import json
 import shutil

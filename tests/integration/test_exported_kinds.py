@@ -1,4 +1,4 @@
-"""Exports of checkpoints of every kind: small grey pictures, double precision, a temperature and a threshold."""
+"""Exports of every kind of checkpoint: small grey images, double precision, a temperature and a threshold."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""`finetune fit --folds` as a command with a process for each fold: interrupted and resumed, and on two devices."""
+"""`finetune fit --folds` as a command with a process for each fold: interrupted, resumed, and on two devices."""
 
 import json
 import os

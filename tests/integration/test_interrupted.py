@@ -1,4 +1,4 @@
-"""Stopped by a signal or a limit at any point and gone on with, in this process: as if it had been left alone."""
+"""Runs stopped by a signal or a limit at any point and resumed in this process equal uninterrupted runs."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A GPU computes what the CPU does, two processes on it what one does, and a run killed there goes on bit for bit."""
+"""A GPU computes what the CPU does, two processes what one does, and a killed run resumes bit for bit."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Our network and our pictures with Lightning's own Trainer, as it is."""
+"""Our network and our data module with Lightning's unchanged Trainer."""
 
 import pytest
 import pytorch_lightning as pl

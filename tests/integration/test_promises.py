@@ -1,6 +1,6 @@
-"""Quick tests of the promises that several processes or several parts keep together; `make test-all` has them in full.
+"""Quick tests of the promises that involve several processes or modules; `make test-all` has them in full.
 
-docs/promises.md lists all promises with their tests, those that the tests of one module hold as well.
+docs/promises.md lists all promises with their tests, also those that the tests of one module check.
 """
 
 import csv

@@ -1,7 +1,7 @@
-"""What earlier versions wrote into checkpoints and config.yaml, class paths with our modules' names, still loads.
+"""Checkpoints and configs of earlier versions still load, with class paths that name our modules.
 
-tests/golden/of_0.1.0 is a short run of sample.yaml with LeNet, made small: weights and moments are zeros, four of the
-pictures that it saw are left. Nothing can be learned from it but its form.
+tests/golden/of_0.1.0 is a short run of sample.yaml with LeNet, reduced in size: weights and moments are zeros, and the
+record of images seen in training has four. Only its structure matters.
 """
 
 import csv

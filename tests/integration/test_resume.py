@@ -1,7 +1,7 @@
-"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and its tables.
+"""Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and metrics.
 
-The control, an epoch that begins again, is in test_promises.py. On another number of processes than it began on the
-weights are the same save rounding; test_elastic.py has all that is random, and each mistake, without the command.
+The control, an epoch that begins again, is in test_promises.py. With another number of processes, the weights agree up
+to rounding. test_elastic.py has all sources of randomness, and wrong variants, without the command.
 """
 
 import json

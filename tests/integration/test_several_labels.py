@@ -1,4 +1,4 @@
-"""Several labels an image, from the test to predictions, exports, the service and pages: all say the same."""
+"""Several labels an image: test, predictions, exports, service and pages agree."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""`--data.image_size_schedule` and `--data.eval_image_size` from fit to a file for other programs."""
+"""`--data.image_size_schedule` and `--data.eval_image_size` from fit to export."""
 
 import csv
 import json

@@ -1,6 +1,6 @@
-"""One fit on two hosts and the same in one process: torchrun in each of two network namespaces that a cable joins.
+"""One fit on two hosts equals the same fit on one: torchrun in two network namespaces that are connected.
 
-The hosts share one folder, as docs/cloud.md has it, which the second one can only read.
+The hosts share one folder, as in docs/cloud.md; the second host can only read it.
 """
 
 import contextlib

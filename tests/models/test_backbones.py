@@ -1,4 +1,4 @@
-"""Building networks: their heads, their first weights, and the pictures that they take."""
+"""Networks: their heads, their initial weights, and the images that they take."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Networks to choose from: whose weights are here, how large they are, and on which terms."""
+"""Networks to choose from: whose weights are cached, how large they are, and under which licence."""
 
 import http.server
 import threading

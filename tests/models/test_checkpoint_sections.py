@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: every setting has a row in the tables, and nothing else is accepted."""
+"""What a checkpoint may contain: every setting has a row in the tables, and nothing else is accepted."""
 
 import copy
 import gzip

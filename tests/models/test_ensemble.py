@@ -1,4 +1,4 @@
-"""Several networks that answer together: the mean of their probabilities, in the precision of the whole."""
+"""Several networks that predict together: the mean of their probabilities, in the precision of the ensemble."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Images to logits by a plain module: normalization, layout, members."""
+"""From images to logits by a plain module: normalization, layout, members."""
 
 import copy
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""Weights that do not fit get the one thing to do."""
+"""The message about weights that do not fit has one action."""
 
 import pytest
 import timm

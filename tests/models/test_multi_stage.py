@@ -1,4 +1,4 @@
-"""A head over several stages takes what plain PyTorch pools, and the network is like any other."""
+"""A head over several stages gets the features that plain PyTorch pools; the network is like any other."""
 
 import copy
 import pickle

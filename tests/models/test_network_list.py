@@ -1,4 +1,4 @@
-"""The list of networks is that of torchvision and timm, and the caches are found where their programs keep them."""
+"""The list of networks is that of torchvision and timm, and their caches are found."""
 
 import json
 

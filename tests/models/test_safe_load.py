@@ -1,4 +1,4 @@
-"""What a file from anybody may hold: it is named in a line and never run."""
+"""Untrusted files: unsupported content is named in one line and never run."""
 
 import pickle
 import shutil

@@ -1,4 +1,4 @@
-"""Parts in order, the head, and freezing from the stem on."""
+"""Stages in order, the head, and freezing from the stem on."""
 
 import pytest
 import torch

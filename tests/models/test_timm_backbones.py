@@ -1,4 +1,4 @@
-"""Networks of timm: what is known of them, which can be had, and at which sizes."""
+"""Networks of timm: their facts, which are supported, and at which sizes."""
 
 import json
 import math

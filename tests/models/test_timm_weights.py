@@ -1,4 +1,4 @@
-"""Weights of timm: folders and files against timm's own loading, and its hub, which is not asked here."""
+"""Weights of timm: folders and files, compared with timm's own loading, without its hub."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Weights files of every kind, and those that are none."""
+"""Weight files of every kind, and files that are none."""
 
 import argparse
 import collections

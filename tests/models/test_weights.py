@@ -1,4 +1,4 @@
-"""Weights by name or file, and what comes of them in a network."""
+"""Weights by name or file, and the network that they make."""
 
 import hashlib
 from urllib.error import URLError

@@ -1,4 +1,4 @@
-"""A network whose branches are on two devices, held against one device, beside wrong variants."""
+"""A network whose branches are on two devices equals the network on one; wrong variants are caught."""
 
 import copy
 

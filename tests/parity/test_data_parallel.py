@@ -1,4 +1,4 @@
-"""Replicas by hand against one network trained by torch.optim, each promise beside a wrong variant that is caught."""
+"""Replicas by hand equal one network trained by torch.optim; each promise has a wrong variant that is caught."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What parity starts in other processes."""
+"""The subprocesses of `finetune parity`."""
 
 import pytest
 import torch

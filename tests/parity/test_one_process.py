@@ -1,4 +1,4 @@
-"""The ways that need no processes: data, first weights, timing, distances."""
+"""The ways that need no processes: data, initial weights, timing, differences."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A network cut between its layers over 2 and 3 processes, held against one device, beside wrong variants."""
+"""A network that is split over 2 and 3 processes equals the network on one device; wrong variants are caught."""
 
 import copy
 from pathlib import Path

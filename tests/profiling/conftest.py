@@ -1,4 +1,4 @@
-"""A clock that tests move."""
+"""A clock that tests set."""
 
 import time
 from collections.abc import Callable

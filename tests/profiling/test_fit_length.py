@@ -1,4 +1,4 @@
-"""How long a fit can be: what comes between its epochs is reckoned as often as it comes."""
+"""The length of a fit within a time: the work between epochs counts as often as it occurs."""
 
 import time
 from dataclasses import replace

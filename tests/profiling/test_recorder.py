@@ -1,4 +1,4 @@
-"""The clock of a benchmark: which steps it counts, and what it leaves out."""
+"""The clock of a benchmark: which steps it counts, and which it skips."""
 
 from types import SimpleNamespace
 

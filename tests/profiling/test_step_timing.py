@@ -1,4 +1,4 @@
-"""The parts of a step that are measured: they compute what the fit computes, and leave the fit alone."""
+"""The timed parts of a step compute what the fit computes, and leave the fit unchanged."""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""What steps take, told apart from what is between epochs."""
+"""The time of steps, separated from the time between epochs."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

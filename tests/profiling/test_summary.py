@@ -1,4 +1,4 @@
-"""What a benchmark's numbers are said to mean, on numbers worked out by hand."""
+"""The conclusions of a benchmark, on numbers worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The trial of a fit: what it says is what the steps took, and nothing of it stays."""
+"""The time trial of a fit reports the time of its steps, and leaves no trace."""
 
 import errno
 import logging

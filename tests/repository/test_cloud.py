@@ -1,4 +1,4 @@
-"""What docs/cloud.md, slurm.sh and pytorchjob.yaml show is accepted by the commands that they call."""
+"""The commands in docs/cloud.md, slurm.sh and pytorchjob.yaml are accepted by the programs that they call."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Code stays as simple as it is: one assignment a line, arguments by name, and no more long signatures."""
+"""Limits on complexity: one assignment a line, arguments by name, no more long signatures."""
 
 import ast
 import json

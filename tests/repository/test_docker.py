@@ -1,4 +1,4 @@
-"""The image, as far as it can be judged without building it: what is locked, what is sent, who runs it."""
+"""The Docker image, without building it: locked packages, copied files, and its user."""
 
 import json
 import os

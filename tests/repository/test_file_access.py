@@ -1,4 +1,4 @@
-"""How the package opens, writes and replaces files: text always in a stated encoding, and a file by one helper."""
+"""How the package opens, writes and replaces files: text in a stated encoding, and one helper to replace a file."""
 
 import ast
 from collections.abc import Iterator

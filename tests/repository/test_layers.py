@@ -1,4 +1,4 @@
-"""The listing of the package is its architecture; `make lint` holds the direction of imports (import-linter)."""
+"""The listing of the package matches its documentation; `make lint` checks the direction of imports (import-linter)."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Lightning's private names stand in one module, since any release may change them."""
+"""Lightning's private names are in one module, since any release may change them."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The lines that mutations.py makes wrong are there, once each, and two runs of it as they should be."""
+"""The lines that mutations.py breaks exist once each, and two of its runs end as they should."""
 
 import mutations
 import pytest

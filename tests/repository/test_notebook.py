@@ -1,4 +1,4 @@
-"""The notebook of docs/ and the lines of Python in README and docs run, cell by cell, and show what they promise."""
+"""The notebook of docs/ and the Python code in README and docs run, and their output is right."""
 
 import re
 import shutil

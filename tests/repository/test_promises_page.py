@@ -1,4 +1,4 @@
-"""docs/promises.md names tests that exist, and as quick only those that `make test` runs."""
+"""docs/promises.md names existing tests, and only tests of `make test` as quick."""
 
 import ast
 import re

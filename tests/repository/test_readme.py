@@ -1,4 +1,4 @@
-"""What the README shows exists."""
+"""The files, commands and links in README and docs exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The routes of a review: what a hostile request gets, and that the page's own requests are answered."""
+"""The routes of a review: hostile requests are refused, and the page's own requests are answered."""
 
 import io
 import json

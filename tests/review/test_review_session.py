@@ -1,4 +1,4 @@
-"""The state of a review: decisions, conflicts of two browsers, and what the ranking changes."""
+"""The state of a review: decisions, conflicts of two browsers, and the effect of a new ranking."""
 
 import shutil
 import time

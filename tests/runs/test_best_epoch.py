@@ -1,4 +1,4 @@
-"""The best epoch: a run chooses the same one online and from its record, and luck does not decide."""
+"""The best epoch: a run chooses the same one during training and from its record, and noise does not decide."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What may differ between a run and what it is resumed with."""
+"""Which settings may differ between a run and the command that resumes it."""
 
 import copy
 from typing import Any

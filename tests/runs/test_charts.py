@@ -1,4 +1,4 @@
-"""Charts as elements of a page: well-formed, in the page's colours, told to who can't see them."""
+"""Charts as elements of a page: well-formed, in the colours of the page, and accessible to screen readers."""
 
 import os
 import re

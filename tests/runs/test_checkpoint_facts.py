@@ -1,4 +1,4 @@
-"""A checkpoint fits the network that loads it, or says in a line why not."""
+"""A checkpoint fits the network that loads it, or the error says in one line why not."""
 
 import pytest
 import torch

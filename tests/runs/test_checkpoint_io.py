@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the new one or the previous one, whole."""
+"""Checkpoints on disk: the new or the previous one, always complete."""
 
 import errno
 import os

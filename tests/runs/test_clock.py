@@ -1,4 +1,4 @@
-"""Seconds of a run's phases, on a clock of the test's own."""
+"""The seconds of each phase of a run, with a clock that the test sets."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Runs side by side: counted by hand, and told apart only where they differ."""
+"""Runs side by side: results counted by hand, and only differing settings listed."""
 
 import dataclasses
 import re

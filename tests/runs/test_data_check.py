@@ -1,4 +1,4 @@
-"""Which check.json is of a run's pictures, and which is not."""
+"""Which check.json belongs to the images of a run, and which does not."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A checkpoint that waits loses nothing but what a kill takes, and what a kill takes is done again."""
+"""A deferred checkpoint is lost only by a kill, and the resumed run repeats what the kill lost."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A run that has diverged ends, and nothing of it is kept."""
+"""A diverged run ends, and none of its weights are kept."""
 
 import math
 import signal

@@ -1,4 +1,4 @@
-"""A file of `finetune export` is read as the checkpoint that it is of, and a stranger's is not trusted."""
+"""An exported file is read like its checkpoint, and an untrusted one is not trusted."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run folders that never meet, and are the same on all devices."""
+"""Run folders never collide, and are the same on all ranks."""
 
 import json
 import threading

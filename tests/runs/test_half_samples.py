@@ -1,4 +1,4 @@
-"""The interval of a mean average precision, beside the true value of simulated test sets."""
+"""The interval of a mean average precision, compared with the true value of simulated test sets."""
 
 import numpy as np
 import pytest

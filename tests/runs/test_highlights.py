@@ -1,4 +1,4 @@
-"""Which test pictures a report shows."""
+"""Which test images a report shows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The page of a run: its numbers are the run's, its links lead somewhere, and names can't break it."""
+"""The page of a run: its numbers are the run's, its links work, and no file name breaks it."""
 
 import re
 from dataclasses import replace

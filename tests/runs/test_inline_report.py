@@ -1,4 +1,4 @@
-"""A run in a notebook's cell: small, escaped, and in the notebook's own colours."""
+"""A run in a notebook's cell: small, escaped, and in the colours of the notebook."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The report of several labels: its numbers are the run's, its links lead somewhere, and names can't break it."""
+"""The report of several labels: its numbers are the run's, its links work, and no file name breaks it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Whose terms hold for the weights that a run began with."""
+"""The licence of the weights that a run started from."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Limits that end a run and that a larger one prolongs, epochs entered in the middle, averages that do no harm."""
+"""Limits that end a run and can be raised, epochs that are resumed in the middle, and weight averages."""
 
 import json
 from types import SimpleNamespace

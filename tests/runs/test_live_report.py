@@ -1,4 +1,4 @@
-"""The page of a run that goes on: there after a while, and never at more than a hundredth of the time."""
+"""The report of a running fit appears after a while, and takes at most a hundredth of the time."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""metrics.csv and steps.csv go on after a restart as if there had been none."""
+"""metrics.csv and steps.csv continue after a restart as if there had been none."""
 
 import csv
 

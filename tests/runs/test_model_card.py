@@ -1,4 +1,4 @@
-"""The card: what was measured, on what, and whose terms hold."""
+"""The model card: results, data and licence."""
 
 import re
 from dataclasses import replace

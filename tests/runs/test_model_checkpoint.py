@@ -1,4 +1,4 @@
-"""When the best is written, and how often the last."""
+"""When best.ckpt is written, and how often last.ckpt."""
 
 import math
 from pathlib import Path

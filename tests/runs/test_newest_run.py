@@ -1,4 +1,4 @@
-"""Which run `--resume` goes on with."""
+"""Which run `--resume` continues."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rows on lines of JSON to a .parquet file."""
+"""Rows of JSON lines as a .parquet file."""
 
 import json
 import sys

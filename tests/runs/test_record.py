@@ -1,4 +1,4 @@
-"""What is read back of a run's folder."""
+"""The records of a run's folder, read back."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Only runs are deleted, only whole, and only while nobody writes them."""
+"""Only runs are deleted, only completely, and only while no process writes them."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run's folder means its best checkpoint."""
+"""A run's folder stands for its best checkpoint."""
 
 import os
 from pathlib import Path

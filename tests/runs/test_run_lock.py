@@ -1,4 +1,4 @@
-"""One process at a time goes on in a run."""
+"""Only one process at a time writes into a run."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What loggers in a run's folder have in common: whose they are, how they go on, what they need, several devices."""
+"""What the loggers have in common: their folder, resuming, missing packages, several devices."""
 
 import json
 import math

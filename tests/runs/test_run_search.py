@@ -1,4 +1,4 @@
-"""Runs are found by what lies in their folders, numbered and named ones in the order in which they began."""
+"""Runs are found by the files in their folders, and sorted by when they began."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A row of a run is what its small files say; whatever is damaged, there is a row."""
+"""The row of a run comes from its small files; a damaged file still leaves a row."""
 
 import csv
 import json

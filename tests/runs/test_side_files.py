@@ -1,4 +1,4 @@
-"""Damaged side files of a run: named where they are needed, set aside where a run goes on without them."""
+"""Damaged side files of a run: reported if they are needed, renamed if the run continues without them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Intervals, tests and curves, against SciPy, scikit-learn and counting by hand."""
+"""Intervals, tests and curves, compared with SciPy, scikit-learn and counting by hand."""
 
 import numpy as np
 import pytest

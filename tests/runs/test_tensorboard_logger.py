@@ -1,4 +1,4 @@
-"""TensorBoard's files in the run's folder: what steps.csv has, the config once, a picture of test predictions."""
+"""TensorBoard's files in the run's folder: the values of steps.csv, the config once, a sheet of test predictions."""
 
 from pathlib import Path
 

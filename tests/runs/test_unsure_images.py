@@ -1,4 +1,4 @@
-"""The least certain images of `predict`: which they are, from one device and several, and what the files hold."""
+"""The least certain images of `predict`: which they are, from one device and several, and the content of the files."""
 
 import csv
 import json

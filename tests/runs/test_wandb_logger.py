@@ -1,4 +1,4 @@
-"""What wandb would send, in the run's folder: what steps.csv has, the config, a picture of test predictions."""
+"""What wandb would send, in the run's folder: the values of steps.csv, the config, a sheet of test predictions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A small checkpoint to ask, and pictures to send."""
+"""A small checkpoint to serve, and images to send."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What is at each address."""
+"""The routes of the service."""
 
 import re
 

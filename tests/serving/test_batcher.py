@@ -1,4 +1,4 @@
-"""Pictures are classified at once when nothing is computed, together while something is."""
+"""Images are classified at once when the network is idle, and as a batch when it is busy."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Only who may ask gets an answer."""
+"""Only authorised requests are answered."""
 
 import pytest
 from starlette.applications import Starlette

@@ -1,4 +1,4 @@
-"""Sockets are taken before the work of loading, and what is wrong with an address is told in a line."""
+"""Sockets are opened before the checkpoint is loaded, and a wrong address is reported in a line."""
 
 import gc
 import resource

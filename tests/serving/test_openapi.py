@@ -1,4 +1,4 @@
-"""The description says what the service does."""
+"""The OpenAPI description matches the service."""
 
 import re
 from pathlib import Path

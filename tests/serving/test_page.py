@@ -1,4 +1,4 @@
-"""The page in a browser: pictures dropped, pasted and chosen, by mouse and by keyboard alone."""
+"""The page in a browser: images dropped, pasted and chosen, by mouse and by keyboard alone."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Who gets no answer is told why, in JSON."""
+"""A refused request gets the reason, as JSON."""
 
 import asyncio
 import json

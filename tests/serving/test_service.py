@@ -1,4 +1,4 @@
-"""Requests get the answers of the predictor, each its own."""
+"""Each request gets the predictions of its own images."""
 
 import asyncio
 import io

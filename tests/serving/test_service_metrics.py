@@ -1,4 +1,4 @@
-"""Counts, as Prometheus reads them."""
+"""Counters in the format of Prometheus."""
 
 from prometheus_client.parser import text_string_to_metric_families
 

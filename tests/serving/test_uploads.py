@@ -1,4 +1,4 @@
-"""Pictures come out of a request within its limits."""
+"""The images of a request are read within its limits."""
 
 import asyncio
 from base64 import b64encode, encodebytes, urlsafe_b64encode

@@ -1,4 +1,4 @@
-"""Chromium, where there is one: what a page looks like to scripts and on a screen."""
+"""Chromium, if it is installed: a page as scripts and screens see it."""
 
 import shutil
 import subprocess

@@ -1,6 +1,6 @@
-"""What test_image_cache.py runs in several processes at once: `python cache_scenarios.py OUT DATA WORLD_SIZE`.
+"""The scenarios of test_image_cache.py in several processes: `python cache_scenarios.py OUT DATA WORLD_SIZE`.
 
-Each process prints `uncached` after a setup with a full disk and `cached` after a fit, beside what the cache says.
+Each process prints `uncached` after a setup with a full disk and `cached` after a fit, and the messages of the cache.
 """
 
 import errno

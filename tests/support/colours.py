@@ -1,4 +1,4 @@
-"""Small folders of pictures in three easy classes, and the options of a fit of them that takes a second."""
+"""Small folders of images in three easy classes, and the options of a fit on them that takes a second."""
 
 from pathlib import Path
 

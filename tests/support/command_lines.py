@@ -1,4 +1,4 @@
-"""Command lines, parsed and not run."""
+"""Command lines that are parsed and not run."""
 
 import importlib
 import os

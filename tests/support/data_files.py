@@ -1,4 +1,4 @@
-"""Data modules on small folders, the files of Fashion-MNIST, drawn, and the folder of real data."""
+"""Data modules on small folders, generated files of Fashion-MNIST, and the folder of real data."""
 
 import os
 from pathlib import Path

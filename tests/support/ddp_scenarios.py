@@ -1,7 +1,7 @@
-"""What test_ddp.py runs in 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
+"""The scenarios of test_ddp.py for 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
 
-Several have torchrun's variables set. Each scenario leaves its result in OUT/<name>_<rank>.pt. All share one process
-group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.
+Several processes have torchrun's variables set. Each scenario writes its result to OUT/<name>_<rank>.pt. All share one
+process group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.
 """
 
 import logging

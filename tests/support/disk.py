@@ -1,4 +1,4 @@
-"""Files are written as ever, and nobody waits until they are on the disk."""
+"""An fsync that returns at once, so that tests do not wait for the disk."""
 
 import os
 from unittest.mock import patch

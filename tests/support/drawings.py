@@ -1,4 +1,4 @@
-"""Pictures with large and small things in them, as photographs have, and what is known of given grey copies."""
+"""Images with large and small details, as photographs have, and grey copies with known differences."""
 
 import io
 import struct

@@ -1,7 +1,7 @@
-"""What test_elastic.py runs: `python elastic_scenarios.py OUT DATA WORLD_SIZE`, first for each of 1, 2 and 3 processes.
+"""The scenarios of test_elastic.py: `python elastic_scenarios.py OUT DATA WORLD_SIZE`, for 1, 2 and 3 processes.
 
-Every case is trained whole, and writes a checkpoint on its way, inside its second epoch; where there is already one of
-another number of processes, the case also goes on from that. Results are in OUT/<name>_<rank>.pt.
+Every case trains completely, and writes a checkpoint within its second epoch. If there is a checkpoint of another
+number of processes, the case also continues from that. Results are in OUT/<name>_<rank>.pt.
 """
 
 import copy

@@ -1,10 +1,10 @@
-"""What test_ends.py runs: commands that fail or are stopped must end.
+"""The scenarios of test_ends.py: commands that fail or are stopped must end.
 
     python tests/support/end_scenarios.py OUT "" 1 cover|all|NAME...
 
-Each is the real command in forked processes, which start at once since this one has imported everything. What is done
-to it is done at a chosen step of a chosen phase, while its workers are alive; `all` takes about a second of a core
-for each of some 1000 scenarios.
+Each is the real command in forked processes, which start at once since this one has imported everything. It is
+stopped or made to fail at a chosen step of a chosen phase, while its workers are alive; `all` takes about a second of
+a core for each of some 1000 scenarios.
 """
 
 import contextlib

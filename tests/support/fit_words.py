@@ -1,4 +1,4 @@
-"""The arguments of `finetune.fit` that make it take a second or less; colours.QUICKEST has them for the command."""
+"""Arguments of `finetune.fit` that make it take a second or less; colours.QUICKEST has them for the command."""
 
 from typing import Any
 

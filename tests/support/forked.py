@@ -1,4 +1,4 @@
-"""Processes of `finetune` that are forked from one that has imported everything: they begin at once."""
+"""Processes of `finetune` that are forked from one that has imported everything, and so start at once."""
 
 import atexit
 import os

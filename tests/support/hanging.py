@@ -1,4 +1,4 @@
-"""Workers of a DataLoader that end while they hand over a batch."""
+"""DataLoader workers that end while they hand over a batch."""
 
 import multiprocessing
 import socket

@@ -1,4 +1,4 @@
-"""What test_resume.py runs: fits that are killed and resumed, `python kill_scenarios.py OUT DATA 1 [quick]`.
+"""The scenarios of test_resume.py: fits that are killed and resumed, `python kill_scenarios.py OUT DATA 1 [quick]`.
 
 Every fit is the real command in forked processes, which start at once since this one has imported everything.
 """

@@ -1,4 +1,4 @@
-"""Translate torch's operators to ONNX once for all exports of a process.
+"""Build torch's table of ONNX operators once for all exports of a process.
 
 torch builds the table of its translations anew in each export, from the source of 500 functions: for a small network
 that is half of an export. A program exports once, the tests many times.

@@ -1,4 +1,4 @@
-"""Small images with several labels each, and a data module that reads the labels from the names of the files."""
+"""Small images with several labels each, and a data module that reads the labels from file names."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A finished run with several labels an image, of a network that learns them in a few seconds."""
+"""A finished run with several labels an image, of a network that trains in a few seconds."""
 
 import csv
 from pathlib import Path

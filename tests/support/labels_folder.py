@@ -1,4 +1,4 @@
-"""The folder of a run with several labels an image, made by hand: what pages read, without training."""
+"""The folder of a run with several labels an image, written by hand: pages read it, without training."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fits that log somewhere besides: what their steps.csv and config.yaml say, and what TensorBoard and MLflow have."""
+"""Fits with additional loggers: the content of steps.csv, config.yaml, TensorBoard and MLflow."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What several devices make of a metric."""
+"""A metric that is updated on several devices and merged."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

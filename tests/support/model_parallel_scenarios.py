@@ -1,4 +1,4 @@
-"""What test_pipeline.py and test_tensor_parallel.py run in 2 and 3 processes, and what one device makes of it.
+"""The scenarios of test_pipeline.py and test_tensor_parallel.py in 2 and 3 processes, and their one-device reference.
 
 `python model_parallel_scenarios.py OUT pipeline` or `tensor_parallel`.
 

@@ -3,8 +3,8 @@
     python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words
 
 Each runs in a copy of the checkout, first with its own quick tests and test_promises.py, then with its slow ones. Exit
-code 1 if a wrong line passed all, or if more than a third passed the quick ones, or if a test fails where no line is
-wrong. `test_mutations.py` checks that the lines are still there.
+code 1 if a wrong line passes all tests, if more than a third pass the quick ones, or if a test fails without a wrong
+line. `test_mutations.py` checks that the lines are still there.
 """
 
 import os

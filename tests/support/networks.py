@@ -1,4 +1,4 @@
-"""Networks of every kind, whole and without numbers."""
+"""Networks of every kind, complete or without weights."""
 
 from functools import cache
 from typing import Any

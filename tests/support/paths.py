@@ -1,4 +1,4 @@
-"""Where the checkout lies."""
+"""The root of the checkout."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pictures, what is held against Pillow's, and how much memory that takes."""
+"""Images, their comparison with Pillow's, and the peak memory of a call."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""The folder of a run, made by hand: what a report reads, without training."""
+"""The folder of a run, written by hand: a report reads it, without training."""
 
 import csv
 import json

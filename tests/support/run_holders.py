@@ -1,4 +1,4 @@
-"""Another process that goes on in a run."""
+"""Another process that holds the lock of a run."""
 
 import subprocess
 import sys

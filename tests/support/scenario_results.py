@@ -1,4 +1,4 @@
-"""What the scenarios of several processes train with, and what they left."""
+"""The training setup and the results of scenarios in several processes."""
 
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Small networks of timm's classes, registered with timm under names of their own.
+"""Small networks of timm's classes, registered with timm under their own names.
 
-Of these kinds timm itself has none below 5 million parameters: a vision transformer of a fixed size with a class token,
-one with layer scale at the patches and the size of DINOv2, and one with stochastic depth at rates of its own.
+timm has none of these kinds below 5 million parameters: a vision transformer of a fixed size with a class token, one
+with the patch size and the layer scale of DINOv2, and one with its own rates of stochastic depth.
 """
 
 from typing import Any

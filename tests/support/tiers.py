@@ -1,4 +1,4 @@
-"""Which rows of a sweep run in `make test`."""
+"""Which rows of a parametrized test run in `make test`."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Networks of timm trained as every rank of a world: `timm_scenarios.py OUT DATA WORLD_SIZE`."""
+"""Networks of timm, trained as every rank of a world: `timm_scenarios.py OUT DATA WORLD_SIZE`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A module that learns nothing, and what runs it: for callbacks."""
+"""A module that trains nothing, and its Trainer: for callbacks."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""Memory that is freed is kept: the system is not asked for it again."""
+"""Freed memory stays with the process, instead of being requested from the system again."""
 
 import ctypes
 import platform

@@ -1,4 +1,4 @@
-"""Where caches lie and what decides about their names; the command is tested in test_cache.py, on real caches."""
+"""Where caches are, and what decides their names; test_cache.py tests the command on real caches."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Files that are the old or the new one, whole, whatever happens; and one process at a time to make them."""
+"""Files are the old or the new one, complete, whatever happens; only one process at a time makes them."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Pages of one file."""
+"""Pages in a single file."""
 
 import base64
 import io

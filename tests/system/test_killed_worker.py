@@ -1,4 +1,4 @@
-"""A killed worker is known by what it leaves: words of torch's in any error of a chain, or a batch half handed over."""
+"""A killed DataLoader worker is recognised by torch's message in a chain of errors, or by an incomplete batch."""
 
 import pytest
 from hanging import Hanging, receive_no_descriptor, receive_nothing

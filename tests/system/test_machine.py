@@ -1,4 +1,4 @@
-"""What this machine is said to be."""
+"""The description of this machine."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What is said to the user."""
+"""Parts of messages to the user."""
 
 import logging
 

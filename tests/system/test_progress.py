@@ -1,4 +1,4 @@
-"""What a long job says of itself: nothing where it is quick, one line to a log, a bar to a terminal."""
+"""The progress of a long job: nothing if it is quick, one line in a log, a bar on a terminal."""
 
 import os
 import pty

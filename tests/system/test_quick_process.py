@@ -1,4 +1,4 @@
-"""A process ends at once, and yet with all that was to be done at its end; nothing is looked through before."""
+"""A process exits at once, after all its exit work, and without a last garbage collection."""
 
 import atexit
 import gc

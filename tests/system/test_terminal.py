@@ -1,4 +1,4 @@
-"""Output whose reader has gone, by real terminals and pipes in forked processes."""
+"""Output without a reader, by real terminals and pipes in forked processes."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""A stop that meets Python while it collects garbage is heard, and a worker that died after its last batch no news."""
+"""A stop during Python's garbage collection is not lost, and a worker that dies after its last batch is no error."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands under locales that are not UTF-8: names of files, configs, tables and output are the same as under UTF-8."""
+"""Commands under locales that are not UTF-8: file names, configs, tables and output are the same as under UTF-8."""
 
 import csv
 import json

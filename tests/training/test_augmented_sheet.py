@@ -1,4 +1,4 @@
-"""The sheet of what training sees: the very pixels, and the same for the same seed."""
+"""The sheet of augmented images has the pixels of training, and is the same for the same seed."""
 
 import numpy as np
 from PIL import Image

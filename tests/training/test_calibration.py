@@ -1,4 +1,4 @@
-"""A calibration from the validation split to what is predicted, tested and drawn: the checkpoint alone carries it."""
+"""A calibration from the validation split to predictions, test and charts: only the checkpoint carries it."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The keys of a classifier's state dict do not say where in the classifier its network lies."""
+"""The keys of a classifier's state dict do not depend on where the classifier holds its network."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""A stranger's settings: what the command line could have said, and nothing that names a class."""
+"""Settings of an untrusted checkpoint: only those that the command line can give, and none that name a class."""
 
 from collections import OrderedDict
 

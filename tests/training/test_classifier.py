@@ -1,4 +1,4 @@
-"""The LightningModule: normalisation, loss, freezing, head, groups, and what its checkpoints hold."""
+"""The LightningModule: normalization, loss, freezing, head, groups, and what its checkpoints hold."""
 
 import math
 import os

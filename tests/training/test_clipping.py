@@ -1,4 +1,4 @@
-"""Gradients clipped by their norm: each network's by its own, also where several learn in one fit."""
+"""Gradient clipping by norm: each network by its own norm, also if several train in one fit."""
 
 from contextlib import nullcontext
 from typing import Any

@@ -1,4 +1,4 @@
-"""`--model.compile true`: the same training, and what its start costs."""
+"""`--model.compile true`: the same training, and the cost of its start."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dropout by picture: the same wherever a picture is computed, and a fair draw. test_elastic.py trains with it."""
+"""Dropout per image: the same on any device, and a fair draw. test_elastic.py trains with it."""
 
 import copy
 import logging

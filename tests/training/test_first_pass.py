@@ -1,4 +1,4 @@
-"""What a network says of pictures it can't take, and of a batch that batch norm can't train on, before training."""
+"""Errors before training: images that a network cannot take, and batches that batch norm cannot train on."""
 
 from contextlib import nullcontext
 from functools import cache

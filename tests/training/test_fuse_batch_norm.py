@@ -1,4 +1,4 @@
-"""Folded batch norm computes what it did by itself, and is there only while nothing trains and bf16 rounds anyway."""
+"""Fused batch norm computes the same, and is used only without training and where bf16 rounds anyway."""
 
 import csv
 from pathlib import Path

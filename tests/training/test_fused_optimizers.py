@@ -1,4 +1,4 @@
-"""Fused optimizers end where the others do, whatever the layout of gradients and state."""
+"""Fused optimizers end with the same weights, whatever the layout of gradients and state."""
 
 import copy
 from functools import partial

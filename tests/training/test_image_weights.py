@@ -1,4 +1,4 @@
-"""Weights of images in a table: in a fit, a weight of 2 is the image twice."""
+"""Weights of images in a table: in a fit, a weight of 2 equals the image twice."""
 
 import shutil
 from pathlib import Path

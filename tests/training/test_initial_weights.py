@@ -1,4 +1,4 @@
-"""Where a fit starts; with a head from the features in tests/features/test_linear_probe.py."""
+"""The initial weights of a fit; tests/features/test_linear_probe.py has the head from features."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Average precision from counts of logits, beside scikit-learn's from the logits themselves."""
+"""Average precision from a histogram of logits, compared with scikit-learn's from the logits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The loss against torch's own, of one class a picture and of mixed targets, and weights that make classes equal."""
+"""The loss, compared with torch's own, for single classes and mixed targets, and weights that balance classes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Warm-up and cosine."""
+"""Warm-up and cosine decay."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""The networks of an ensemble learn from the same pictures, and each as it would by itself."""
+"""The networks of an ensemble train on the same images, each as it would alone."""
 
 from contextlib import nullcontext
 from typing import Any

@@ -1,4 +1,4 @@
-"""Metrics against torchmetrics and against sums by hand, in one piece and in uneven parts put together."""
+"""Metrics, compared with torchmetrics and sums by hand, complete and merged from uneven parts."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Binary cross entropy of several labels, beside torch's own."""
+"""Binary cross entropy of several labels, compared with torch's own."""
 
 import pytest
 import torch

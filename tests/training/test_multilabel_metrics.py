@@ -1,4 +1,4 @@
-"""Metrics of several labels, beside scikit-learn's, and on any number of devices."""
+"""Metrics of several labels, compared with scikit-learn's, on any number of devices."""
 
 import warnings
 

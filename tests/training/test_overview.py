@@ -1,4 +1,4 @@
-"""What a fit says before it begins."""
+"""The overview that a fit prints before it trains."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Sums over devices, taken up again: nothing is lost, nothing counted twice."""
+"""Sums over devices continue after a resume: nothing is lost, nothing is counted twice."""
 
 import pytest
 import torch

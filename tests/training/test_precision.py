@@ -1,4 +1,4 @@
-"""What is computed in where nobody says."""
+"""The default precision."""
 
 from types import SimpleNamespace
 from unittest.mock import patch

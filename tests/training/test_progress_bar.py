@@ -1,4 +1,4 @@
-"""What is shown of a run: a line for each epoch, a bar on terminals only, the result on lines of its own."""
+"""The output of a run: a line for each epoch, a bar on terminals only, the result on its own lines."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""A fit that is told no length has one by the number of its pictures; one that is told keeps to it."""
+"""The default length of a fit depends on its number of images; an explicit length is kept."""
 
 import pytest
 from pytorch_lightning.callbacks import GradientAccumulationScheduler

@@ -1,4 +1,4 @@
-"""How many steps a Trainer's limits leave; test_classifier.py has the steps that schedulers are made with."""
+"""How many steps the limits of a Trainer leave; test_classifier.py has the steps that schedulers get."""
 
 import pytest
 import pytorch_lightning as pl

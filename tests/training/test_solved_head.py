@@ -1,4 +1,4 @@
-"""`--freeze backbone`: the head is solved exactly, once, and all else goes as for any other run."""
+"""`--freeze backbone`: the head is solved exactly, once, and the rest is like any other run."""
 
 import json
 import re

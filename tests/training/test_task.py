@@ -1,4 +1,4 @@
-"""One object holds what labels mean; another kind of label is another object."""
+"""One object has the meaning of labels; another kind of label is another object."""
 
 import math
 from dataclasses import dataclass

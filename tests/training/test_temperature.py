@@ -1,4 +1,4 @@
-"""The fitted temperature against scipy's on the same logits, in one piece and in uneven parts put together."""
+"""The fitted temperature, compared with SciPy's on the same logits, complete and merged from uneven parts."""
 
 import math
 

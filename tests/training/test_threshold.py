@@ -1,4 +1,4 @@
-"""Thresholds against all of them tried one by one."""
+"""Thresholds, compared with trying all of them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How long a fit may be: never longer than there is time for, and hardly shorter."""
+"""The length of a fit within a time budget: never longer than the budget, and hardly shorter."""
 
 import itertools
 import math
