@@ -330,7 +330,8 @@ def scenarios_of_one_process() -> Iterator[tuple[str, dict[str, Any]]]:
 def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "reference2"
     yield "reference2", {"codes": Fit(reference_root, *TINY, world_size=2).wait()}
-    reference, root = state(reference_root), OUT / "killed2_0"
+    reference = state(reference_root)
+    root = OUT / "killed2_0"
     step = step_inside_an_epoch()
     yield root.name, killed_and_resumed(root, step, reference, *TINY, world_size=2)
     yield "sighup", interrupted(OUT / "sighup", 9, signal.SIGHUP, True, reference)
@@ -342,7 +343,9 @@ def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
 def scenarios_of_another_number() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "small"
     Fit(reference_root, *SMALL).wait()
-    reference, root, copy = state(reference_root), OUT / "moved2to1", OUT / "moved_control"
+    reference = state(reference_root)
+    root = OUT / "moved2to1"
+    copy = OUT / "moved_control"
     codes = stopped(root, 2)
     shutil.copytree(root, copy)
     yield root.name, moved(root, codes, 1, reference)
