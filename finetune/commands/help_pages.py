@@ -151,7 +151,7 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
             "finetune review photos --weights resnet18.pt --out corrections.csv",
             "finetune fit photos --data.corrections corrections.csv",
         ),
-        ("what is reviewed",),
+        ("what is reviewed", "of a table"),
         has_all=True,
     ),
     "benchmark": Page(

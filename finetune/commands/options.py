@@ -103,7 +103,7 @@ the sheet: sheet
   --out, --output FILE                     the PNG file to write [sheet.png]
   --num N                                  images on it at most, chosen at random [24]
   --columns N                              images in a row [8]
-  --seed N                                 of the choice of images [0]
+  --seed N                                 seed of the choice of images [0]
 the file: export
   --format KIND                            torch: a .pt2; safetensors: the weights; timm: a folder for timm [onnx]
   --out, --output FILE                     by default next to the checkpoint
@@ -131,11 +131,6 @@ output: check
   --out, --output FOLDER                   where check.html and check.json go [.]
   --lists FOLDER                           a list of files for each kind of finding, too
   --corrections FILE                       labels that were corrected by finetune review
-of a table: check
-  --root FOLDER                            what its paths are relative to; unsaid, the folder of the table
-  --columns ROLE:NAME                      its columns, such as path:photo,label:breed, if not found by usual names
-  --labels HOW                             single or several labels per image [auto]
-  --label_separator CHARACTER              between several labels; ; and | are found without it
 doubtful labels: check
   --weights FILE                           weights of a network whose features separate classes
   --backbone NAME                          the network of these weights [resnet18]
@@ -143,9 +138,14 @@ doubtful labels: check
   --ckpt_path CKPT                         a checkpoint of fit instead, or a run; it has seen its own labels
 what is reviewed: review
   --run FOLDER                             a run, or the second argument: its mistakes in the test come early
-  --out, --output FILE                     the file of decisions; unsaid, corrections.csv in FOLDER
-  --weights FILE                           weights of a ResNet-18; unsaid, the network of the run
+  --out, --output FILE                     the file of decisions; by default corrections.csv in FOLDER
+  --weights FILE                           weights of a ResNet-18; by default the network of the run
   --port N                                 0 takes one that is free [0]
+of a table: check review
+  --root FOLDER                            what its paths are relative to; by default the folder of the table
+  --columns ROLE:NAME                      its columns, such as path:photo,label:breed, if not found by usual names
+  --labels HOW                             single or several labels per image [auto]
+  --label_separator CHARACTER              between several labels; ; and | are found without it
 data: fit benchmark
   --batch, --data.batch_size N             images in a batch, over all devices together [32]
       batch bs b
@@ -173,12 +173,12 @@ network: fit benchmark
 training: fit benchmark
   --epochs, --trainer.max_epochs N         passes over the training images; 5 to 50 by their number
       epochs epoch num_epochs n_epochs
-  --lr, --model.optimizer.lr RATE          of backbone and head; 0.001 from a random head [0.0001]
+  --lr, --model.optimizer.lr RATE          learning rate; 0.001 if the head starts at random [0.0001]
       lr learning_rate rate lr0
-  --optimizer, --model.optimizer NAME      another, as SGD, has its own default rate [AdamW]
+  --optimizer, --model.optimizer NAME      torch optimizer; others, as SGD, have their own default rate [AdamW]
       opt optim
   --class_weights, --model.class_weights W balanced: rare classes count as others do; a:2,b:0.5; a file
-  --seed, --seed_everything N              of order, augmentation and new weights [0]
+  --seed, --seed_everything N              seed of order, augmentation and new weights [0]
       seed
 machine: fit validate test predict
   --devices, --trainer.devices N           GPUs, or processes on a CPU, that share each batch [auto]
@@ -206,15 +206,15 @@ run: validate test predict
   --trust_modules NAMES                    modules that it may import for its data class and transforms
 the runs: demo
   --root FOLDER                            where they go [runs/demo]
-  --seed N                                 of the runs; the images are always the same [0]
+  --seed N                                 seed of the runs; the images are always the same [0]
 the training: by-hand
   --devices NAMES                          a replica on each: cuda:0,cuda:1; cpu,cpu are two in turn [cpu]
       device gpus gpu replicas
   --batch, --batch_size N                  images in a batch, over all devices together [256]
-  --lr RATE                                of plain SGD, for the mean loss over the batch [0.2]
+  --lr RATE                                learning rate of plain SGD, for the mean loss over the batch [0.2]
   --epochs N                               passes over the 60,000 training images [10]
   --dtype KIND                             float64: the same accuracies on any number of devices [float32]
-  --seed N                                 of the initial weights and of the order of images [0]
+  --seed N                                 seed of the initial weights and of the order of images [0]
   --root FOLDER                            Fashion-MNIST's files; missing ones are downloaded [data/fashion-mnist]
   --out, --output FILE                     the PNG file with the curve of accuracy [by_hand.png]
 the comparison: parity

@@ -4,12 +4,15 @@ import errno
 import getpass
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from finetune.data.corrections import CorrectionsFile
+from finetune.data.tables.table_columns import parse_columns
+from finetune.data.tables.table_rows import TableOptions
 from finetune.system.files import check_target
 from finetune.system.messages import (
     NotFound,
@@ -38,6 +41,10 @@ def review(
     output: str | None = None,
     weights: str | None = None,
     port: int = 0,
+    root: str | None = None,
+    columns: str | None = None,
+    labels: Literal["auto", "single", "several"] = "auto",
+    label_separator: str | None = None,
 ) -> None:
     """Correct labels on a page on this machine, the most doubtful ones first.
 
@@ -49,10 +56,20 @@ def review(
         run: Folder of a run: its mistakes in the test come early.
         output: The file to append to. By default corrections.csv in the folder.
         weights: Weights of a ResNet-18, as `--model.weights` takes them, for similar images and doubtful labels. By
-            default the network of the run, or published weights that an earlier command has downloaded.
+            default the network of the run, of any kind, or published weights that an earlier command has downloaded.
         port: Port to listen at; 0 takes one that is free.
+        root: Folder that paths in a table are relative to.
+        columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
+        labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.
+        label_separator: Character between several labels of an image in a table.
     """
     be_quiet()
+    table = TableOptions(
+        root=None if root is None else Path(root),
+        columns=parse_columns(columns),
+        separator=label_separator,
+        labels=labels,
+    )
     if not os.path.exists(folder):
         raise NotFound(f"{folder!r} does not exist: name a folder of images, or a table")
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
@@ -76,7 +93,7 @@ def review(
         from finetune.review.review_session import ReviewSession
         from finetune.runs.run_checkpoint import checkpoint_of
 
-        images = list_images(folder)
+        images = list_images(folder, table)
         place_of_run = None if run is None else _folder_of_run(run)
         mistakes = {} if place_of_run is None else _mistakes(images, place_of_run)
         ckpt_path = None
@@ -107,9 +124,23 @@ def review(
         serve_until_stopped(app, listener, _SECONDS_TO_STOP, announce, job.stop)
         job.join(_SECONDS_TO_STOP)
     if file.path.exists():
-        print(
-            f"train with the corrections: finetune fit {shown(folder)} --data.corrections {shown(path)}"
-        )
+        flags = {
+            "root": root,
+            "columns": columns,
+            "labels": labels if labels != "auto" else None,
+            "label_separator": label_separator,
+            "corrections": str(path),
+        }
+        print(f"train with the corrections: {_fit_command(folder, flags)}")
+
+
+def _fit_command(folder: str, flags: dict[str, str | None]) -> str:
+    """Return the command that trains on a data set with these flags of the data; None is not written."""
+    words = ["finetune", "fit", folder]
+    for name, value in flags.items():
+        if value is not None:
+            words += [f"--data.{name}", value]
+    return shown(shlex.join(words))
 
 
 def _check_writable(path: Path) -> None:

@@ -94,7 +94,7 @@ def noise(rng: np.random.Generator, size: int, cells: int) -> np.ndarray:
 
 
 def log(
-    length: float, width: float, bend: float = 0, y: float = 0, ripple: float = 0, turns: float = 0
+    length: float, width: float, bend: float = 0, y: float = 0, wave: tuple[float, float] = (0, 0)
 ) -> Points:
     """Return the outline of a long blunt shape, such as a bun or a line of sauce.
 
@@ -103,11 +103,11 @@ def log(
         width: Half of the width.
         bend: How far the ends are lowered.
         y: Vertical position.
-        ripple: Amplitude of a wave along the shape.
-        turns: Frequency of that wave.
+        wave: Amplitude and frequency of a wave along the shape.
     """
     t = np.sin(np.linspace(-np.pi / 2, np.pi / 2, 48))  # dense at the ends
-    path = t * length + 1j * (y + bend * (t * length) ** 2 + ripple * np.sin(t * turns))
+    amplitude, frequency = wave
+    path = t * length + 1j * (y + bend * (t * length) ** 2 + amplitude * np.sin(t * frequency))
     along = np.gradient(path)
     across = 1j * along / np.abs(along) * width * np.sqrt(1 - t**6)
     outline = np.concatenate([path + across, (path - across)[::-1]])
@@ -224,7 +224,7 @@ def draw_burger(c: Canvas, bread: Colour, turns: float) -> None:
     for k, filling in enumerate(c.rng.permutation([PATTY, PATTY, LETTUCE, TOMATO, CHEESE])[:4]):
         c.paint(
             filling,
-            log(1.02, 0.1, y=0.15 + 0.12 * k, ripple=0.035, turns=turns),
+            log(1.02, 0.1, y=0.15 + 0.12 * k, wave=(0.035, turns)),
             shadow=0.3,
             width=0.06,
         )
@@ -247,7 +247,7 @@ def draw_eclair(c: Canvas, bread: Colour, turns: float) -> None:
     """Draw an eclair."""
     c.paint(bread, log(0.95, 0.38), bulge=0.8, shadow=0.5)
     c.paint(c.pick(CHOCOLATE, CHOCOLATE, PINK, WHITE), log(0.86, 0.25), bulge=0.6)
-    c.paint(c.pick(CREAM, CHOCOLATE, MINT), log(0.7, 0.035, ripple=0.11, turns=turns), bulge=0)
+    c.paint(c.pick(CREAM, CHOCOLATE, MINT), log(0.7, 0.035, wave=(0.11, turns)), bulge=0)
 
 
 def draw_fried_egg(c: Canvas, bread: Colour, turns: float) -> None:
@@ -298,8 +298,8 @@ def draw_salad_bowl(c: Canvas, bread: Colour, turns: float) -> None:
 def draw_sandwich(c: Canvas, bread: Colour, turns: float) -> None:
     """Draw a sandwich."""
     c.paint(bread, log(0.98, 0.42), bulge=0.8, shadow=0.5)
-    c.paint(LETTUCE, log(0.98, 0.18, 0, 0.16, 0.06, turns), shadow=0.3)
-    c.paint(c.pick(TOMATO, PINK, CHEESE), log(0.92, 0.17, 0, 0.07, 0.03, turns), shadow=0.3)
+    c.paint(LETTUCE, log(0.98, 0.18, 0, 0.16, (0.06, turns)), shadow=0.3)
+    c.paint(c.pick(TOMATO, PINK, CHEESE), log(0.92, 0.17, 0, 0.07, (0.03, turns)), shadow=0.3)
     c.paint(bread, log(0.96, 0.26, y=-0.16), bulge=0.8, shadow=0.3)
 
 
@@ -322,7 +322,7 @@ def draw_hotdog(
     for sauce in c.rng.permutation([MUSTARD, KETCHUP])[c.rng.integers(3) :]:
         c.paint(
             sauce,
-            log(0.75, 0.05, bend, 0, c.rng.uniform(0.05, 0.13), turns),
+            log(0.75, 0.05, bend, 0, (c.rng.uniform(0.05, 0.13), turns)),
             shadow=0.15,
             width=0.04,
         )

@@ -10,10 +10,13 @@ from finetune.data.corrections import EXCLUDED
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.tables.table_file import is_table
+from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
+
+_AS_FOUND = TableOptions()
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,12 @@ class ReviewImages:
         return np.flatnonzero(row).tolist() if self.has_several else [int(row)]
 
 
-def list_images(folder: str | Path) -> ReviewImages:
+def list_images(folder: str | Path, options: TableOptions = _AS_FOUND) -> ReviewImages:
     """Return the images of a folder or a table, of all its splits.
+
+    Args:
+        folder: The folder or the table.
+        options: How to read a table.
 
     Raises:
         ValueError: It is not a data set, or a class has a reserved name.
@@ -60,8 +67,11 @@ def list_images(folder: str | Path) -> ReviewImages:
     is_of_table = is_table(folder) and not Path(folder).is_dir()
     # without fractions: the images of a data set without splits stay together
     data = ImageFolderData(
-        root=None if is_of_table else str(folder),
+        root=(options.root and str(options.root)) if is_of_table else str(folder),
         table=str(folder) if is_of_table else None,
+        columns=dict(options.columns),
+        labels=options.labels,
+        label_separator=options.separator,
         val_fraction=0.0,
         test_fraction=0.0,
         on_bad_image="skip",

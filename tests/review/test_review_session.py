@@ -9,6 +9,7 @@ from reviews import MOVED, job_of
 
 from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.tables.table_rows import TableOptions
 from finetune.review import review_session
 from finetune.review.review_images import list_images
 from finetune.review.review_session import Conflict
@@ -212,6 +213,18 @@ def test_a_table_is_reviewed_as_its_folder(wrong):
     images, folder = list_images(table), list_images(wrong)
     assert sorted(images.names) == names and images.class_names == folder.class_names
     assert images.targets.labels.tolist() == folder.targets.labels.tolist()
+
+
+def test_a_table_with_other_columns_and_another_root_is_reviewed(wrong, tmp_path):
+    names = sorted(path.relative_to(wrong).as_posix() for path in wrong.rglob("*.png"))
+    table = tmp_path / "elsewhere.csv"
+    rows = [f"{name},{name.split('/')[0]}" for name in names]
+    table.write_text("\n".join(["shot,thing", *rows]) + "\n")
+    columns = {"path": ["shot"], "label": ["thing"]}
+    images = list_images(table, TableOptions(root=wrong, columns=columns))
+    assert sorted(images.names) == names and len(images.class_names) > 1
+    with pytest.raises(ValueError, match="columns"):  # the control
+        list_images(table)
 
 
 def test_several_labels_of_an_image_are_reviewed(several, begin):
