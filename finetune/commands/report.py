@@ -40,9 +40,11 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
     """
     usage = "RUN [RUN ...] [--out FILE.html] [--check check.json]"
     description = _REPORT
+    default_page = "report.html in the run's folder; comparison.html for several runs"
     if command == "compare":
         usage = "RUN_A RUN_B [RUN ...] [--out FILE.html]"
         description = _COMPARE
+        default_page = "comparison.html"
     parser = OneLineErrorParser(
         prog=f"finetune {command}",
         usage=f"finetune {command} {usage}",
@@ -51,7 +53,7 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
     )
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         metavar="RUN",
         help="Folder of a run of `finetune fit` or `finetune test`.",
     )
@@ -60,7 +62,7 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         "--output",
         dest="output",
         metavar="FILE.html",
-        help="The page to write [report.html in the run's folder; comparison.html for several runs].",
+        help=f"The page to write [{default_page}].",
     )
     if command == "report":
         parser.add_argument(
@@ -70,6 +72,8 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         )
     parsed = parser.parse_args(list(arguments))
     runs, output = list(map(Path, parsed.runs)), parsed.output
+    if not runs:
+        raise WrongUsage(f"name the folder of a run: finetune {command} {usage.split(' [')[0]}")
     if command == "compare" and len(runs) < 2:
         raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
     records = [read_run(run) for run in runs]

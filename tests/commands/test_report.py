@@ -152,7 +152,7 @@ def test_its_help_says_how_runs_are_named(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ([], 2, "the following arguments are required: runs"),
+        ([], 2, "name the folder of a run: finetune report RUN"),
         (["nowhere"], 1, "'nowhere' is not the folder of a run"),
         (["RUN", "RUN"], 2, "several different ones"),
         (["RUN", "OTHER", "--output", "."], 2, "--output . is a folder"),
