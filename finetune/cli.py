@@ -238,11 +238,6 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             import_torchmetrics()
             from finetune.commands.lightning_cli import run_lightning
 
-        # Options of a data module depend on its class: show those of ImageFolderData.
-        if arguments[1:] == ["--help", "all"]:
-            with contextlib.suppress(SystemExit):
-                run_lightning(in_full)
-            in_full = [command, "--data.help", "finetune.ImageFolderData"]
         run_lightning(in_full, typed=arguments, began=began)
     elif command in OWN:
         run_own(command, arguments[1:])

@@ -19,6 +19,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.enums import LightningEnum
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.commands.all_options import all_options_page
 from finetune.commands.command_line import with_pictures
 from finetune.commands.config_files import put_configs_first
 from finetune.commands.error_lines import unwrap
@@ -28,7 +29,7 @@ from finetune.commands.lightning_flags import add_flags
 from finetune.commands.logger_names import replace_logger_names
 from finetune.commands.options import flag_names, with_options
 from finetune.commands.parsed_line import format_line, parse_line
-from finetune.commands.parser import OneLineErrorParser
+from finetune.commands.parser import OneLineErrorParser, command_of
 from finetune.commands.plan import Plan
 from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.run_name import check_run_name
@@ -73,7 +74,12 @@ _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command eva
 
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
-    """A `OneLineErrorParser` for LightningCLI."""
+    """A `OneLineErrorParser` for LightningCLI. Its help has all options of a command in sections."""
+
+    def format_help(self) -> str:
+        command = command_of(self)
+        is_of_command = any(action.dest == "trainer.max_epochs" for action in self._actions)
+        return all_options_page(command, self) if is_of_command else super().format_help()
 
 
 class FinetuneCLI(LightningCLI):

@@ -106,7 +106,7 @@ class OneLineErrorParser(ArgumentParser):
 
 def explain(parser: ArgumentParser, message: str) -> str:
     """Return an error message in one line, with the same text as the checks before torch is imported."""
-    command = _command(parser)
+    command = command_of(parser)
     for pattern in _UNKNOWN:
         if match := pattern.search(message):
             key = match["key"]
@@ -150,11 +150,11 @@ def _explain_value(command: str, key: str, message: str) -> str:
     return f"{invalid}; expected {' or '.join(types)}" if has_types else invalid
 
 
-def _command(parser: ArgumentParser) -> str:
+def command_of(parser: ArgumentParser) -> str:
     """Return the command of a parser, or of its only subcommand; "" for the parser of the arguments of a class."""
     for action in parser._actions:
         for subparser in (getattr(action, "_name_parser_map", None) or {}).values():
-            return _command(subparser)
+            return command_of(subparser)
     _, *words = parser.prog.split()
     return getattr(parser, "command", "") or (words[-1] if words else "")
 

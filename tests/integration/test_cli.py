@@ -23,6 +23,8 @@ from processes import finetune, run_script, start
 
 from finetune import __version__
 from finetune.cli import LIGHTNING, OWN, main, run
+from finetune.commands.all_options import HIDDEN
+from finetune.commands.options import OPTIONS
 from finetune.runs.metrics_csv import read_metrics
 
 
@@ -127,11 +129,20 @@ def test_every_command_has_help(command, capsys):
         main([command, "--help", "all"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert (
-        "--trainer.accumulate_grad_batches" in shown
-        and "--data.min_crop" in shown
-        and shown.count("\n") > 500
-    )
+    titles = re.findall(r"^(\S.*):$", shown, re.M)
+    assert titles == [
+        "the run",
+        "data",
+        "network and training",
+        "Lightning's Trainer, in its own words",
+    ]
+    lines = shown.splitlines()
+    listed = [name for line in lines for name in re.findall(r"^  --.*?([\w.]+)(?: \S+)?$", line)]
+    assert len(listed) == len(set(listed)) > 80 and max(map(len, lines)) <= 180
+    options = {
+        name for name in OPTIONS[command] if name.startswith(("data.", "trainer.", "model."))
+    }
+    assert sorted(options - {*listed, *HIDDEN}) == []
 
 
 @pytest.mark.parametrize(
