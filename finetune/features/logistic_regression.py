@@ -489,7 +489,7 @@ def _solve(
         # converged, or limited by rounding
         if norm <= tolerance or before / 2 < norm <= 10 * tolerance:
             return w
-        step = _newton_step(x, p, problem, penalty, gradient)
+        step = _newton_step(x, p, problem, penalty, gradient, tolerance)
         change = _product(x, step.T)
         slope = float((gradient * step).sum())
         # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise the
@@ -504,8 +504,14 @@ def _solve(
     raise RuntimeError(f"no head found at strength {strength}: the gradient is still {norm:.1e}")
 
 
-def _newton_step(x: Array, p: Array, problem: _Problem, penalty: Array, gradient: Array) -> Array:
-    """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers."""
+def _newton_step(
+    x: Array, p: Array, problem: _Problem, penalty: Array, gradient: Array, tolerance: float
+) -> Array:
+    """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers.
+
+    It stops at a tenth of the tolerance of the fit. Below that is rounding: the Hessian of a softmax is singular, since
+    a constant that is added to all biases changes nothing. The gradient's rounding in that direction has no solution.
+    """
 
     def hessian(v: Array) -> Array:
         v = v.reshape(gradient.shape)
@@ -522,6 +528,7 @@ def _newton_step(x: Array, p: Array, problem: _Problem, penalty: Array, gradient
         -gradient.ravel(),
         # the smaller the gradient, the more precise the step
         rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),
+        atol=tolerance / 10,
         maxiter=1000,  # an unfinished step is still a descent direction
         M=LinearOperator(size, precondition, dtype=np.float64),
     )
