@@ -53,8 +53,8 @@ class Probe:
         bias: (K,).
         strength: Strength of the penalty.
         score: Cross-validated accuracy on the images of the fit, or the mean average precision of several labels; None
-            for a single image.
-        loss: Cross-validated loss; None for a single image.
+            without cross-validation: one fold has all images with a weight, as with a single image.
+        loss: Cross-validated loss; None without cross-validation.
         table: Strength, loss and score of each strength that was tried.
         out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
             Images of weight 0, or of a class of weight 0, have none.
@@ -99,7 +99,8 @@ def fit_probe(
             counts each image once.
 
     Raises:
-        ValueError: A strength is not positive, or the features are empty or not finite.
+        ValueError: A strength is not positive, the features are empty or not finite, or all images have classes of
+            weight 0.
     """
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
@@ -129,6 +130,8 @@ def fit_probe(
         cross_entropy = _CrossEntropy(weights, label_smoothing)
     else:
         cross_entropy = _BinaryCrossEntropy(weights, label_smoothing)
+    if not cross_entropy.is_defined(y):
+        raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(x)
     x = _product(x, axes)
     images = _Images(x, y, image_weights)
@@ -247,6 +250,10 @@ class _CrossEntropy:
         """Return the mean loss of logits (N, K)."""
         return float(-(self.targets(images) * log_softmax(logits, axis=1)).sum(axis=1).mean())
 
+    def is_defined(self, y: NDArray[np.integer]) -> bool:
+        """Return whether images with labels (N,) have a loss: the weights of their classes are not all 0."""
+        return bool((self.class_weights[y] > 0).any())
+
     def score(self, logits: Array, y: NDArray[np.integer]) -> float:
         """Return the accuracy of logits (N, K)."""
         return float((logits.argmax(axis=1) == y).mean())
@@ -275,6 +282,10 @@ class _BinaryCrossEntropy:
     def loss(self, logits: Array, images: _Images) -> float:
         """Return the loss of logits (N, K), its mean over images and labels."""
         return self.problem(images).loss(logits) / logits.shape[1]
+
+    def is_defined(self, y: NDArray[np.number]) -> bool:
+        """Return whether images with labels (N, K) have a loss: there are images."""
+        return len(y) > 0
 
     def score(self, logits: Array, y: NDArray[np.number]) -> float:
         """Return the mean average precision of logits (N, K), over the labels that images have; NaN if there are none.
@@ -417,7 +428,8 @@ def _cross_validate(
     held_out = [folds == fold for fold in np.unique(folds)]
     best = 0
     best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
-    if len(held_out) == 1:  # a single image
+    # not for a single image, or if one fold has all images with a weight
+    if not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
         return [], best, best_logits
     paths = [
         _path(rest, cross_entropy.problem(rest), strengths, _TOLERANCE_OF_FOLDS)

@@ -403,6 +403,27 @@ def test_a_class_of_weight_0_is_as_if_its_images_were_not_there():
     assert np.isfinite(fit_probe(features, single, 3, class_weights=weights).weight).all()
 
 
+def test_smoothed_labels_of_a_class_of_weight_0_and_one_other_image():
+    features, labels = pictures(20, 5, 1)
+    labels[7] = 1
+    settings = {"class_weights": np.array([0.0, 1.0]), "label_smoothing": 0.1}
+    probe = fit_probe(features, labels, 2, **settings)
+    # The loss of the other images is divided by the weight of image 7: without it, there is none to choose by.
+    assert probe.score is None and probe.strength == max(STRENGTHS)
+    assert np.isfinite(probe.weight).all() and np.isfinite(probe.bias).all()
+    logits = torch.tensor(features @ probe.weight.T + probe.bias)
+    classes = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    loss = torch.nn.functional.cross_entropy(
+        logits, torch.tensor(labels), classes, label_smoothing=0.1
+    )
+    assert loss.isfinite()
+    # with a second such image, which is in another fold, there is a choice
+    labels[11] = 1
+    assert fit_probe(features, labels, 2, **settings).score is not None
+    with pytest.raises(ValueError, match="all images have classes of weight 0"):
+        fit_probe(features, np.zeros(20, int), 2, **settings)
+
+
 def test_weights_make_no_problem_of_a_label_that_every_image_has():
     features, labels = several(100, 10, 3)
     labels[:, 2] = 1
