@@ -1,4 +1,4 @@
-"""The scenarios of test_ddp.py for 1, 2 and 3 processes: `python ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
+"""The scenarios of test_ddp.py and test_promises.py: `ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
 
 Several processes have torchrun's variables set. Each scenario writes its result to OUT/<name>_<rank>.pt. All share one
 process group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.
@@ -40,6 +40,8 @@ from finetune.training.temperature import Temperature
 from finetune.training.threshold import parse_aim
 
 NUM_EVALUATED = (1, 2, 12, 13)
+# What only test_promises.py names, on two processes; all else runs where no scenario is named.
+CONTROLS_OF_PROMISES = ("control_padding", "control_own_temperature", "control_own_labels")
 DEVICE = torch.device(os.environ.get("SCENARIO_DEVICE", "cpu"))
 MOVED: list[float] = []  # how far each training has moved the weights, at most
 
@@ -412,6 +414,7 @@ def labels(data_root: Path, **more: Any) -> LabelledFiles:
 
 NARROW: dict[str, Any] = {
     "build": narrow_network,
+    "steps": 10,
     "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
 }
 BALANCED: dict[str, Any] = {
@@ -439,7 +442,7 @@ def main() -> None:
         "resnet_float32": lambda: weights_after(
             data(), "32-true", freeze_batch_norm=True, **NARROW
         ),
-        "trained_batch_norm": lambda: weights_after(data(), "64-true", steps=10, **NARROW),
+        "trained_batch_norm": lambda: weights_after(data(), "64-true", **NARROW),
         "batch_norm_uneven": lambda: weights_after(
             data("uneven", 6), "64-true", build=small_normalised
         ),
@@ -478,7 +481,7 @@ def main() -> None:
         "bf16_2": lambda: step_under_bf16(2),
         "bf16_1": lambda: step_under_bf16(1),
     }
-    if world_size == 2:
+    if world_size > 1:
 
         def control(context: Any, *arguments: Any, **options: Any) -> dict[str, Tensor]:
             with context:
@@ -489,7 +492,7 @@ def main() -> None:
             "control_order": lambda: control(order_of_each_rank(), data(), "64-true", **small),
             "control_sum": lambda: control(loss_of(summed_gradients), data(), "64-true", **small),
             "control_own_statistics": lambda: control(
-                own_statistics(), data(), "64-true", steps=10, **NARROW
+                own_statistics(), data(), "64-true", **NARROW
             ),
             "control_members": lambda: control(
                 own_statistics(), data("uneven", 6), "64-true", build=small_normalised, members=2
@@ -498,14 +501,10 @@ def main() -> None:
                 own_features(), data("uneven", 6), "64-true", **SOLVED
             ),
             "control_own_labels": lambda: own_label_counts(data_root / "many_labels"),
-            "control_labels_order": lambda: control(
-                order_of_each_rank(), labels(data_root), "64-true", **BALANCED
-            ),
             "control_own_temperature": lambda: own_temperature(data_root / "two"),
             "control_bf16": lambda: step_under_bf16(2, are_shared=False),
             "control_padding": lambda: padded(data_root / "test13"),
         }
-    if world_size == 3:
         scenarios["control_weighted_means"] = lambda: control_means(
             with_weights(data("uneven", 6, mixup=0.4, cutmix=1.0)),
             WEIGHTED,
@@ -526,7 +525,7 @@ def main() -> None:
         scenarios[f"evaluated_{num}"] = lambda num=num: evaluated(
             data_root / f"test{num}", out, f"evaluated_{num}"
         )
-    chosen = sys.argv[4:] or list(scenarios)
+    chosen = sys.argv[4:] or [name for name in scenarios if name not in CONTROLS_OF_PROMISES]
     for name in chosen:
         if name not in scenarios:  # a control of another number of processes
             continue
