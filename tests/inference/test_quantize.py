@@ -42,10 +42,19 @@ def floats(exported, tmp_path) -> Path:
     return Path(shutil.copy(exported, tmp_path / "floats.onnx"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def images() -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (60, 4, 4, 3), np.uint8).repeat(8, 1).repeat(8, 2)
+
+
+@pytest.fixture(scope="module")
+def ints(exported, images, tmp_path_factory) -> Path:
+    """The file in int8, in a folder of its own with that in float."""
+    folder = tmp_path_factory.mktemp("ints")
+    floats = Path(shutil.copy(exported, folder / "floats.onnx"))
+    quantize(floats, folder / "ints.onnx", iter([images[:20], images[20:40]]))
+    return folder / "ints.onnx"
 
 
 def distance(floats, ints, images) -> float:
@@ -54,12 +63,10 @@ def distance(floats, ints, images) -> float:
     return float((own - found).std() / (own - own.mean(axis=0)).std())
 
 
-def test_int8_is_near_to_float(floats, images, tmp_path):
-    quantize(floats, tmp_path / "ints.onnx", iter([images[:20], images[20:40]]))
-    assert (
-        0 < distance(floats, tmp_path / "ints.onnx", images[40:]) < 0.5
-    )  # a MobileNet, with random weights: hardest of all
-    model = onnx.load(tmp_path / "ints.onnx")
+def test_int8_is_near_to_float(floats, ints, images, tmp_path):
+    # a MobileNet, with random weights: hardest of all
+    assert 0 < distance(floats, ints, images[40:]) < 0.5
+    model = onnx.load(ints)
     assert {prop.key: prop.value for prop in model.metadata_props} == {"finetune": "about"}
     weights = [
         numpy_helper.to_array(t)
@@ -68,20 +75,17 @@ def test_int8_is_near_to_float(floats, images, tmp_path):
     ]
     # 7 bits with their sign
     assert weights and 60 <= max(np.abs(weight).max() for weight in weights) <= 64
-    assert sorted(path.name for path in tmp_path.glob("*.onnx*")) == ["floats.onnx", "ints.onnx"]
+    assert sorted(path.name for path in ints.parent.glob("*.onnx*")) == ["floats.onnx", "ints.onnx"]
     # The control: ranges that were found on black pictures cut others off.
     quantize(floats, tmp_path / "black.onnx", iter([np.zeros((4, 32, 32, 3), np.uint8)]))
     assert distance(floats, tmp_path / "black.onnx", images[40:]) > 0.9
 
 
-def test_what_it_says_is_no_coarser_than_float(floats, images, tmp_path):
-    quantize(floats, tmp_path / "ints.onnx", iter([images[:40]]))
-    found = load_exported(tmp_path / "ints.onnx")(images)
+def test_what_it_says_is_no_coarser_than_float(ints, images):
+    found = load_exported(ints)(images)
     # in 256 steps it misses by 0.004
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
-    (last,) = [
-        node for node in onnx.load(tmp_path / "ints.onnx").graph.node if "logits" in node.output
-    ]
+    (last,) = [node for node in onnx.load(ints).graph.node if "logits" in node.output]
     assert last.op_type == "Gemm"
 
 
@@ -122,14 +126,13 @@ def test_what_members_say_is_joined_in_float(tmp_path):
     assert sorted(joined) == [False, True, True]  # inside the networks it is in int8
 
 
-def test_both_files_are_measured_on_the_same_pictures(predictor, floats, images, colours, tmp_path):
+def test_both_files_are_measured_on_the_same_pictures(predictor, floats, ints, colours):
     test = data(colours, resize="squash").splits["test"]
-    quantize(floats, tmp_path / "ints.onnx", iter([images]))
-    found = compare(predictor, floats, tmp_path / "ints.onnx", test, np.arange(30))
+    found = compare(predictor, floats, ints, test, np.arange(30))
     prepared = np.concatenate(list(prepared_batches(predictor, test, np.arange(30), "some")))
     said = [
         predictor.decide(load_exported(path)(prepared).astype(np.float64))
-        for path in (floats, tmp_path / "ints.onnx")
+        for path in (floats, ints)
     ]
     assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
     assert found.accuracy == tuple((one == test.targets.labels).mean() for one in said)
