@@ -40,14 +40,14 @@ PLATEAU = (
 )
 # 3, 5 and 2 steps
 SCHEDULED = callback("GradientAccumulationScheduler", scheduling={0: 2, 1: 1, 2: 3})
-# With batch norm, whose statistics a checkpoint has, too; the others have the smallest network.
+# With batch norm, whose statistics a checkpoint has, too; the others have the smallest network (test_resume.py: batch
+# norm everywhere).
 NORMED = ("--model.backbone", "timm/test_efficientnet", "--data.image_size", "32")
 AVERAGED = (
     *NORMED,
     *callback(
         "StochasticWeightAveraging",
         swa_lrs=0.01,
-        device="cpu",
         swa_epoch_start=2,
         annealing_epochs=2,
     ),
@@ -56,7 +56,6 @@ AVERAGED = (
 ENTER_EPOCH = "finetune.runs.model_checkpoint.enter_epoch"
 POINTS = [
     (("on_train_batch_end", 2), ()),
-    (("on_train_batch_end", 7), NORMED),
     (("on_validation_batch_end", 10), ()),
     (("on_train_epoch_start", 10), ()),
     (("on_train_epoch_start", 10), ("--trainer.max_steps", "13")),
@@ -66,7 +65,6 @@ POINTS = [
     (("on_validation_batch_end", 2), OFTEN_VALIDATED),
     (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
     (("on_train_epoch_start", 5), PLATEAU),
-    (("on_train_batch_end", 7), PLATEAU),
     # no validation ends an epoch of 5 batches
     (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),
     # behind the epoch's only one
@@ -233,48 +231,39 @@ def test_control_left_to_lightning_the_weights_differ(
 
 
 def stopping_early(patience: int) -> tuple[str, ...]:
-    return OFTEN_VALIDATED + callback(
-        "EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience
-    )
+    return callback("EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience)
+
+
+def max_time(seconds: int) -> tuple[str, ...]:
+    return ("--trainer.max_time", f"00:00:{seconds // 60:02}:{seconds % 60:02}")
 
 
 @pytest.mark.parametrize(
-    ("limit", "larger", "told"),
+    ("extra", "limit", "larger", "told"),
     [
-        (("--trainer.max_steps", "7"), ("--trainer.max_steps", "-1"), "trainer.max_steps 7"),
-        (("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
-        (
-            ("--trainer.max_time", "00:00:00:07"),
-            ("--trainer.max_time", "00:01:00:00"),
-            "trainer.max_time, 7 s",
-        ),
-        (  # which comes between accumulated batches
-            (*ACCUMULATED, "--trainer.max_time", "00:00:00:03"),
-            (*ACCUMULATED, "--trainer.max_time", "00:01:00:00"),
-            "trainer.max_time, 3 s",
-        ),
-        (  # which Lightning would validate at the end
-            ("--data.val_fraction", "0", "--trainer.max_time", "00:00:00:07"),
-            ("--data.val_fraction", "0", "--trainer.max_time", "00:01:00:00"),
-            "trainer.max_time, 7 s",
-        ),
-        (stopping_early(2), stopping_early(9), "early stopping, patience 2"),
+        ((), ("--trainer.max_steps", "7"), ("--trainer.max_steps", "-1"), "trainer.max_steps 7"),
+        ((), ("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
+        ((), max_time(7), max_time(60), "trainer.max_time, 7 s"),
+        # which comes between accumulated batches
+        (ACCUMULATED, max_time(3), max_time(60), "trainer.max_time, 3 s"),
+        # which Lightning would validate at the end
+        (("--data.val_fraction", "0"), max_time(7), max_time(60), "trainer.max_time, 7 s"),
+        (OFTEN_VALIDATED, stopping_early(2), stopping_early(9), "early stopping, patience 2"),
     ],
     ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
 )
 def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
-    cli, colours, tmp_path, whole, caplog, limit, larger, told
+    cli, colours, tmp_path, whole, caplog, extra, limit, larger, told
 ):
-    """It ends as one that had the larger limit from the start; with the same limit it is finished."""
-    one_rate = ("--model.scheduler", "null")  # else it would fall with the first length
-    limit, larger = limit + one_rate, larger + one_rate
-    trained(cli, colours, tmp_path, None, *limit)
+    """It ends as one that no limit but that of epochs has ended; with the same limit it is finished."""
+    extra = (*extra, "--model.scheduler", "null")  # else the rate would fall with the first length
+    trained(cli, colours, tmp_path, None, *extra, *limit)
     ended = last(tmp_path)[0]
-    assert trained(cli, colours, tmp_path, None, *limit, "--resume") == []
+    assert trained(cli, colours, tmp_path, None, *extra, *limit, "--resume") == []
     assert f"is finished, with {told}" in caplog.text
     assert same_weights(last(tmp_path)[0], ended)
-    root, steps = whole(*larger)
-    after = trained(cli, colours, tmp_path, None, *larger, "--resume")
+    root, steps = whole(*extra)
+    after = trained(cli, colours, tmp_path, None, *extra, *larger, "--resume")
     assert 0 < len(after) < len(steps) and after == steps[len(steps) - len(after) :]
     a, b = last(root)[0], last(tmp_path)[0]
     assert same_weights(a, b)
@@ -282,9 +271,10 @@ def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
 
 
 def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours, tmp_path):
-    trained(cli, colours, tmp_path, None, *stopping_early(2))
+    trained(cli, colours, tmp_path, None, *OFTEN_VALIDATED, *stopping_early(2))
     with patch("finetune.runs.model_checkpoint.keep_patience", lambda *_: None):
-        after = trained(cli, colours, tmp_path, None, *stopping_early(9), "--resume")
+        limit = stopping_early(9)
+        after = trained(cli, colours, tmp_path, None, *OFTEN_VALIDATED, *limit, "--resume")
     assert after == []  # at once: its limits are those with which a stop was wanted
 
 
@@ -321,15 +311,12 @@ def test_a_stop_that_min_epochs_put_off_is_still_wanted_in_a_resumed_run(cli, co
     assert len(later) == 10  # the limit is another, and nothing wants a stop any more
 
 
-def test_the_config_of_averaging_is_read_again(cli, colours, tmp_path):
-    averaged = callback("StochasticWeightAveraging", swa_lrs=0.01)
-    trained(cli, colours, tmp_path, None, *NORMED, *averaged)
-    config = tmp_path / "fit/version_0/config.yaml"
-    assert (
-        yaml.safe_load(config.read_text())["trainer"]["callbacks"][0]["init_args"]["device"]
-        == "cpu"
-    )
-    cli("fit", "--config", config, "--trainer.max_epochs", 1)
+def test_the_config_of_averaging_is_read_again(cli, tmp_path, whole):
+    (run,) = versions(whole(*AVERAGED)[0], "fit")
+    (averaging,) = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"]
+    assert averaging["init_args"]["device"] == "cpu"
+    own = ("--trainer.default_root_dir", tmp_path, "--trainer.max_epochs", 1)
+    cli("fit", "--config", run / "config.yaml", *own)
 
 
 @pytest.mark.parametrize("extra", [(), OFTEN_VALIDATED])
