@@ -25,8 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     from known_operators import remember_operators  # imports torch, before a warning is an error
+    from quick_parser import parse_quickly
 
     remember_operators()
+    parse_quickly()
     never_wait_for_the_disk()
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(
