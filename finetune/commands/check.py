@@ -146,9 +146,9 @@ def _source(
     """Return the source of the images to check."""
     if not is_table(folder) or os.path.isdir(folder):
         check_supported(folder)
-        return FolderSource(Path(folder))
+        return FolderSource(folder)
     options = TableOptions(
-        root=None if root is None else Path(root),
+        root=root,
         columns=parse_columns(columns),
         labels=labels,
         separator=label_separator,

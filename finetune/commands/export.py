@@ -290,7 +290,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
             else "there is no folder"
         )
         raise WrongUsage(f"{start} {place}: --quantize int8 needs them, with --root FOLDER")
-    if not kind.is_in(Path(place)):
+    if not kind.is_in(place):
         raise WrongUsage(
             f"{place} does not have the data set of the checkpoint, {class_path}: give its folder as --root FOLDER"
         )

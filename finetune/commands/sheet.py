@@ -81,7 +81,7 @@ def caption(
 ) -> tuple[str, tuple[int, int, int]]:
     """Return the caption of an image and its colour."""
     colour = _GREY
-    true_class = class_name(path.parent)
+    true_class = class_name(path.parent.name)
     if true_class in map(composed, class_names):
         colour = RIGHT if true_class == composed(label) else WRONG
     return caption_text(label, probability), colour

@@ -84,7 +84,7 @@ def check_root(
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
     root = place_of(config.data.init_args) or kind.default_root
-    if root is None or kind.is_in(Path(root)):
+    if root is None or kind.is_in(root):
         return
     is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
     if not is_named and not Path(root).exists():

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from finetune.data.corrections import EXCLUDED, Corrections, split_labels
 from finetune.data.data_place import place_of
 from finetune.data.samples import Samples
+from finetune.data.storage import is_same_place
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.system.file_names import composed
 from finetune.system.messages import counted, did_you_mean, shown
@@ -137,7 +137,7 @@ class AppliedCorrections:
 def correct_splits(
     splits: Mapping[str, Samples],
     corrections: Corrections,
-    root: Path,
+    root: str,
     classes: Classes,
     correct_test: bool = False,
 ) -> tuple[dict[str, Samples], AppliedCorrections]:
@@ -287,7 +287,7 @@ def label_set_name(labels: Sequence[str]) -> str:
     return " + ".join(labels) or "no label"
 
 
-def relative_paths(paths: Iterable[str], root: str | Path) -> Iterable[str]:
+def relative_paths(paths: Iterable[str], root: str) -> Iterable[str]:
     """Return the paths relative to the folder of the data set, as in a file of corrections."""
     prefix = os.path.join(root, "")
     return (path.removeprefix(prefix) for path in paths)
@@ -303,7 +303,7 @@ def for_other_place(arguments: Mapping[str, Any], place: str | None) -> dict[str
         place: The folder or table that the command names; None for none.
     """
     before = place_of(arguments)
-    if place is None or (before and os.path.realpath(place) == os.path.realpath(before)):
+    if place is None or (before and is_same_place(place, before)):
         return dict(arguments)
     return {
         name: value

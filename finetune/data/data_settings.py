@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from finetune.data.storage import normal_path
 from finetune.data.tables.table_file import is_table
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
@@ -164,8 +164,8 @@ def check_mixing(mixup: float, cutmix: float) -> None:
             raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
 
 
-def required_folder(root: str | None) -> Path:
-    """Return the folder of a data set as a path.
+def required_folder(root: str | None) -> str:
+    """Return the folder of a data set.
 
     Raises:
         WrongUsage: `root` is None.
@@ -174,7 +174,7 @@ def required_folder(root: str | None) -> Path:
         raise WrongUsage(
             "no data: give the folder of images, or --data.root FOLDER, or a table of images"
         )
-    return Path(root)
+    return normal_path(root)
 
 
 def missing_split_message(root: str | None, split: str) -> str:

@@ -5,7 +5,6 @@ import math
 import os
 from abc import abstractmethod
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
@@ -51,6 +50,7 @@ from finetune.data.samplers import (
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, merge_records
 from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform, parse_sizes
+from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
 from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
@@ -229,7 +229,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.mixing = Mixing(mixup, cutmix)
         self.collate = Collate(image_size, self.eval_image_size, *sizes)
         self.splits: dict[str, Samples] = {}
-        self.folder = Path()  # of the images
+        self.folder = ""  # of the images
         self._cache = SplitCache()
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
@@ -250,7 +250,7 @@ class ImageDataModule(pl.LightningDataModule):
                 self.folder = self.obtain(required_folder(self.root))
             self.scan(self.folder, val_fraction, test_fraction, split_seed)
 
-    def obtain(self, root: Path) -> Path:
+    def obtain(self, root: str) -> str:
         """Return the folder of the images. A missing data set is created or downloaded first.
 
         One process does this; the others wait.
@@ -258,12 +258,12 @@ class ImageDataModule(pl.LightningDataModule):
         return root
 
     @classmethod
-    def is_in(cls, root: Path) -> bool:
+    def is_in(cls, root: str) -> bool:
         """Return whether a folder holds the data set, so that `obtain` has nothing to create or download."""
-        return root.exists()
+        return kind_of(root) not in (None, "link")
 
     @abstractmethod
-    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         """Set `class_names`, `splits`, `seen` and `fingerprint`; `label_kind` if images have several labels."""
 
     def use_all_images(self, split: str) -> None:
@@ -387,7 +387,7 @@ class ImageDataModule(pl.LightningDataModule):
             return
         self.splits |= self._cache.take(
             self.splits,
-            root=(self.root if self.table is None else str(self.folder)) or "",
+            root=(self.root if self.table is None else self.folder) or "",
             limit_gb=self.cache_limit_gb,
             reads=self._num_reads(reads),
         )

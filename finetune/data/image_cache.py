@@ -33,7 +33,7 @@ from finetune.data.heif import heic_version
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
-from finetune.data.storage import concatenate_stats, files_digest
+from finetune.data.storage import concatenate_stats, files_digest, normal_path, storage_of
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import PICTURES, available_bytes, cache_dir, mark_used
 from finetune.system.files import one_at_a_time, unfinished
@@ -84,7 +84,7 @@ class SplitCache:
 
 
 def read_from_cache(
-    splits: Mapping[str, Samples], root: str | Path, limit_gb: float, build: bool
+    splits: Mapping[str, Samples], root: str | os.PathLike[str], limit_gb: float, build: bool
 ) -> dict[str, Samples]:
     """Return train and val with their images in a cache; {} if there is no cache, or they are already cached.
 
@@ -117,7 +117,8 @@ def read_from_cache(
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     decoder += heic_version(paths)
-    place = os.path.realpath(root)
+    place = normal_path(root)
+    place = storage_of(place).resolved(place)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
     path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"

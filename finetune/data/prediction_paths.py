@@ -1,6 +1,7 @@
 """The images that `--data.predict` selects."""
 
 import glob
+import io
 import logging
 import os
 import tarfile
@@ -14,6 +15,7 @@ from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.frames import frames_line
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
+from finetune.data.storage import kind_of, open_file
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
@@ -63,7 +65,8 @@ def files_to_predict(
 def _expand(
     pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
-    if os.path.isdir(pattern):
+    kind = kind_of(pattern)
+    if kind == "folder":
         skipped = SkippedFiles(skip)
         paths = PathList(find_images(pattern, skipped))
         if is_logged:
@@ -71,14 +74,16 @@ def _expand(
         supported = " ".join(sorted(IMAGE_SUFFIXES))
         advice = heic_advice(skipped.suffixes)
         missing = f"the folder {pattern!r} has no images ({supported}){advice}"
-    elif os.path.isfile(pattern) and pattern.lower().endswith(".txt"):
-        with open(pattern, encoding="utf-8-sig", errors="surrogateescape") as lines:
+    elif kind == "file" and pattern.lower().endswith(".txt"):
+        with io.TextIOWrapper(
+            open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"
+        ) as lines:
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
         missing = f"the list {pattern!r} has no images"
-    elif os.path.isfile(pattern) and is_table(pattern):
+    elif kind == "file" and is_table(pattern):
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {pattern!r} has no images"
-    elif os.path.isfile(pattern):
+    elif kind == "file":
         _check_not_many(pattern)
         paths, missing = PathList([pattern]), ""
     else:

@@ -5,7 +5,6 @@ name and size. The images that pretrained weights were trained on are not record
 """
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from finetune.data.data_place import place_of
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, file_sizes, read_record
 from finetune.data.splits import SET_APART, hashes
+from finetune.data.storage import is_same_place
 from finetune.system.messages import counted, shown
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _is_trained_on(
       uncompressed images may all have one size.
     """
     root = place_of(checkpoint.get("datamodule_hyper_parameters", {})) or data.default_root
-    is_there = bool(root) and os.path.realpath(root) == os.path.realpath(data.root)
+    is_there = bool(root) and is_same_place(root, data.root)
     if record is None:
         return is_there
     # also by the names that images had before they were moved into the folder of a split

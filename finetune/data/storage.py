@@ -1,29 +1,36 @@
-"""Access to image files: stat and open.
+"""Storage of images: listing folders, stats of files, and opening them.
 
-This module reads local folders. Another kind of storage would be another module with the same functions.
+`LocalStorage` is the only kind so far. Another kind, such as object storage, is a class with the methods of `Storage`
+and an entry in `STORAGES`. Then a data set may lie in `SCHEME://...`, because all other modules use a path as text and
+ask `storage_of` for its storage.
 """
 
 import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 _UNKNOWN = -1
 
+# "link" is a link to nothing, "other" for example a pipe; None if there is nothing
+Kind = Literal["folder", "file", "link", "other"] | None
+
 
 @dataclass(frozen=True)
 class FileStats:
-    """The results of `os.stat` for N files.
+    """Sizes and times of N files.
 
     Attributes:
         sizes: Size of each file in bytes, (N,) int64; -1 if it does not exist.
-        times: `st_mtime_ns` and `st_ctime_ns` of each file, (N, 2) int64; -1 if it does not exist.
+        times: Two times of each file that change with its content, (N, 2) int64; -1 if it does not exist. Those of a
+            local file are `st_mtime_ns` and `st_ctime_ns`.
         is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
     """
 
@@ -36,8 +43,139 @@ class FileStats:
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
+class Entry(NamedTuple):
+    """A file or folder in a folder. `is_folder` is also true for a link to a folder."""
+
+    name: str
+    path: str
+    is_folder: bool
+    is_link: bool
+
+
+class Storage(Protocol):
+    """A place of files. Paths are text, with / between their parts. It is used in threads and forked workers."""
+
+    def normal(self, path: str) -> str:
+        """Return a path in the form that messages and the paths of `entries` have, without redundant parts."""
+
+    def absolute(self, path: str) -> str:
+        """Return a path that does not depend on the working directory."""
+
+    def resolved(self, path: str) -> str:
+        """Return the absolute path without links, which is the same for all names of one place."""
+
+    def kind(self, path: str) -> Kind:
+        """Return what is at a path."""
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """Yield the files and folders in a folder, in any order.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+
+    def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
+        """Return the stats of files; see `file_stats`. Listing their folders may be faster than asking for each."""
+
+    def open_file(self, path: str, is_buffered: bool) -> BinaryIO:
+        """Open a file for reading; see `open_file` below."""
+
+
+class LocalStorage:
+    """Files of this machine, and of disks that are mounted."""
+
+    def normal(self, path: str) -> str:
+        return str(Path(path))
+
+    def absolute(self, path: str) -> str:
+        return os.path.abspath(path)
+
+    def resolved(self, path: str) -> str:
+        return os.path.realpath(path)
+
+    def kind(self, path: str) -> Kind:
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # ValueError: a zero byte
+            return "link" if os.path.islink(path) else None
+        if stat.S_ISDIR(mode):
+            return "folder"
+        return "file" if stat.S_ISREG(mode) else "other"
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    is_folder = entry.is_dir()
+                except OSError:  # a link to itself, which is reported when it is read
+                    is_folder = False
+                yield Entry(entry.name, entry.path, is_folder, entry.is_symlink())
+
+    def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
+        sizes = array("q")
+        times = array("q")
+        is_regular = array("b")
+        for path in paths:
+            try:
+                status = os.stat(path)
+            except OSError:
+                if not skip:
+                    raise
+                sizes.append(_UNKNOWN)
+                times.extend((_UNKNOWN, _UNKNOWN))
+                is_regular.append(False)
+                continue
+            sizes.append(status.st_size)
+            times.extend((status.st_mtime_ns, status.st_ctime_ns))
+            is_regular.append(stat.S_ISREG(status.st_mode))
+        return FileStats(
+            np.array(sizes, np.int64),
+            np.array(times, np.int64).reshape(-1, 2),
+            np.array(is_regular, bool),
+        )
+
+    def open_file(self, path: str, is_buffered: bool) -> BinaryIO:
+        size = -1 if is_buffered else 0  # -1 is the default
+        file = open(path, "rb", buffering=size, opener=_open_at_once)  # noqa: SIM115 the caller closes it
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise ValueError("it is a pipe, not a file")
+        return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # reading a pipe would otherwise block until it is written to
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+LOCAL = LocalStorage()
+STORAGES: dict[str, Storage] = {}  # by the scheme of their paths, such as s3
+
+
+def storage_of(path: str) -> Storage:
+    """Return the storage of a path, by its scheme."""
+    scheme, separator, _ = path.partition("://")
+    return STORAGES.get(scheme, LOCAL) if separator else LOCAL
+
+
+def normal_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as text without redundant parts."""
+    text = os.fspath(path)
+    return storage_of(text).normal(text)
+
+
+def kind_of(path: str) -> Kind:
+    """Return what is at a path."""
+    return storage_of(path).kind(path)
+
+
+def is_same_place(first: str, second: str) -> bool:
+    """Return whether two paths are names of the same place."""
+    return storage_of(first).resolved(first) == storage_of(second).resolved(second)
+
+
 def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
-    """Call `os.stat` for each file.
+    """Return the sizes and times of files.
 
     Args:
         paths: The files, N.
@@ -46,27 +184,10 @@ def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:
     Raises:
         OSError: A file does not exist, and `skip` is false.
     """
-    sizes = array("q")
-    times = array("q")
-    is_regular = array("b")
-    for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError:
-            if not skip:
-                raise
-            sizes.append(_UNKNOWN)
-            times.extend((_UNKNOWN, _UNKNOWN))
-            is_regular.append(False)
-            continue
-        sizes.append(status.st_size)
-        times.extend((status.st_mtime_ns, status.st_ctime_ns))
-        is_regular.append(stat.S_ISREG(status.st_mode))
-    return FileStats(
-        np.array(sizes, np.int64),
-        np.array(times, np.int64).reshape(-1, 2),
-        np.array(is_regular, bool),
-    )
+    if not len(paths):
+        return LOCAL.stats(paths, skip)
+    parts = groupby(paths, storage_of)
+    return concatenate_stats([storage.stats(list(part), skip) for storage, part in parts])
 
 
 def concatenate_stats(parts: Sequence[FileStats]) -> FileStats:
@@ -78,7 +199,7 @@ def concatenate_stats(parts: Sequence[FileStats]) -> FileStats:
     )
 
 
-def files_digest(paths: Sequence[str], stats: FileStats, root: str | Path) -> str:
+def files_digest(paths: Sequence[str], stats: FileStats, root: str | os.PathLike[str]) -> str:
     """Return a hash of the relative path, size and change times of every file, in this order.
 
     Programs can set `st_mtime`, and copying may preserve it. The file system sets `st_ctime` at every change of
@@ -86,7 +207,7 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | Path) -> st
     are the same. Exceptions are file systems without `st_ctime` (FAT, some network mounts) and a clock that was set
     back. The inode (`st_ino`) would not detect more, and some mounts assign new inodes each time.
     """
-    digest, prefix = hashlib.sha256(), os.path.join(Path(root), "")
+    digest, prefix = hashlib.sha256(), os.path.join(normal_path(root), "")
     for path, size, (changed, renamed) in zip(
         paths, stats.sizes.tolist(), stats.times.tolist(), strict=True
     ):
@@ -95,14 +216,16 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | Path) -> st
     return digest.hexdigest()
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading. A pipe is refused, because reading it would block until it is written to."""
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
-    if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError("it is a pipe, not a file")
-    return file
+def open_file(path: str | os.PathLike[str], is_buffered: bool = True) -> BinaryIO:
+    """Open a file for reading.
 
+    Args:
+        path: The file.
+        is_buffered: Read ahead. Otherwise only what is asked for is read.
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    Raises:
+        OSError: The file cannot be opened.
+        ValueError: It is a pipe, which would block until it is written to.
+    """
+    text = os.fspath(path)
+    return storage_of(text).open_file(text, is_buffered)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
+from finetune.data.storage import Entry, kind_of, storage_of
 from finetune.system.file_names import composed
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class SkippedFiles:
     loose: Counter[str] = field(default_factory=Counter)
     rows: list[str] = field(default_factory=list)
 
-    def log_summary(self, root: str | Path) -> None:
+    def log_summary(self, root: str) -> None:
         """Log what was skipped, a line per kind, most frequent suffixes first."""
         for text in self.unread:
             log.warning("skipped %s", text)
@@ -80,7 +80,9 @@ class SkippedFiles:
 
 
 def find_images(
-    folder: str | Path, skipped: SkippedFiles | None = None, on_the_way: Sequence[str] = ()
+    folder: str | os.PathLike[str],
+    skipped: SkippedFiles | None = None,
+    on_the_way: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the image files in `folder` and its subfolders, sorted by path. Hidden files and runs are skipped.
 
@@ -92,6 +94,8 @@ def find_images(
     Raises:
         OSError: A folder cannot be read, or is a link to one of its parents.
     """
+    folder = os.fspath(folder)
+    storage = storage_of(folder)
     try:
         entries = _visible(folder)
     except OSError as error:
@@ -99,12 +103,12 @@ def find_images(
             raise
         skipped.unread.append(f"the folder {folder}: {error.strerror}")
         return
-    on_the_way = [*on_the_way, os.path.realpath(folder)]
+    on_the_way = [*on_the_way, storage.resolved(folder)]
     for entry in entries:
-        if _is_dir(entry):
+        if entry.is_folder:
             if holds_runs(entry.path) or is_run(entry.path):
                 continue
-            if entry.is_symlink() and _is_above(entry.path, on_the_way):
+            if entry.is_link and _is_above(storage.resolved(entry.path), on_the_way):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if skipped is None or not skipped.skip_unreadable:
                     raise OSError(
@@ -122,58 +126,59 @@ def find_images(
             skipped.suffixes[suffix] += 1
 
 
-def num_loose(folder: str | Path) -> int:
+def num_loose(folder: str | os.PathLike[str]) -> int:
     """Return the number of images in `folder` itself, without subfolders."""
-    return sum(is_image_file(entry.name) and not _is_dir(entry) for entry in _visible(folder))
+    entries = _visible(os.fspath(folder))
+    return sum(is_image_file(entry.name) and not entry.is_folder for entry in entries)
 
 
-def dangling_links(folder: str | Path) -> list[str]:
+def dangling_links(folder: str | os.PathLike[str]) -> list[str]:
     """Return the links in `folder` itself whose target does not exist."""
-    return [
-        entry.path
-        for entry in _visible(folder)
-        if entry.is_symlink() and not os.path.exists(entry.path)
-    ]
+    links = [entry.path for entry in _visible(os.fspath(folder)) if entry.is_link]
+    return [link for link in links if kind_of(link) == "link"]
 
 
-def holds_runs(folder: str | Path) -> bool:
+def holds_runs(folder: str) -> bool:
     """Return whether `folder` contains runs of `finetune`, whose images are no data."""
-    begun = [path for command in _COMMANDS if os.path.isdir(path := os.path.join(folder, command))]
-    return any(
-        any(is_run(path.parent) for path in Path(place).glob("*/config.yaml")) for place in begun
-    )
+    places = [os.path.join(folder, command) for command in _COMMANDS]
+    return any(kind_of(place) == "folder" and _has_run(place) for place in places)
 
 
-def holds_only_runs(folder: str | Path) -> bool:
+def _has_run(place: str) -> bool:
+    with suppress(OSError):
+        entries = storage_of(place).entries(place)
+        return any(entry.is_folder and is_run(entry.path) for entry in entries)
+    return False
+
+
+def holds_only_runs(folder: str) -> bool:
     """Return whether `folder` is a run, or contains runs in any depth and no images outside of them."""
     if is_run(folder) or holds_runs(folder):
         return True
     has_runs = False
     # Without sorting, and only up to the first image: a class may have a million images on a network disk.
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
+    with suppress(OSError):
+        for entry in storage_of(folder).entries(folder):
             if entry.name.startswith("."):
                 continue
             if is_image_file(entry.name):
                 return False
-            if _is_dir(entry):
+            if entry.is_folder:
                 # Links are not followed, because they may form a cycle.
-                if not (
-                    holds_runs(entry.path) if entry.is_symlink() else holds_only_runs(entry.path)
-                ):
+                if not (holds_runs(entry.path) if entry.is_link else holds_only_runs(entry.path)):
                     return False
                 has_runs = True
     return has_runs
 
 
-def is_run(folder: str | Path) -> bool:
+def is_run(folder: str) -> bool:
     """Return whether `folder` is a single run. Its parent, such as `test`, may also hold the classes of a split."""
-    place, name = os.path.split(os.path.abspath(folder))
+    place, name = os.path.split(storage_of(folder).absolute(folder))
     command = os.path.basename(place)
     is_place = command in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
     # `fit --name` calls the folder as the user likes
-    is_named = command == "fit" and os.path.isfile(os.path.join(folder, "about.json"))
-    return (is_place or is_named) and os.path.isfile(os.path.join(folder, "config.yaml"))
+    is_named = command == "fit" and kind_of(os.path.join(folder, "about.json")) == "file"
+    return (is_place or is_named) and kind_of(os.path.join(folder, "config.yaml")) == "file"
 
 
 def is_image_file(name: str) -> bool:
@@ -181,20 +186,12 @@ def is_image_file(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
-def _visible(folder: str | Path) -> Sequence["os.DirEntry[str]"]:
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
+def _visible(folder: str) -> Sequence[Entry]:
+    entries = storage_of(folder).entries(folder)
+    visible = [entry for entry in entries if not entry.name.startswith(".")]
     # The order, and so the fingerprint, must not depend on the Unicode composition of names in the file system.
     return sorted(visible, key=lambda entry: (composed(entry.name), entry.name))
 
 
-def _is_dir(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, which is reported when it is read
-        return False
-
-
-def _is_above(link: str, folders: Sequence[str]) -> bool:
-    target = os.path.join(os.path.realpath(link), "")
-    return any(os.path.join(folder, "").startswith(target) for folder in folders)
+def _is_above(target: str, folders: Sequence[str]) -> bool:
+    return any(os.path.join(folder, "").startswith(os.path.join(target, "")) for folder in folders)

@@ -14,17 +14,19 @@ class SampleData(ImageFolderData):
 
     default_root = "data/sample/target"
 
-    def obtain(self, root: Path) -> Path:
-        if not root.exists():
-            task = next((task for task in get_args(Task) if task == root.name), None)
+    def obtain(self, root: str) -> str:
+        place = Path(root)
+        if not place.exists():
+            task = next((task for task in get_args(Task) if task == place.name), None)
             if task is None:
                 raise ValueError(
                     f"--data.root {root}: the folder of the sample is called source, target or several"
                 )
-            write_sample(root.parent, task)
+            write_sample(place.parent, task)
         return root
 
-    def source(self, folder: Path) -> ImageSource:
-        if self.table is None and (folder / TABLE).is_file():
-            return TableSource(folder / TABLE, self.table_options())
+    def source(self, folder: str) -> ImageSource:
+        table = Path(folder, TABLE)
+        if self.table is None and table.is_file():
+            return TableSource(table, self.table_options())
         return super().source(folder)

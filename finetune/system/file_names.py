@@ -2,16 +2,15 @@
 
 import os
 import unicodedata
-from pathlib import PurePath
 
 
-def text_of(path: PurePath) -> str:
-    """Return the last part of a path as text.
+def text_of(name: str) -> str:
+    """Return a file name as text.
 
     File names are bytes, here taken as UTF-8. Python decodes them by the locale, under which "straße" may be other
     letters or none. Bytes that are not UTF-8 become surrogates.
     """
-    return os.fsencode(path.name).decode("utf-8", "surrogateescape")
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def composed(name: str) -> str:
@@ -19,6 +18,6 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def class_name(folder: PurePath) -> str:
-    """Return the class whose images lie in a folder: its name as text, composed."""
-    return composed(text_of(folder))
+def class_name(folder_name: str) -> str:
+    """Return the class whose images lie in a folder of this name: the name as text, composed."""
+    return composed(text_of(folder_name))

@@ -201,7 +201,7 @@ def test_several_labels_of_an_image_are_corrected(several, write):
 
 def test_a_listing_of_several_labels_is_corrected_as_the_data_are(several, write):
     file = write(SEVERAL)
-    options = TableOptions(root=Path(several["root"]))
+    options = TableOptions(root=several["root"])
     listing, applied = correct_listing(
         TableSource(Path(several["table"]), options).listing(), read_corrections(file)
     )

@@ -61,7 +61,7 @@ def test_images_are_written_once_and_need_no_other_file(packed, tmp_path, monkey
     for path in [*tmp_path.rglob("*-ubyte"), *tmp_path.rglob("*.gz")]:
         path.unlink()
     monkeypatch.setattr("finetune.data.datasets.fashion_mnist_files.obtain", None)
-    assert FashionMNIST.is_in(tmp_path)
+    assert FashionMNIST.is_in(str(tmp_path))
     again = FashionMNIST(str(tmp_path))
     assert again.fingerprint == before.fingerprint
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")} == times

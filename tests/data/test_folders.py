@@ -523,12 +523,19 @@ def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
         "fit/version_1/x",
     )
     (tmp_path / "data/old/runs").symlink_to(tmp_path / "runs")
-    assert [folder.name for folder in folders.class_folders(tmp_path / "data")] == ["test", "train"]
-    assert [folder.name for folder in folders.class_folders(tmp_path / "data/train")] == [
+    assert [Path(folder).name for folder in folders.class_folders(str(tmp_path / "data"))] == [
+        "test",
+        "train",
+    ]
+    assert [
+        Path(folder).name for folder in folders.class_folders(str(tmp_path / "data/train"))
+    ] == [
         "cat",
         "dog",
     ]
-    assert [folder.name for folder in folders.class_folders(tmp_path / "data/test")] == ["scene_1"]
+    assert [Path(folder).name for folder in folders.class_folders(str(tmp_path / "data/test"))] == [
+        "scene_1"
+    ]
 
 
 def test_folders_are_left_out_where_they_are_asked_to(tmp_path):

@@ -10,10 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from colours import QUICKEST
+from memory_storage import PLACE, MemoryStorage
 
-from finetune import Classifier
+from finetune import Classifier, ImageFolderData
 from finetune.data import image_cache
-from finetune.data.storage import concatenate_stats, file_stats, files_digest, open_file
+from finetune.data.checking.first_look import first_look
+from finetune.data.checking.picture_facts import inspect_image
+from finetune.data.datasets.listing import list_pictures
+from finetune.data.image_cache import read_from_cache
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.seen_record import add_digests
+from finetune.data.storage import (
+    STORAGES,
+    concatenate_stats,
+    file_stats,
+    files_digest,
+    open_file,
+)
 
 
 @pytest.fixture
@@ -137,8 +150,6 @@ def test_each_file_is_asked_for_once_before_training(colours, cli, monkeypatch, 
 
 
 def test_control_files_that_are_not_listed_with_stats_are_asked_for_again(colours, asked):
-    from finetune import ImageFolderData
-
     samples = ImageFolderData(str(colours)).splits["train"]
     path = samples.paths[0]
     assert asked[path] == 1
@@ -146,3 +157,41 @@ def test_control_files_that_are_not_listed_with_stats_are_asked_for_again(colour
     assert asked[path] == 1
     replace(samples, stats=None).load_stats()
     assert asked[path] == 2
+
+
+def test_a_second_kind_of_storage_needs_no_other_change(colours, tmp_path, monkeypatch):
+    """Images in it are found, split, recorded, cached, checked and predicted as the same images on a disk."""
+    with pytest.raises(
+        FileNotFoundError, match="does not exist"
+    ):  # the control: no folder of the disk
+        ImageFolderData(PLACE)
+    storage = MemoryStorage(colours)
+    monkeypatch.setitem(STORAGES, "memory", storage)
+    here = ImageFolderData(str(colours), image_size=24, num_workers=0)
+    there = ImageFolderData(PLACE, image_size=24, num_workers=0)
+    assert there.class_names == here.class_names and there.fingerprint == here.fingerprint
+    paths = [path for part in there.splits.values() for path in part.paths]
+    assert sorted(paths) == sorted(storage.files)
+    digests = [
+        add_digests(data.seen, data.splits["train"], data.splits["val"]).digests
+        for data in (here, there)
+    ]
+    assert np.array_equal(*digests) and digests[0].all()
+    cached = read_from_cache(there.splits, PLACE, 1, build=True)
+    assert set(cached) == {"train", "val"}
+    for split, part in here.splits.items():
+        assert list(part.names()) == list(there.splits[split].names())
+        for samples in (there.splits[split], cached.get(split, part)):
+            assert np.array_equal(samples.read(3), part.read(3))
+    listing = list_pictures(PLACE)
+    assert np.array_equal(listing.counts(), list_pictures(colours).counts())
+    first = listing.paths[0]
+    last = listing.paths[len(listing.paths) - 1]
+    facts = inspect_image(first)
+    assert (facts.error, facts.num_bytes) == ("", len(storage.files[first]))
+    assert not first_look(there.splits, there.class_names, PLACE).line()
+    table = tmp_path / "x.csv"
+    table.write_text(f"path,label\n{first},cat\n{last},dog\n")
+    of_table = ImageFolderData(table=str(table), test_fraction=0, val_fraction=0)
+    assert list(of_table.splits["train"].paths) == [first, last]
+    assert len(files_to_predict(f"{PLACE}/test")) == 30

@@ -42,16 +42,17 @@ def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
 class LabelledFiles(ImageDataModule):
     """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
 
-    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+        folder = Path(root)
         self.class_names = list(LABELS)
         self.label_kind = "several"
-        train = _read(root / "train", "")
+        train = _read(folder / "train", "")
         rest, val = stratified(train.names(), train.targets.strata(), (val_fraction,), split_seed)
         self.splits["train"] = train.take(rest)
         if len(val):
             self.splits["val"] = replace(train.take(val), origin=SET_APART)
-        if (root / "test").is_dir():
-            self.splits["test"] = _read(root / "test", "test/")
+        if (folder / "test").is_dir():
+            self.splits["test"] = _read(folder / "test", "test/")
         self.seen = build_record(self.splits["train"], self.splits.get("val"))
         self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
 

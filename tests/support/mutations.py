@@ -425,8 +425,8 @@ MUTATIONS = [
     Mutation(
         "splits may be spelt in capitals",
         "data/datasets/folders.py",
-        "if folder.name.lower() in SPLIT_NAMES",
-        "if folder.name in SPLIT_NAMES",
+        "if basename(folder).lower() in SPLIT_NAMES",
+        "if basename(folder) in SPLIT_NAMES",
         "tests/data/test_folders.py -k names_of_their_folders",
     ),
     Mutation(

@@ -46,7 +46,7 @@ def write_page(
         pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
     text = render(
         "data/checking/check.html",
-        title=f"{shown(listing.place.name or listing.place)}: data check",
+        title=f"{shown(os.path.basename(listing.place) or listing.place)}: data check",
         date=datetime.now().isoformat(" ", "minutes"),
         root=listing.place,
         findings=findings,

@@ -1,10 +1,12 @@
 """Files with equal content: compared by size first, then by the bytes of files of equal size."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
+from os import SEEK_END
 
 import numpy as np
+
+from finetune.data.storage import open_file
 
 _PIECE = 4096  # bytes from the middle, which differ between nearly all photographs
 
@@ -48,23 +50,21 @@ def _group_by_digest(
     for i in members.tolist():
         try:
             by_digest.setdefault(digest(paths[i]), []).append(i)
-        except OSError:  # reported when the image is read
+        except (OSError, ValueError):  # reported when the image is read
             continue
     return map(np.array, by_digest.values())
 
 
 def _read_middle(path: str) -> bytes:
-    # O_NONBLOCK: opening a pipe would otherwise block until it is written to
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        return os.pread(descriptor, _PIECE, max(0, os.fstat(descriptor).st_size // 2 - _PIECE // 2))
-    finally:
-        os.close(descriptor)
+    with open_file(path, is_buffered=False) as file:
+        size = file.seek(0, SEEK_END)
+        file.seek(max(0, size // 2 - _PIECE // 2))
+        return file.read(_PIECE)
 
 
 def _hash_content(path: str) -> bytes:
     digest = blake2b(digest_size=16)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while piece := file.read(2**20):
             digest.update(piece)
     return digest.digest()

@@ -5,10 +5,8 @@ files that have the same size as one of another split. They take 2.5 CPU seconds
 decodes all of them, takes hundreds of seconds.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import begins_like_image
 from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.samples import Samples
-from finetune.data.storage import concatenate_stats
+from finetune.data.storage import concatenate_stats, kind_of, open_file
 from finetune.data.targets import MultiHot
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
@@ -45,7 +43,7 @@ class FirstLook:
     num_files: int
     num_opened: int
     findings: list[Finding]
-    place: str | Path
+    place: str
 
     def line(self) -> str:
         """Return one line about faulty files, "" if there are none. `overview` reports small classes."""
@@ -73,8 +71,8 @@ class FirstLook:
 def first_look(
     splits: Mapping[str, Samples],
     class_names: Sequence[str],
-    root: str | Path,
-    place: str | Path | None = None,
+    root: str,
+    place: str | None = None,
 ) -> FirstLook:
     """Check the images of a fit before it starts.
 
@@ -90,11 +88,11 @@ def first_look(
     if has_several:
         names.append("no label")
         folders = np.column_stack([folders, np.zeros(len(folders), bool)])
-    listing = listing_of(Path(root), splits, names, folders, SkippedFiles(skip_unreadable=True))
+    listing = listing_of(root, splits, names, folders, SkippedFiles(skip_unreadable=True))
     paths = listing.paths
     stats = concatenate_stats([split.load_stats() for split in splits.values()])
     sizes = np.where(stats.is_regular, stats.sizes, -1)
-    lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if os.path.islink(paths[i])]
+    lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if kind_of(paths[i]) == "link"]
     sizes[lost] = 0  # dangling links count as empty files
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
@@ -129,7 +127,7 @@ def first_look(
 
 def _is_picture(path: str) -> bool:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_file(path, is_buffered=False) as file:
             return begins_like_image(file.read(NUM_HEAD_BYTES))
-    except OSError:
+    except (OSError, ValueError):
         return False

@@ -16,7 +16,7 @@ from PIL.ImageFile import ImageFile
 
 from finetune.data.decode import read_header, read_pixels, silence_pillow
 from finetune.data.frames import is_several
-from finetune.data.storage import open_file
+from finetune.data.storage import file_stats, open_file
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -164,8 +164,10 @@ def inspect_image(path: str) -> ImageFacts:
     changed = 0.0
     try:
         with open_file(path) as file:
-            status = os.fstat(file.fileno())
-            num_bytes, changed = status.st_size, status.st_mtime
+            stats = file_stats([path])
+            num_bytes = int(stats.sizes[0])
+            seconds, nanoseconds = divmod(int(stats.times[0, 0]), 10**9)
+            changed = seconds + 1e-9 * nanoseconds
             image = read_header(file)
             kind = image.format or ""
             mode = _mode(image)

@@ -13,7 +13,7 @@ class FashionMNIST(ImageFolderData):
     default_root = "data/fashion-mnist"
     reads_tables = False
 
-    def obtain(self, root: Path) -> Path:
+    def obtain(self, root: str) -> str:
         if self.merge:
             raise WrongUsage(
                 "--data.merge merges class folders, and Fashion-MNIST has none: drop the option"
@@ -22,13 +22,13 @@ class FashionMNIST(ImageFolderData):
             raise WrongUsage(
                 "--data.exclude skips class folders, and Fashion-MNIST has none: drop the option"
             )
-        return write_images(root)
+        return str(write_images(Path(root)))
 
     @classmethod
-    def is_in(cls, root: Path) -> bool:
-        return is_available(root)
+    def is_in(cls, root: str) -> bool:
+        return is_available(Path(root))
 
-    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         if not self.class_names:
             self.class_names = list(CLASS_NAMES)
         super().scan(root, val_fraction, test_fraction, split_seed)

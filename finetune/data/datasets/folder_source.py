@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges
 from finetune.data.datasets.folders import scan
 from finetune.data.datasets.image_source import FoundImages
 from finetune.data.datasets.listing import Listing, list_pictures
+from finetune.data.storage import normal_path
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FolderSource:
         changes: Class folders to skip, and classes to merge.
     """
 
-    root: Path
+    root: str
     changes: ClassChanges = NO_CHANGES
 
     def find(
@@ -27,7 +27,7 @@ class FolderSource:
     ) -> FoundImages:
         """Return the classes and images; see `ImageSource.find`."""
         names, splits = scan(self.root, class_names, skip, is_logged, self.changes)
-        return FoundImages(names, splits, folder=self.root)
+        return FoundImages(names, splits, folder=normal_path(self.root))
 
     def listing(self) -> Listing:
         """Return all images; see `list_pictures`."""

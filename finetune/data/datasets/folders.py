@@ -5,7 +5,8 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from os.path import basename
+from pathlib import PurePath
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
+from finetune.data.storage import kind_of, normal_path, storage_of
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_only_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
@@ -26,7 +28,7 @@ _MOST_NAMED = 8  # classes that a message lists
 
 
 def scan(
-    root: str | Path,
+    root: str | os.PathLike[str],
     class_names: Sequence[str] | None = None,
     skip: bool = False,
     is_logged: bool = True,
@@ -55,17 +57,16 @@ def scan(
         ValueError: There are no class folders or no images, or a split has a class that training does not have. Without
             `class_names` also if a class has no training images.
     """
-    root = Path(root)
+    root = normal_path(root)
     exclude = changes.exclude
-    if not root.is_dir():
-        what = "is a file, not a folder" if root.exists() else "does not exist"
+    if fault := folder_fault(root):
         raise FileNotFoundError(
-            f"the data folder {str(root)!r} {what}; give another FOLDER (--data.root)"
+            f"the data folder {root!r} {fault}; give another FOLDER (--data.root)"
         )
     inside = partial(class_folders, exclude=exclude)
     split_dirs = split_folders(root, exclude) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
-        names = " and ".join(repr(folder.name) for folder in split_dirs.values())
+        names = " and ".join(repr(basename(folder)) for folder in split_dirs.values())
         raise ValueError(
             f"{root} has {names} but no 'train'; put the training images in {root}/train/CLASS"
         )
@@ -120,76 +121,92 @@ def scan(
     return list(class_names), splits
 
 
-def class_folders(folder: Path, exclude: Collection[str] = ()) -> list[Path]:
+def folder_fault(root: str) -> str:
+    """Return why a path is not a folder, for a message; "" if it is one."""
+    kind = kind_of(root)
+    if kind == "folder":
+        return ""
+    return "does not exist" if kind in (None, "link") else "is a file, not a folder"
+
+
+def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
     """Return the folders in a folder, sorted by name, without hidden folders, excluded folders and runs."""
     excluded = set(map(composed, exclude))
-    folders = (
-        entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    names = sorted(
+        entry.name
+        for entry in storage_of(folder).entries(folder)
+        if entry.is_folder and not entry.name.startswith(".")
     )
-    return sorted(
-        entry
-        for entry in folders
-        if class_name(entry) not in excluded and not holds_only_runs(entry)
-    )
+    paths = [
+        normal_path(os.path.join(folder, name))
+        for name in names
+        if class_name(name) not in excluded
+    ]
+    return [path for path in paths if not holds_only_runs(path)]
 
 
-def _check_folders_exist(folders: Iterable[Path], changes: ClassChanges) -> None:
+def _check_folders_exist(folders: Iterable[str], changes: ClassChanges) -> None:
     """Check that the class folders that options name exist."""
     if changes.exclude or changes.merge:
-        existing = {class_name(entry) for folder in folders for entry in folder.iterdir()}
+        existing = {
+            class_name(entry.name)
+            for folder in folders
+            for entry in storage_of(folder).entries(folder)
+        }
         check_names_exist("--data.exclude", changes.exclude, existing, "class folder")
         check_names_exist("--data.merge", changes.merge, existing, "class folder")
 
 
-def _merge_folders(
-    class_dirs: Mapping[str, Path], merge: Mapping[str, str]
-) -> dict[str, list[Path]]:
+def _merge_folders(class_dirs: Mapping[str, str], merge: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the folders of each class, which are several if classes are merged. Classes are sorted by name."""
-    merged: dict[str, list[Path]] = {}
+    merged: dict[str, list[str]] = {}
     for name, folder in class_dirs.items():
         merged.setdefault(merge.get(name, name), []).append(folder)
     return dict(sorted(merged.items()))
 
 
-def named_folders(folder: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
+def named_folders(folder: str, exclude: Collection[str] = ()) -> dict[str, str]:
     """Return the class folders in a folder by class name, sorted, without excluded folders.
 
     If the names of two folders are equal in composed Unicode, one keeps its decomposed name. The caller must refuse
     this.
     """
-    by_name: dict[str, Path] = {}
-    for path in sorted(
-        class_folders(folder, exclude), key=lambda path: text_of(path) != class_name(path)
-    ):
-        name = class_name(path)
-        by_name[text_of(path) if name in by_name else name] = path
+    by_name: dict[str, str] = {}
+    for path in sorted(class_folders(folder, exclude), key=_is_decomposed):
+        name = class_name(basename(path))
+        by_name[text_of(basename(path)) if name in by_name else name] = path
     return dict(sorted(by_name.items()))
 
 
-def _check_names(class_dirs: Mapping[str, Path]) -> None:
+def _is_decomposed(folder: str) -> bool:
+    return text_of(basename(folder)) != class_name(basename(folder))
+
+
+def _check_names(class_dirs: Mapping[str, str]) -> None:
     """Refuse class names that metrics, results and checkpoints cannot store as one line of text."""
     for name, folder in class_dirs.items():
         if reason := why_name_is_invalid(name):
             raise ValueError(f"the class folder {os.fsencode(folder)!r} {reason}: rename it")
 
 
-def _check_composed(class_dirs: Mapping[str, Path]) -> None:
+def _check_composed(class_dirs: Mapping[str, str]) -> None:
     """Refuse two folders of one class, whose names differ only in Unicode composition."""
     for name, folder in class_dirs.items():
         if name != composed(name):
             names = " and ".join(
-                repr(os.fsencode(path.name)) for path in (class_dirs[composed(name)], folder)
+                repr(os.fsencode(basename(path))) for path in (class_dirs[composed(name)], folder)
             )
+            place = os.path.dirname(folder) or "."
             raise ValueError(
-                f"{folder.parent} holds the class {composed(name)!r} in two folders, {names}, whose names differ in "
-                "Unicode composition only: move the images into one of them"
+                f"{place} holds the class {composed(name)!r} in two folders, {names}, whose names differ in Unicode "
+                "composition only: move the images into one of them"
             )
 
 
-def _log_decomposed(folders: Sequence[Path]) -> None:
-    decomposed = [folder for folder in folders if text_of(folder) != class_name(folder)]
+def _log_decomposed(folders: Sequence[str]) -> None:
+    decomposed = [class_name(basename(folder)) for folder in folders if _is_decomposed(folder)]
     if decomposed:
-        names = ", ".join(sorted({repr(class_name(folder)) for folder in decomposed})[:_MOST_NAMED])
+        names = ", ".join(sorted(set(map(repr, decomposed)))[:_MOST_NAMED])
         log.info(
             "class folders with names in decomposed Unicode (NFD), as macOS writes them: %d. Their classes have the "
             "composed names (NFC): %s",
@@ -204,18 +221,18 @@ def _check_requested_names(class_names: Sequence[str]) -> None:
         if (
             not name
             or why_name_is_invalid(name)
-            or Path(name).is_absolute()
-            or ".." in Path(name).parts
+            or PurePath(name).is_absolute()
+            or ".." in PurePath(name).parts
         ):
             raise WrongUsage(f"data.class_names: '{shown(name)}' is not the name of a class folder")
 
 
-def split_folders(root: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
+def split_folders(root: str, exclude: Collection[str] = ()) -> dict[str, str]:
     """Return the folder of each split, without excluded folders; {} if `root` only holds class folders."""
     folders = class_folders(root, exclude)
-    named = [folder for folder in folders if folder.name.lower() in SPLIT_NAMES]
+    named = [folder for folder in folders if basename(folder).lower() in SPLIT_NAMES]
     classes = (
-        [folder.name for folder in folders if folder not in named and _is_class(folder)]
+        [basename(folder) for folder in folders if folder not in named and _is_class(folder)]
         if named
         else []
     )
@@ -223,23 +240,22 @@ def split_folders(root: Path, exclude: Collection[str] = ()) -> dict[str, Path]:
     if classes and not split_named:
         return {}
     if classes:
-        splits = " and ".join(repr(folder.name) for folder in split_named)
+        splits = " and ".join(repr(basename(folder)) for folder in split_named)
         raise ValueError(
             f"{root} has the split folders {splits}, and {_class_list(classes)} next to them: move these into the "
             "split folders or elsewhere, or rename a class folder that has the name of a split"
         )
-    split_dirs: dict[str, Path] = {}
+    split_dirs: dict[str, str] = {}
     for folder in named:
-        split = SPLIT_NAMES[folder.name.lower()]
+        split = SPLIT_NAMES[basename(folder).lower()]
         if split in split_dirs:
-            raise ValueError(
-                f"{root} holds both {split_dirs[split].name!r} and {folder.name!r}: keep one of them"
-            )
+            both = f"{basename(split_dirs[split])!r} and {basename(folder)!r}"
+            raise ValueError(f"{root} holds both {both}: keep one of them")
         split_dirs[split] = folder
     return split_dirs
 
 
-def _is_class(folder: Path) -> bool:
+def _is_class(folder: str) -> bool:
     try:
         return num_loose(folder) > 0
     except OSError:  # an unreadable folder, such as `lost+found` of a disk
@@ -247,7 +263,7 @@ def _is_class(folder: Path) -> bool:
 
 
 def _check_known(
-    folder: Path, class_dirs: Mapping[str, list[Path]], class_names: Sequence[str], is_known: bool
+    folder: str, class_dirs: Mapping[str, list[str]], class_names: Sequence[str], is_known: bool
 ) -> None:
     """Refuse class folders of a split that are not among the training classes.
 
@@ -301,7 +317,7 @@ def empty_classes(samples: Samples, class_names: Sequence[str]) -> list[str]:
 
 
 def read_split(
-    folder: Path, class_dirs: Sequence[Sequence[Path]], split: str, skipped: SkippedFiles
+    folder: str, class_dirs: Sequence[Sequence[str]], split: str, skipped: SkippedFiles
 ) -> Samples:
     """Return the images of a split, sorted by class and path.
 
@@ -316,7 +332,7 @@ def read_split(
     """
     skipped.unread += [f"{link}: a link to nothing" for link in dangling_links(folder)]
     if loose := num_loose(folder):
-        skipped.loose[str(folder)] = loose
+        skipped.loose[folder] = loose
     labels: list[int] = []
     paths: list[str] = []
     for label, folders in enumerate(class_dirs):
@@ -326,8 +342,8 @@ def read_split(
     return Samples(
         PathList(paths),
         ClassIndex(np.array(labels, np.int64), len(class_dirs)),
-        origin=f"its {folder.name} folder",
-        folder=str(folder),
+        origin=f"its {basename(folder)} folder",
+        folder=folder,
         tag=f"{split}/" if split in ("val", "test") else "",
     )
 

@@ -44,7 +44,7 @@ class ImageFolderData(ImageDataModule):
     has_only_zero_weights = False  # whether all training images have the weight 0
     untrained: tuple[int, str] | None = None  # the first fold without training images of a class
 
-    def scan(self, root: Path, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
         images = self.source(root).find(self.class_names or None, is_skipped, is_rank_zero())
         self.class_names = images.class_names
@@ -71,7 +71,7 @@ class ImageFolderData(ImageDataModule):
             self.seen = build_record(train, self.splits.get("val"))
             self.fingerprint = self.seen.fingerprint(train.targets, train.weights)
 
-    def source(self, folder: Path) -> ImageSource:
+    def source(self, folder: str) -> ImageSource:
         """Return the source of the images: the table, or else a folder.
 
         Raises:
@@ -85,7 +85,7 @@ class ImageFolderData(ImageDataModule):
     def table_options(self) -> TableOptions:
         """Return the settings by which a table is read."""
         return TableOptions(
-            root=None if self.table_root is None else Path(self.table_root),
+            root=self.table_root,
             columns=self.columns,
             separator=self.label_separator,
             labels=self.labels,
@@ -277,7 +277,7 @@ class Hotdog(ImageFolderData):
     url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
     sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
-    def obtain(self, root: Path) -> Path:
-        if not root.exists():
-            fetch_archive(self.url, self.sha1, root)
+    def obtain(self, root: str) -> str:
+        if not Path(root).exists():
+            fetch_archive(self.url, self.sha1, Path(root))
         return root

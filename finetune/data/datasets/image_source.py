@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from finetune.data.datasets.listing import Listing
@@ -27,7 +26,7 @@ class FoundImages:
     splits: dict[str, Samples]
     label_kind: LabelKind = "single"
     remark: str = ""
-    folder: Path = Path()
+    folder: str = ""
     skipped: tuple[str, ...] = ()
 
 

@@ -1,8 +1,8 @@
 """The list of all images of a data set. It is found as by `folders.scan`, but faults are not an error."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from finetune.data.corrections import Corrections
 from finetune.data.datasets import misplaced
 from finetune.data.datasets.folders import (
     class_folders,
+    folder_fault,
     named_folders,
     read_split,
     split_folders,
 )
 from finetune.data.samples import PathList, Samples
+from finetune.data.storage import normal_path
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
@@ -46,7 +48,7 @@ class Listing:
         label_sets: Whether each class, which is a set of labels, has each label, (classes, labels).
     """
 
-    root: Path
+    root: str
     paths: PathList
     splits: list[str]
     class_names: list[str]
@@ -54,7 +56,7 @@ class Listing:
     class_of: np.ndarray
     folders: np.ndarray
     skipped: SkippedFiles
-    table: Path | None = None
+    table: str | None = None
     label_names: Sequence[str] = ()
     label_counts: np.ndarray | None = None
     label_sets: np.ndarray | None = None
@@ -65,13 +67,13 @@ class Listing:
         return self.label_counts is not None
 
     @property
-    def place(self) -> Path:
+    def place(self) -> str:
         """The folder or the table that the user has named."""
         return self.root if self.table is None else self.table
 
     def name(self, i: int) -> str:
         """Return the path of image i relative to the root."""
-        return self.paths[i].removeprefix(str(self.root)).lstrip("/")
+        return self.paths[i].removeprefix(self.root).lstrip("/")
 
     def counts(self) -> np.ndarray:
         """Return the number of images per split and class, (splits, classes)."""
@@ -81,18 +83,16 @@ class Listing:
         ).reshape(num)
 
 
-def list_pictures(root: str | Path) -> Listing:
+def list_pictures(root: str | os.PathLike[str]) -> Listing:
     """Find the images of a data set, also of one with faults that `scan` refuses. The layout must be unambiguous.
 
     Raises:
         WrongUsage: The folder does not exist, has no class folders, or has an ambiguous layout.
         OSError: The folder cannot be read.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise WrongUsage(
-            f"{str(root)!r} " + ("is a file, not a folder" if root.exists() else "does not exist")
-        )
+    root = normal_path(root)
+    if fault := folder_fault(root):
+        raise WrongUsage(f"{root!r} {fault}")
     try:
         split_dirs = split_folders(root) or {"all": root}
     except ValueError as error:
@@ -194,7 +194,7 @@ def correct_listing(
 
 
 def listing_of(
-    root: Path,
+    root: str,
     splits: Mapping[str, Samples],
     class_names: Sequence[str],
     folders: np.ndarray,

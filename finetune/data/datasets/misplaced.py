@@ -1,9 +1,9 @@
 """Hints for a data folder that is one level too high or too low: the folder that was probably meant."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from os.path import basename, dirname
 
+from finetune.data.storage import storage_of
 from finetune.data.walk import is_image_file, num_loose
 from finetune.system.messages import counted
 
@@ -11,7 +11,7 @@ TRAIN_NAMES = ("train", "training")  # in any case: folders of the split that ev
 
 
 def hint_one_level_down(
-    folder: Path, entries: Sequence[Path], inside: Callable[[Path], Sequence[Path]]
+    folder: str, entries: Sequence[str], inside: Callable[[str], Sequence[str]]
 ) -> str:
     """Return the end of an error message if the only folder in `folder` holds the classes or the splits; else "".
 
@@ -22,16 +22,17 @@ def hint_one_level_down(
     """
     if len(entries) != 1 or not _holds_folders(entries[0], inside, least=1):
         return ""
-    names = [entry.name for entry in inside(entries[0])]
+    names = [basename(entry) for entry in inside(entries[0])]
     is_data = len(names) > 1 or names[0].lower() in TRAIN_NAMES
     return f"; {entries[0]} holds {_listed(names)}: give that folder" if is_data else ""
 
 
-def hint_one_level_up(folder: Path, inside: Callable[[Path], Sequence[Path]]) -> str:
+def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> str:
     """Return the end of an error message if `folder` holds only images, next to other class folders; else ""."""
-    place = folder.absolute().parent
+    place = dirname(storage_of(folder).absolute(folder))
     try:
-        num, names = num_loose(folder), [entry.name for entry in inside(place)]
+        num = num_loose(folder)
+        names = [basename(entry) for entry in inside(place)]
     except OSError:
         return ""
     if num == 0 or len(names) < 2:
@@ -41,7 +42,7 @@ def hint_one_level_up(folder: Path, inside: Callable[[Path], Sequence[Path]]) ->
 
 
 def warning_of_data_sets(
-    folder: Path, classes: Sequence[Path], inside: Callable[[Path], Sequence[Path]]
+    folder: str, classes: Sequence[str], inside: Callable[[str], Sequence[str]]
 ) -> str:
     """Return a warning if all classes look like data sets, that is, hold folders and no images; else "".
 
@@ -54,18 +55,19 @@ def warning_of_data_sets(
     if not data_sets or len(data_sets) < len(classes):
         return ""
     first = data_sets[0]
-    names = _listed([entry.name for entry in inside(first)])
+    name = basename(first)
+    names = _listed([basename(entry) for entry in inside(first)])
     return (
-        f"{folder}: all {len(classes)} classes are folders of folders ({first.name} holds {names}); if {first.name} is "
+        f"{folder}: all {len(classes)} classes are folders of folders ({name} holds {names}); if {name} is "
         f"a data set, give {first}"
     )
 
 
-def _holds_folders(folder: Path, inside: Callable[[Path], Sequence[Path]], least: int) -> bool:
+def _holds_folders(folder: str, inside: Callable[[str], Sequence[str]], least: int) -> bool:
     try:
-        with os.scandir(folder) as entries:  # not to the end: a class may have a million pictures
-            if any(is_image_file(entry.name) for entry in entries):
-                return False
+        # only up to the first image: a class may have a million
+        if any(is_image_file(entry.name) for entry in storage_of(folder).entries(folder)):
+            return False
         return len(inside(folder)) >= least
     except OSError:
         return False

@@ -92,7 +92,7 @@ class TableSource:
         listing = listing_of(content.root, splits, class_names, has_images, skipped)
         if content.kind == "several":
             listing = with_label_sets(listing, splits)
-        return replace(listing, table=self.path)
+        return replace(listing, table=str(self.path))
 
     def _class_names(self, content: TableContent, parts: dict[str, TableRows]) -> list[str]:
         """Return the classes of the training images, sorted."""
@@ -136,7 +136,7 @@ def _samples(
     rows: TableRows, split: str, class_names: Sequence[str], content: TableContent
 ) -> Samples:
     """Return the images of a split, sorted as in class folders: by class, then by name; of several labels by name."""
-    folder = "" if str(content.root) == "." else str(content.root)
+    folder = "" if content.root == "." else content.root
     starts = name_starts(rows.paths, rows.labels, folder)
     number = {name: k for k, name in enumerate(class_names)}
     is_single = content.kind == "single"

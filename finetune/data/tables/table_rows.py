@@ -10,7 +10,14 @@ from typing import Any, Literal
 import numpy as np
 
 from finetune.data.splits import SPLIT_NAMES
-from finetune.data.storage import FileStats, file_stats
+from finetune.data.storage import (
+    LOCAL,
+    FileStats,
+    file_stats,
+    kind_of,
+    normal_path,
+    storage_of,
+)
 from finetune.data.tables.row_faults import Fault, describe
 from finetune.data.tables.table_columns import OPTION, Columns, find_columns
 from finetune.data.tables.table_file import TableFile, read_table
@@ -37,7 +44,7 @@ class TableOptions:
         merge: New names of classes.
     """
 
-    root: Path | None = None
+    root: str | None = None
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     separator: str | None = None
     labels: Literal["auto", "single", "several"] = "auto"
@@ -98,7 +105,7 @@ class TableContent:
         num_repeated: Number of rows that repeat another one, and were dropped.
     """
 
-    root: Path
+    root: str
     rows: TableRows
     faults: list[Fault]
     kind: LabelKind
@@ -118,7 +125,7 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     table = read_table(path)
     columns = find_columns(table, options.columns)
     labels, faults = read_labels(table, columns, options.labels, options.separator)
-    root = options.root or folder_of(table, columns.path)
+    root = normal_path(options.root) if options.root else folder_of(table, columns.path)
     paths, path_faults = read_paths(table, columns.path, root)
     splits, split_faults = _read_splits(table, columns.split)
     groups, group_faults = _read_groups(table, columns.group)
@@ -159,19 +166,23 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     )
 
 
-def folder_of(table: TableFile, column: str) -> Path:
+def folder_of(table: TableFile, column: str) -> str:
     """Return the folder that relative paths in a table are relative to: that of the table, or the working directory.
 
     It is the working directory if the first files are there, and none is in the folder of the table. So is
     predictions.csv, in the folder of a run.
     """
-    folder = table.path.parent
+    folder = str(table.path.parent)
     values = table.columns[column][:_NUM_TRIED]
     texts = [value.strip() for value in values if isinstance(value, str)]
     first = [text for text in texts if text and _is_path(text)]
-    if any(os.path.exists(folder / text) for text in first):
+    if any(_exists(os.path.join(folder, text)) for text in first):
         return folder
-    return Path() if any(map(os.path.exists, first)) else folder
+    return "." if any(map(_exists, first)) else folder
+
+
+def _exists(path: str) -> bool:
+    return kind_of(path) not in (None, "link")
 
 
 def _is_path(text: str) -> bool:
@@ -182,24 +193,26 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def read_paths(table: TableFile, column: str, root: Path) -> tuple[list[str], list[Fault]]:
+def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
     """Return the path of each image, and the rows that have none. Relative paths are joined to `root`."""
-    prefix = "" if str(root) == "." else os.path.join(root, "")
+    prefix = "" if root == "." else os.path.join(root, "")
     paths: list[str] = []
     faults: list[Fault] = []
     for row, value in enumerate(table.columns[column]):
         text = value.strip() if isinstance(value, str) else label_text(value)
+        is_address = "://" in text and _URL.match(text) is not None
         if not text:
             faults.append(Fault(row, table.lines[row], column, "the path is empty"))
-        elif "://" in text and _URL.match(text):
+        elif is_address and storage_of(text) is LOCAL:
             fault = f"{shown(text)!r} is an address, which is unsupported"
             hint = "download the images, and give their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif not _is_path(text):
             faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
             text = ""
-        path = prefix + text if text[:1] != "/" else text
+        path = text if text[:1] == "/" or is_address else prefix + text
         is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
+        is_plain |= storage_of(path) is not LOCAL
         paths.append(path if is_plain else os.path.normpath(path))
     return paths, faults
 
@@ -311,7 +324,7 @@ def _changed(labels: tuple[str, ...], options: TableOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(options.merge.get(label, label) for label in kept))
 
 
-def _missing_files(rows: TableRows, column: str, root: Path, others: set[int]) -> list[Fault]:
+def _missing_files(rows: TableRows, column: str, root: str, others: set[int]) -> list[Fault]:
     """Return the faults of the rows whose file does not exist, except `others`, which have a fault already."""
     faults: list[Fault] = []
     for row in np.flatnonzero(~rows.stats.is_regular).tolist():
