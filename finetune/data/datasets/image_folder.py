@@ -1,6 +1,6 @@
 """Data modules of image folders and tables: any labelled images, and the hotdog set."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,15 +34,54 @@ from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
 
 
+@dataclass(frozen=True)
+class FoldFaults:
+    """What is wrong with the folds of a cross-validation.
+
+    Attributes:
+        rare: Indices of the classes that at most one fold tests, so that its network could not learn them.
+        empty: The first fold that tests no image; None if there is none.
+        untrained: The first fold without training images of another class, and the index of that class; None if there
+            is none.
+    """
+
+    rare: frozenset[int] = frozenset()
+    empty: int | None = None
+    untrained: tuple[int, int] | None = None
+
+
+def fold_faults(targets: Targets, units: Units, num_folds: int, val_fraction: float) -> FoldFaults:
+    """Return what is wrong with the folds of a cross-validation, before the first of them trains.
+
+    Args:
+        targets: The targets of all images that are split.
+        units: The groups of these images.
+        num_folds: Number of folds.
+        val_fraction: Share of all images for validation.
+    """
+    num_tested = np.bincount(folds(units, num_folds), minlength=num_folds + 1)[1:]
+    num_with = np.zeros(targets.num_classes, int)  # folds that test an image of each class
+    is_untrained = []  # for each fold and class, whether it has no training images
+    for fold in range(1, num_folds + 1):
+        train, _, test = fold_parts(units, fold, num_folds, val_fraction)
+        num_with += targets.take(test).counts() > 0
+        is_untrained.append(targets.take(train).counts() == 0)
+    lacking = np.argwhere(np.array(is_untrained) & (num_with >= 2)).tolist()
+    return FoldFaults(
+        rare=frozenset(np.flatnonzero(num_with < 2).tolist()),
+        empty=next((fold for fold, num in enumerate(num_tested, 1) if not num), None),
+        untrained=(lacking[0][0] + 1, lacking[0][1]) if lacking else None,
+    )
+
+
 class ImageFolderData(ImageDataModule):
     """Any labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders; or a table."""
 
     reads_tables = True
     # classes without training images, if `class_names` was given
     classes_without_images: tuple[str, ...] = ()
-    empty_fold: int | None = None  # the first fold without images to test
+    fold_faults = FoldFaults()
     has_only_zero_weights = False  # whether all training images have the weight 0
-    untrained: tuple[int, str] | None = None  # the first fold without training images of a class
 
     def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
         is_skipped = self.on_bad_image == "skip"
@@ -55,7 +94,10 @@ class ImageFolderData(ImageDataModule):
         found = {
             split: put_into_groups(part, self.group_by) for split, part in images.splits.items()
         }
-        splits = self._split(found, val_fraction, test_fraction, split_seed)
+        splits, lacking, self.fold_faults = self._split(
+            found, val_fraction, test_fraction, split_seed
+        )
+        self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
         # a missing file is an error where it would be trained or validated on
         is_lenient = is_skipped or "train" not in found
         self.splits |= {
@@ -109,17 +151,19 @@ class ImageFolderData(ImageDataModule):
         val_fraction: float,
         test_fraction: float,
         split_seed: int,
-    ) -> dict[str, Samples]:
-        """Return the splits, after splitting the images that have none, and record the classes without images."""
+    ) -> tuple[dict[str, Samples], set[str], FoldFaults]:
+        """Return the splits, after splitting the images that have none; the classes without images; faults of folds."""
+        faults = FoldFaults()
         if "all" not in found and "train" not in found:
-            return found
+            return found, set(), faults
         everything = found["all"] if "all" in found else found["train"]
         names, strata = list(everything.names()), everything.targets.strata()
         lacking = set(empty_classes(everything, self.class_names))
         if self.fold is not None and self.num_folds is not None:
             units = units_of(names, strata, split_seed, everything.groups)
             val_share = 0.0 if "val" in found else val_fraction
-            lacking |= self._find_faults(everything.targets, units, self.num_folds, val_share)
+            faults = fold_faults(everything.targets, units, self.num_folds, val_share)
+            lacking |= {self.class_names[k] for k in faults.rare}
             parts = fold_parts(units, self.fold, self.num_folds, val_share)
         elif "all" in found:
             fractions = (val_fraction, test_fraction)
@@ -133,40 +177,12 @@ class ImageFolderData(ImageDataModule):
             train = replace(train, origin=NOT_SET_APART)
         if self.fold is None and has_groups({"train": everything}):
             lacking |= set(empty_classes(train, self.class_names))
-        self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
         splits = {name: part for name, part in found.items() if name != "all"}
         splits["train"] = train
         for name, rows in zip(("val", "test"), parts[1:], strict=False):
             if name not in splits or len(rows):
                 splits[name] = replace(everything.take(rows), origin=SET_APART)
-        return splits
-
-    def _find_faults(
-        self, targets: Targets, units: Units, num_folds: int, val_fraction: float
-    ) -> set[str]:
-        """Find what is wrong with the folds of a cross-validation, before the first of them trains.
-
-        Args:
-            targets: The targets of all images that are split.
-            units: The groups of these images.
-            num_folds: Number of folds.
-            val_fraction: Share of all images for validation.
-
-        Returns:
-            The classes that only one fold tests, so that its network could not learn them.
-        """
-        num_tested = np.bincount(folds(units, num_folds), minlength=num_folds + 1)[1:]
-        self.empty_fold = next((i for i, num in enumerate(num_tested, 1) if not num), None)
-        num_with = np.zeros(targets.num_classes, int)  # folds that test an image of each class
-        is_untrained = []  # for each fold and class, whether it has no training images
-        for fold in range(1, num_folds + 1):
-            train, _, test = fold_parts(units, fold, num_folds, val_fraction)
-            num_with += targets.take(test).counts() > 0
-            is_untrained.append(targets.take(train).counts() == 0)
-        for fold, is_lacking in enumerate(np.array(is_untrained) & (num_with >= 2), 1):
-            if self.untrained is None and is_lacking.any():
-                self.untrained = fold, self.class_names[int(is_lacking.argmax())]
-        return {name for name, num in zip(self.class_names, num_with, strict=True) if num < 2}
+        return splits, lacking, faults
 
     def _correct(self) -> None:
         """Apply the file of corrections to the splits."""
@@ -228,13 +244,14 @@ class ImageFolderData(ImageDataModule):
             raise ValueError(
                 f"all training images of {self.root} have the weight 0: correct the weights"
             )
-        if self.empty_fold is not None:
+        if self.fold_faults.empty is not None:
             raise ValueError(
                 f"{self.root} has too few images or groups for {self.num_folds} folds: "
-                f"fold {self.empty_fold} would test none; take fewer folds"
+                f"fold {self.fold_faults.empty} would test none; take fewer folds"
             )
-        if self.untrained is not None:
-            fold, name = self.untrained
+        if self.fold_faults.untrained is not None:
+            fold, k = self.fold_faults.untrained
+            name = self.class_names[k]
             raise ValueError(
                 f"fold {fold} of {self.num_folds} would have no images of {name} to train on: it tests and validates "
                 "all of them; take another number of folds or another --data.split_seed"
