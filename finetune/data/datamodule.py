@@ -26,7 +26,7 @@ from finetune.data.data_settings import (
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.groups import check_group_by
-from finetune.data.image_cache import SplitCache
+from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.loader import (
     BATCHES_AHEAD,
     BatchesAhead,
@@ -230,7 +230,6 @@ class ImageDataModule(pl.LightningDataModule):
         self.collate = Collate(image_size, self.eval_image_size, *sizes)
         self.splits: dict[str, Samples] = {}
         self.folder = ""  # of the images
-        self._cache = SplitCache()
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
         self.class_names = class_names or []
@@ -274,9 +273,9 @@ class ImageDataModule(pl.LightningDataModule):
         self.is_fitted |= stage == "fit"
         if stage == "fit" and self.seen and self.seen_before:
             self.seen = merge_records(self.seen, self.seen_before)
-        # the old ones may belong to an earlier fit
-        self._cache = SplitCache()
-        self._ahead = BatchesAhead()
+        self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
+        if stage in ("fit", "validate"):
+            self.use_cache()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
 
@@ -365,8 +364,6 @@ class ImageDataModule(pl.LightningDataModule):
             batches = EvalBatches(
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
-        if split in ("train", "val"):
-            self.use_cache()
         dataset = self.pictures(split, train)
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
@@ -380,16 +377,19 @@ class ImageDataModule(pl.LightningDataModule):
     def use_cache(self, reads: float | None = None) -> None:
         """Read the images of train and val from the cache from now on. Build it if that saves time.
 
+        `setup` does this for a fit and a validation.
+
         Args:
             reads: How often each training image will be read; by default computed from the Trainer's settings.
         """
         if self.trainer is None:
             return
-        self.splits |= self._cache.take(
+        num = len(self.splits["train"]) if "train" in self.splits else 0
+        self.splits |= read_from_cache(
             self.splits,
             root=(self.root if self.table is None else self.folder) or "",
             limit_gb=self.cache_limit_gb,
-            reads=self._num_reads(reads),
+            build=num > 0 and is_worthwhile(self._num_reads(reads), num),
         )
 
     def pictures(self, split: str, train: bool = False) -> ImageDataset:

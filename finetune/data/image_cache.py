@@ -52,37 +52,6 @@ def is_worthwhile(num_reads: float, num_images: int) -> bool:
     return num_reads - num_images >= max(num_images, _MIN_SAVED)
 
 
-class SplitCache:
-    """Loads train and val from a cache. Looks for it at the first call, and again once building it is worthwhile."""
-
-    def __init__(self) -> None:
-        self._build: bool | None = (
-            None  # whether the last search could build a cache; None before it
-        )
-
-    def take(
-        self,
-        splits: Mapping[str, Samples],
-        root: str,
-        limit_gb: float,
-        reads: float,
-    ) -> dict[str, Samples]:
-        """Return the splits that are read from a cache from now on; {} if there is no cache, or nothing has changed.
-
-        Args:
-            splits: The splits of the data module.
-            root: Folder of the data set.
-            limit_gb: See `read_from_cache`.
-            reads: Total number of training samples that will be read.
-        """
-        num = len(splits["train"]) if "train" in splits else 0
-        build = num > 0 and is_worthwhile(reads, num)
-        if self._build is not None and self._build >= build:
-            return {}
-        self._build = build
-        return read_from_cache(splits, root, limit_gb, build)
-
-
 def read_from_cache(
     splits: Mapping[str, Samples], root: str | os.PathLike[str], limit_gb: float, build: bool
 ) -> dict[str, Samples]:

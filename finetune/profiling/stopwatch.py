@@ -68,13 +68,13 @@ class Stopwatch(pl.Callback):
         self.costs: Costs | None = None
         self.began = time.perf_counter()
 
-    def paused(self, function: Callable[[], Any]) -> Callable[[], Any]:
+    def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same while the clock is stopped."""
 
-        def uncounted() -> Any:
+        def uncounted(*arguments: Any) -> Any:
             before = time.perf_counter()
             try:
-                return function()
+                return function(*arguments)
             finally:
                 self.began += time.perf_counter() - before
 

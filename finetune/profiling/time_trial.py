@@ -90,6 +90,18 @@ def trial(
         if model.head_init != "probe":
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
         load = data.train_dataloader
+        setup = data.setup
+
+        def set_up_without_cache(stage: str) -> None:
+            limit = data.cache_limit_gb
+            data.cache_limit_gb = 0.0
+            setup(stage)
+            data.cache_limit_gb = limit
+
+        # A head that is fitted first reads all images. Otherwise `train_dataloader` decides about the cache, because
+        # a step can only be timed after `setup`.
+        is_head_fitted = model.head_init == "probe" or model.is_solved
+        data.setup = stopwatch.paused(setup if is_head_fitted else set_up_without_cache)  # type: ignore[method-assign]
 
         def train_dataloader() -> Any:
             seconds = decode_seconds(data)
@@ -98,6 +110,7 @@ def trial(
                 num_seen = num_steps * data.batch_size * num_devices
                 if num_seen < 2 * len(data.splits["train"]):
                     data.cache_limit_gb = 0.0
+            data.use_cache()
             return load()
 
         data.train_dataloader = stopwatch.paused(train_dataloader)  # type: ignore[method-assign]

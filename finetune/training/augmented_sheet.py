@@ -19,7 +19,6 @@ _GAP = 4
 def write_augmented(data: ImageDataModule, target: Path) -> None:
     """Write a sheet with one training image per row: as in evaluation, then as in each of the first epochs."""
     num = len(data.splits["train"])
-    data.use_cache(reads=1)
     training = data.pictures("train", train=True)
     evaluation = data.pictures("train")
     step = _SIDE + _GAP

@@ -71,7 +71,6 @@ def main(out: Path, root: str, world_size: int) -> None:
         dist.barrier()
         trainer.state.fn = TrainerFn.FITTING
         data.setup("fit")
-        data.use_cache()
     report(data)
     dist.barrier()
     model = Tiny()
