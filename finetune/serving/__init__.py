@@ -6,7 +6,7 @@
 - `service_metrics` exports counts to Prometheus.
 - `access_log` logs requests. `guard` authorizes them. `refusal` has the error responses.
 - `http_server` listens, and shuts down gracefully.
-- `openapi` describes the service to programs.
+- `openapi` makes the description of the service from its handlers and from `response_types`.
 
-A new route goes into `app`, and its description into `openapi`.
+A new route goes into `app`; its handler is `described`, and the fields of its answer are a type in `response_types`.
 """

@@ -14,8 +14,9 @@ from starlette.routing import Route
 from finetune.inference.predictor import Predictor
 from finetune.serving.access_log import AccessLog
 from finetune.serving.guard import Guard, service_check
-from finetune.serving.openapi import description
+from finetune.serving.openapi import Operation, described, description
 from finetune.serving.refusal import Refused
+from finetune.serving.response_types import Status
 from finetune.serving.service import Service
 from finetune.system.html_page import render
 from finetune.system.messages import shown
@@ -39,17 +40,28 @@ class Pages:
         return HTMLResponse(self._page)
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(description(self.limits, self.service.predictor.label_kind))
+        kind = self.service.predictor.label_kind
+        return JSONResponse(description(request.app.routes, self.limits, kind))
 
+    @described(Operation("Whether the process lives", Status))
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    @described(
+        Operation(
+            "Whether it takes requests",
+            Status,
+            errors={503: "it stops, or is full"},
+            error_type=Status,
+        )
+    )
     async def readyz(self, request: Request) -> Response:
         is_ready = (
             not self.service.is_stopping and self.service.capacity.waiting < self.limits.max_waiting
         )
         return JSONResponse({"status": "ready" if is_ready else "busy"}, 200 if is_ready else 503)
 
+    @described(Operation("Classes, network and threshold", {"type": "object"}))
     async def about(self, request: Request) -> Response:
         p = self.service.predictor
         return JSONResponse(
@@ -63,6 +75,7 @@ class Pages:
             }
         )
 
+    @described(Operation("Counts for Prometheus", None, text="text"))
     async def prometheus(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type=self.service.metrics.content_type)
 
@@ -104,11 +117,11 @@ def make_app(
     routes = [
         Route("/", pages.page),
         Route("/openapi.json", pages.openapi),
+        Route("/predict", service.predict, methods=["POST"]),
+        Route("/model", pages.about),
         Route("/healthz", pages.healthz),
         Route("/readyz", pages.readyz),
-        Route("/model", pages.about),
         Route("/metrics", pages.prometheus),
-        Route("/predict", service.predict, methods=["POST"]),
     ]
 
     def http_error(request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ from finetune.serving.refusal import Refused, drain
 from finetune.system.messages import shown
 
 # These paths need no token: they reveal nothing about the model.
-_OPEN = {"/", "/openapi.json", "/healthz", "/readyz"}
+OPEN_PATHS = {"/", "/openapi.json", "/healthz", "/readyz"}
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -74,7 +74,7 @@ def service_check(token: str | None, host: str) -> Check:
 
     def check(method: str, path: str, headers: Headers) -> Refused | None:
         if token is not None:
-            is_authorized = path in _OPEN or _has_token(headers, token)
+            is_authorized = path in OPEN_PATHS or _has_token(headers, token)
             return None if is_authorized else _token_needed()
         name = host_name(headers.get("host", ""))
         if is_local and not is_loopback(name):

@@ -1,129 +1,92 @@
-"""The OpenAPI 3.1 description of the service."""
+"""The OpenAPI 3.1 description of the service, made from its routes, their options and the types of their answers."""
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, NotRequired, TypeVar, get_args, get_origin, get_type_hints
+
+from starlette.routing import BaseRoute, Route
 
 import finetune
 from finetune.models.heads import LabelKind
+from finetune.serving.guard import OPEN_PATHS
+from finetune.serving.response_types import Error, LabelsPrediction, Prediction
 from finetune.serving.uploads import Limits
 
-_PREDICTION: dict[str, Any] = {
+Schema = dict[str, Any]
+Handler = TypeVar("Handler", bound=Callable)
+
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+_PREDICTION = {"$ref": "#/components/schemas/Prediction"}
+_ERROR = {"$ref": "#/components/schemas/Error"}
+PREDICTIONS: Schema = {
     "type": "object",
-    "required": ["name", "label", "probability", "probabilities"],
-    "properties": {
-        "name": {
-            "type": "string",
-            "description": "of the file, as the request has it; empty for a body without one",
-        },
-        "label": {
-            "type": "string",
-            "description": "the predicted class, by the checkpoint's threshold if it has one",
-        },
-        "probability": {"type": "number", "description": "of that class, from 0 to 1"},
-        "probabilities": {
-            "type": "object",
-            "description": "of every class, or of the top_k most probable, in that order",
-            "additionalProperties": {"type": "number"},
-        },
-        "looked_at": {
-            "type": ["string", "null"],
-            "description": "a data: URL of a heat map of the predicted class; "
-            "null if the network does not support it, and absent unless requested",
-        },
-    },
+    "required": ["predictions"],
+    "properties": {"predictions": {"type": "array", "items": _PREDICTION}},
 }
-_OF_EACH = {"type": "object", "additionalProperties": {"type": "number"}}
-# of a network for several labels an image
-_LABELS_PREDICTION = {
-    "type": "object",
-    "required": ["name", "labels", "probabilities", "thresholds"],
-    "properties": {
-        "name": _PREDICTION["properties"]["name"],
-        "labels": {
-            "type": "array",
-            "description": "labels whose probability is at least their threshold; any number of them",
-            "items": {"type": "string"},
-        },
-        "probabilities": {
-            **_OF_EACH,
-            "description": "of every label, or of the top_k most probable, in that order",
-        },
-        "thresholds": {**_OF_EACH, "description": "of the same labels"},
-        "looked_at": {
-            "type": "object",
-            "description": "for each predicted label a data: URL of its heat map; "
-            "null for networks that have none. Only if it was requested",
-            "additionalProperties": {"type": ["string", "null"]},
-        },
-    },
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "additionalProperties": {"type": "array", "items": _FILE}}
+IMAGES: Schema = {
+    "multipart/form-data": _FORM,
+    **dict.fromkeys(("application/octet-stream", "image/*"), _FILE),
 }
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {"type": "string", "description": "one line: what is wrong, and what to do"},
-        "pictures": {
-            "type": "array",
-            "description": "the images of the request that failed",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "index": {"type": "integer"},
-                    "name": {"type": "string"},
-                    "error": {"type": "string"},
-                },
-            },
-        },
-    },
-}
+_TOKEN_ANSWERS = {401: "a token is needed", 403: "the service answers to localhost alone"}
 
 
-def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, Any]:
-    """Return the OpenAPI description of a service with these limits, for one class or several labels per image."""
-    prediction = _PREDICTION if label_kind == "single" else _LABELS_PREDICTION
-    refusals = {
-        400: "an unreadable option or form",
-        408: f"the request took longer than {limits.seconds:g} s to arrive",
-        413: f"more than {limits.max_pictures} images or {limits.max_bytes:,} bytes",
-        415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
-        422: "no image, or an unreadable one: `pictures` lists which, and why",
-        429: f"more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
-        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
-        503: f"no answer within {limits.seconds:g} s, or too many connections",
-    }
-    pixels = f"JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels"
-    form = {"type": "object", "additionalProperties": {"type": "array", "items": _BINARY}}
-    predict = {
-        "summary": "Classify images",
-        "description": f"One image as the body, or several as files of a multipart form: {pixels}.",
-        "parameters": [
-            _option(
-                "top_k",
-                {"type": "integer", "minimum": 1},
-                "the number of most probable classes to return",
-            ),
-            _option(
-                "looked_at",
-                {"type": "boolean", "default": False},
-                "return a heat map of the predicted class",
-            ),
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "multipart/form-data": {"schema": form},
-                **{kind: {"schema": _BINARY} for kind in ("application/octet-stream", "image/*")},
-            },
-        },
-        "responses": {
-            "200": _json("one for each image, in the order of the request", _PREDICTIONS),
-            **{str(status): _json(text, _FAULT) for status, text in refusals.items()},
-        },
-    }
-    plain = {"type": "object", "properties": {"status": {"type": "string"}}}
-    ready = _get("Whether it takes requests", plain)
-    ready["responses"]["503"] = _json("it stops, or is full", plain)
-    text = {"description": "text", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    counts: dict[str, Any] = {"summary": "Counts for Prometheus", "responses": {"200": text}}
+@dataclass(frozen=True)
+class Operation:
+    """The description of a handler; its texts may contain `{limits.…}`.
+
+    Attributes:
+        summary: What it does.
+        answer: Schema or type of the answer with status 200; None for plain text.
+        text: Description of that answer.
+        description: More than the summary says.
+        options: The named tuple of its query options.
+        body: Schema of the body for each content type.
+        errors: Description of each other status.
+        error_type: Schema or type of these answers.
+    """
+
+    summary: str
+    answer: Any
+    text: str = ""
+    description: str = ""
+    options: type | None = None
+    body: Schema | None = None
+    errors: dict[int, str] | None = None
+    error_type: Any = None
+
+
+def described(operation: Operation) -> Callable[[Handler], Handler]:
+    """Return a decorator that gives a handler its description."""
+
+    def describe(handler: Handler) -> Handler:
+        handler.operation = operation  # type: ignore[attr-defined]
+        return handler
+
+    return describe
+
+
+def description(
+    routes: Iterable[BaseRoute], limits: Limits, label_kind: LabelKind = "single"
+) -> dict[str, Any]:
+    """Return the OpenAPI description of a service.
+
+    Args:
+        routes: Its routes. Those whose handler is not `described` are pages for people.
+        limits: Limits of requests.
+        label_kind: Whether the network predicts one class or several labels per image.
+    """
+    paths: dict[str, Any] = {}
+    for route in routes:
+        operation = getattr(getattr(route, "endpoint", None), "operation", None)
+        if operation is not None:
+            assert isinstance(route, Route)
+            (method,) = (route.methods or set()) - {"HEAD"}
+            needs_token = route.path not in OPEN_PATHS
+            paths[route.path] = {method.lower(): _operation(operation, limits, needs_token)}
+    prediction = Prediction if label_kind == "single" else LabelsPrediction
     return {
         "openapi": "3.1.0",
         "info": {
@@ -131,48 +94,75 @@ def description(limits: Limits, label_kind: LabelKind = "single") -> dict[str, A
             "version": finetune.__version__,
             "description": "An image classifier.",
         },
-        "paths": {
-            "/predict": {"post": _for_token(predict)},
-            "/model": {
-                "get": _for_token(_get("Classes, network and threshold", {"type": "object"}))
-            },
-            "/healthz": {"get": _get("Whether the process lives", plain)},
-            "/readyz": {"get": ready},
-            "/metrics": {"get": _for_token(counts)},
-        },
+        "paths": paths,
         "components": {
-            "schemas": {"Prediction": prediction, "Error": _ERROR},
+            "schemas": {"Prediction": schema_of(prediction), "Error": schema_of(Error)},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-_FAULT = {"$ref": "#/components/schemas/Error"}
-_REFUSALS = {401: "a token is needed", 403: "the service answers to localhost alone"}
-_BINARY = {"type": "string", "format": "binary"}
-_PREDICTIONS = {
-    "type": "object",
-    "required": ["predictions"],
-    "properties": {
-        "predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}}
-    },
-}
+def _operation(operation: Operation, limits: Limits, needs_token: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"summary": operation.summary}
+    if operation.description:
+        found["description"] = operation.description.format(limits=limits)
+    if operation.options is not None:
+        found["parameters"] = _parameters(operation.options)
+    if operation.body is not None:
+        content = {kind: {"schema": schema} for kind, schema in operation.body.items()}
+        found["requestBody"] = {"required": True, "content": content}
+    answers = {200: _answer(operation.text or operation.summary, operation.answer)}
+    for status, text in (operation.errors or {}).items():
+        answers[status] = _answer(text.format(limits=limits), operation.error_type or _ERROR)
+    if needs_token:
+        answers |= {status: _answer(text, _ERROR) for status, text in _TOKEN_ANSWERS.items()}
+    found["responses"] = {str(status): answer for status, answer in sorted(answers.items())}
+    if needs_token:
+        found["security"] = [{}, {"token": []}]
+    return found
 
 
-def _option(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+def _parameters(options: Any) -> list[dict[str, Any]]:
+    """Return the description of query options: a named tuple whose fields are annotated with a text."""
+    parameters = []
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        kind, text, *more = get_args(hint)
+        (plain,) = set(get_args(kind) or [kind]) - {NoneType}
+        schema: Schema = {"type": _TYPES[plain]}
+        for extra in more:
+            schema |= extra
+        default = options._field_defaults[name]
+        if default is not None:
+            schema["default"] = default
+        about = {"name": name, "in": "query", "required": False, "description": text}
+        parameters.append({**about, "schema": schema})
+    return parameters
 
 
-def _json(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _answer(text: str, answer: Any) -> dict[str, Any]:
+    if answer is None:
+        return {"description": text, "content": {"text/plain": {"schema": schema_of(str)}}}
+    schema = answer if isinstance(answer, dict) else schema_of(answer)
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
-def _for_token(operation: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of an operation with the token that it needs, if the service has one."""
-    refusals = {status: _json(_REFUSALS[int(status)], _FAULT) for status in ("401", "403")}
-    responses = dict(sorted({**operation["responses"], **refusals}.items()))
-    return {**operation, "responses": responses, "security": [{}, {"token": []}]}
-
-
-def _get(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"summary": text, "responses": {"200": _json(text, schema)}}
+def schema_of(kind: Any) -> Schema:
+    """Return the JSON schema of a type: a TypedDict, or one of the types of its fields."""
+    if get_origin(kind) is NotRequired:
+        return schema_of(get_args(kind)[0])
+    if get_origin(kind) is Annotated:
+        inner, text = get_args(kind)
+        return {**schema_of(inner), "description": text}
+    if isinstance(kind, UnionType):
+        return {"type": [_TYPES[one] for one in get_args(kind)]}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": schema_of(get_args(kind)[0])}
+    if get_origin(kind) is dict:
+        return {"type": "object", "additionalProperties": schema_of(get_args(kind)[1])}
+    if kind in _TYPES:
+        return {"type": _TYPES[kind]}
+    hints = get_type_hints(kind, include_extras=True)
+    schema: Schema = {"type": "object"}
+    if kind.__required_keys__:
+        schema["required"] = [name for name in hints if name in kind.__required_keys__]
+    return {**schema, "properties": {name: schema_of(hint) for name, hint in hints.items()}}

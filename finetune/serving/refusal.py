@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive
+
+from finetune.serving.response_types import Error, FailedImage
 
 _MAX_DRAINED_BYTES = 2**26
 
@@ -17,7 +18,7 @@ class Refused(Exception):
     Args:
         status: HTTP status.
         message: One line: what is wrong, and what to do.
-        images: The images that caused the error: `index` in the request, `name`, `error`.
+        images: The images that caused the error.
         headers: Further headers of the response.
     """
 
@@ -25,7 +26,7 @@ class Refused(Exception):
         self,
         status: int,
         message: str,
-        images: Sequence[dict[str, Any]] = (),
+        images: Sequence[FailedImage] = (),
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -35,7 +36,7 @@ class Refused(Exception):
         self.headers = headers
 
     def response(self) -> JSONResponse:
-        content: dict[str, Any] = {"error": self.message}
+        content = Error(error=self.message)
         if self.images:
             content["pictures"] = self.images
         return JSONResponse(content, self.status, self.headers)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
@@ -18,7 +18,9 @@ from finetune.inference.class_activation import why_not_shown
 from finetune.inference.image_viewer import overlay_heat_map
 from finetune.inference.predictor import Predictor
 from finetune.serving.batcher import Batcher
+from finetune.serving.openapi import IMAGES, PREDICTIONS, Operation, described
 from finetune.serving.refusal import Refused, drain, too_late
+from finetune.serving.response_types import FailedImage, LabelsPrediction, Prediction
 from finetune.serving.service_metrics import ServiceMetrics
 from finetune.serving.uploads import Body, Capacity, Limits, Upload
 from finetune.system.html_page import thumbnail
@@ -28,19 +30,38 @@ from finetune.training.calibration import NotFinite
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
 log = logging.getLogger(__name__)
+AnyPrediction = Prediction | LabelsPrediction
 _DIGITS = 7  # of a probability, as in `finetune predict`
 
 
 class RequestOptions(NamedTuple):
-    """The options in the query of a request.
+    """The options in the query of a request, each with its text in the OpenAPI description."""
 
-    Attributes:
-        top_k: Number of classes in the response, most probable first; None for all.
-        looked_at: Whether the response has a class activation map for each image.
-    """
+    top_k: Annotated[
+        int | None, "the number of most probable classes to return", {"minimum": 1}
+    ] = None
+    looked_at: Annotated[bool, "return a heat map of the predicted class"] = False
 
-    top_k: int | None
-    looked_at: bool
+
+_DESCRIPTION = Operation(
+    summary="Classify images",
+    description="One image as the body, or several as files of a multipart form: "
+    "JPEG, PNG, WebP, BMP, TIFF or GIF of at most {limits.max_pixels:,} pixels.",
+    options=RequestOptions,
+    body=IMAGES,
+    answer=PREDICTIONS,
+    text="one for each image, in the order of the request",
+    errors={
+        400: "an unreadable option or form",
+        408: "the request took longer than {limits.seconds:g} s to arrive",
+        413: "more than {limits.max_pictures} images or {limits.max_bytes:,} bytes",
+        415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
+        422: "no image, or an unreadable one: `pictures` lists which, and why",
+        429: "more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",
+        500: "a failure of the service, or probabilities that are not finite numbers: `pictures` lists the images",
+        503: "no answer within {limits.seconds:g} s, or too many connections",
+    },
+)
 
 
 class Service:
@@ -70,6 +91,7 @@ class Service:
         self.decoders.shutdown(cancel_futures=True)
         self.batcher.close()
 
+    @described(_DESCRIPTION)
     async def predict(self, request: Request) -> Response:
         """Return the response to a prediction request."""
         start = time.perf_counter()
@@ -125,7 +147,7 @@ class Service:
 
     async def _predict_uploads(
         self, uploads: Sequence[Upload], options: RequestOptions
-    ) -> list[dict[str, Any]]:
+    ) -> list[AnyPrediction]:
         loop = asyncio.get_running_loop()
         pending = list(uploads)
         tasks = [
@@ -137,7 +159,7 @@ class Service:
         finally:
             # The executor's queue holds cancelled calls until a thread is free: they must not hold the bytes.
             pending.clear()
-        bad = [
+        bad: list[FailedImage] = [
             {"index": i, "name": uploads[i].name, "error": str(result)}
             for i, result in enumerate(results)
             if _is_bad(result)
@@ -156,7 +178,8 @@ class Service:
         ]
         if options.looked_at:
             for prediction, image, of_image in zip(predictions, images, chosen, strict=True):
-                prediction["looked_at"] = await self._heat_maps(image, of_image)
+                maps = await self._heat_maps(image, of_image)
+                prediction["looked_at"] = maps  # type: ignore[arg-type] # its kind has it so
         return predictions
 
     def _chosen(self, decided: np.ndarray) -> list[list[int]]:
@@ -181,7 +204,7 @@ class Service:
                 f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
             )
             rows = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
-            bad = [
+            bad: list[FailedImage] = [
                 {"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {message}"}
                 for i in rows
             ]
@@ -189,25 +212,25 @@ class Service:
 
     def _prediction(
         self, upload: Upload, probabilities: np.ndarray, chosen: list[int], options: RequestOptions
-    ) -> dict[str, Any]:
+    ) -> AnyPrediction:
         order = (-probabilities).argsort(kind="stable")[: options.top_k]
         names = self.predictor.class_names
         of_classes = {names[k]: round(float(probabilities[k]), _DIGITS) for k in order}
         calibration = self.predictor.calibration
         if isinstance(calibration, MultilabelCalibration):
-            return {
-                "name": upload.name,
-                "labels": [names[k] for k in chosen],
-                "probabilities": of_classes,
-                "thresholds": {names[k]: calibration.thresholds[k] for k in order},
-            }
+            return LabelsPrediction(
+                name=upload.name,
+                labels=[names[k] for k in chosen],
+                probabilities=of_classes,
+                thresholds={names[k]: calibration.thresholds[k] for k in order},
+            )
         predicted = chosen[0]
-        return {
-            "name": upload.name,
-            "label": names[predicted],
-            "probability": round(float(probabilities[predicted]), _DIGITS),
-            "probabilities": of_classes,
-        }
+        return Prediction(
+            name=upload.name,
+            label=names[predicted],
+            probability=round(float(probabilities[predicted]), _DIGITS),
+            probabilities=of_classes,
+        )
 
     def _image(self, uploads: Sequence[Upload], index: int) -> np.ndarray:
         """Return an upload as a prepared image.
@@ -254,8 +277,8 @@ def _is_bad(result: Any) -> bool:
 
 
 async def _cancel_on_disconnect(
-    request: Request, work: Coroutine[Any, Any, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+    request: Request, work: Coroutine[Any, Any, list[AnyPrediction]]
+) -> list[AnyPrediction]:
     """Return the result of a coroutine, which is cancelled if the client disconnects first.
 
     Raises:
