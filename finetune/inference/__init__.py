@@ -16,5 +16,5 @@ Export:
 - `export_about` describes a file in JSON.
 - `onnx_network` runs an exported .onnx in the place of the network.
 
-Another format goes into `exporters`.
+Another format is a row in `exporters.WRITERS`, and a way to read it in `export_check.load_exported`.
 """

@@ -71,6 +71,7 @@ def load_exported(path: Path) -> Run:
     if path.suffix == ".pt2":
         program = torch.export.load(path).module()  # written by ourselves, a moment ago
         return lambda images: program(torch.from_numpy(images))[0].detach().numpy()
+    assert path.suffix == ".safetensors", f"no way to load a {path.suffix}"
     return Predictor(path).classify
 
 

@@ -40,5 +40,6 @@ Checks, output and checkpoints:
 - `checkpoint_keys`: keys of the state dict.
 - `checkpoint_settings`: the arguments of a classifier from a checkpoint.
 
-A new loss, weight average, schedule or search for a learning rate goes here. Callbacks go with their topic.
+A new loss is a function in `loss`, chosen in `task`. A new weight average, schedule or search for a learning rate is a
+module here. Callbacks go with their topic.
 """

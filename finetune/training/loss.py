@@ -1,4 +1,7 @@
-"""The loss: cross entropy with weights and label smoothing. An image has one class, or two if mixed."""
+"""The loss: cross entropy with weights and label smoothing. An image has one class, or two if mixed.
+
+`task.SingleLabel.loss_sum` calls it. Another loss is a function here, and a field there chooses it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

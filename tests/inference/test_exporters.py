@@ -1,7 +1,9 @@
 """Exported files compute what the network computes, contain nothing of this machine, and are one file."""
 
+import inspect
 import os
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnxruntime
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torchvision import models
 
+from finetune.commands.export import export
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exporters import WRITERS, write_onnx
 from finetune.models.backbones import build, normalization
@@ -78,6 +81,10 @@ def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
         np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=5e-4 * np.abs(own[1]).max())
     assert spread > 1e-2  # the pictures differ by far more than what is allowed
     assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
+
+
+def test_the_command_has_every_format():
+    assert get_args(inspect.signature(export).parameters["format"].annotation) == (*WRITERS,)
 
 
 @pytest.mark.slow

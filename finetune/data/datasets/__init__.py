@@ -1,8 +1,9 @@
 """The data sets, each with its data module.
 
 - `image_folder`: any folder of class folders or table, and the hotdog set.
-- `image_source`: the interface of a source of images. `folder_source` and `table_source` are the two sources, and
-  `folders` finds the classes, splits and images of a folder. `class_changes`: options that exclude or merge classes.
+- `image_source`: the interface of a source of images. `folder_source` and `table_source` are the two sources, between
+  which `ImageFolderData.source` chooses. `folders` finds the classes, splits and images of a folder. `class_changes`:
+  options that exclude or merge classes.
 - `misplaced`: hints for a folder that is one level too high or too low.
 - `listing`: all images of a data set for `finetune check`, also of a faulty one.
 - `fashion_mnist`: Fashion-MNIST. `fashion_mnist_files` reads its files and writes them as PNGs.
