@@ -26,8 +26,14 @@ def named(*names):
         (("img", "target", "weight", "group"), Columns("img", ("target",), None, "weight", "group")),
         # of predictions.csv and test_predictions.csv
         (("path", "class", "probability", "p_a", "error"), Columns("path", ("class",))),
-        (("path", "label", "class", "probability"), Columns("path", ("label",))),
-        (("path", "image", "label"), Columns("path", ("label",))),
+        (
+            ("path", "label", "class", "probability"),
+            Columns("path", ("label",), others={"label": ("class",)}),
+        ),
+        (
+            ("image", "path", "label", "split", "subset"),
+            Columns("path", ("label",), "split", others={"path": ("image",), "split": ("subset",)}),
+        ),
         (("path", "label", "Sample_Weight"), Columns("path", ("label",), weight="Sample_Weight")),
     ],
 )  # fmt: skip
@@ -60,6 +66,8 @@ def test_an_option_ignores_a_column():
         (("when", "label"), None, r"none of the columns 'when', 'label' is the path; name it with .* path:NAME"),
         (("path", "when"), None, r"none of the columns 'path', 'when' is the label; name it with .* label:NAME"),
         (("path", "species", "category"), None, r"'species' and 'category' may both be the label; .* label:species"),
+        (("path", "label", "weight", "sample_weight"), None, r"may both be the weight; .* weight:weight"),
+        (("path", "label", "group", "patient"), None, r"'group' and 'patient' may both be the group"),
         (("path", "label"), "path:paht", r"x\.csv has no column 'paht'; did you mean 'path'"),
         (("path", "label"), "lable:label", r"'lable' is not a role of a column; did you mean 'label'"),
         (("path", "label"), "path", r"give a column for path"),

@@ -247,12 +247,13 @@ def test_classes_are_merged_alike_in_tables_and_folders(tmp_path):
 
 
 def test_groups_are_those_of_the_table(tmp_path):
-    rows = [{**row, "patient": row["path"][1]} for row in sound(tmp_path)]
+    rows = [{**row, "patient": row["path"][1], "image": ""} for row in sound(tmp_path)]
     data = of_table(write(tmp_path / "x.csv", rows), val_fraction=0, test_fraction=0)
     samples = data.splits["train"]
     expected = group_ids(Path(path).stem[1] for path in samples.paths)
     assert samples.groups.tolist() == expected.tolist()
-    assert "groups in column 'patient'" in data.remark
+    assert data.remark.startswith("path in column 'path' (not 'image'), one label per image in")
+    assert data.remark.endswith(", groups in column 'patient'")
     rows[3]["patient"] = ""
     with pytest.raises(ValueError, match="line 5, column patient: the group is empty"):
         of_table(write(tmp_path / "x.csv", rows))

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.data.decode import IMAGE_SUFFIXES
@@ -13,7 +13,7 @@ from finetune.system.messages import WrongUsage, did_you_mean
 OPTION = "--data.columns"
 
 # The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one whose
-# name is in `_CERTAIN` wins, for roles without an entry there the one with the first name. Otherwise it is an error.
+# name is in `_CERTAIN` wins. Otherwise it is an error.
 _SPELLINGS = {
     "path": (
         "path",
@@ -53,7 +53,8 @@ _SPELLINGS = {
 _ROLES = tuple(_SPELLINGS)
 _OPTIONAL = ("split", "weight", "group")
 _NO_COLUMN = "null"
-_CERTAIN = {"path": ("path",), "label": ("label", "labels")}
+# None for weight and group: next to `sample_weight`, `weight` may be that of an animal.
+_CERTAIN = {"path": ("path",), "label": ("label", "labels"), "split": ("split",)}
 _INDICATORS = {"0", "1", "0.0", "1.0", "false", "true"}
 
 
@@ -67,6 +68,7 @@ class Columns:
         split: The split; None if there is no such column.
         weight: The weight of the image in training; None if there is no such column.
         group: The group; None if there is no such column.
+        others: The columns that have a usual name of a role, too, and are not used, by role.
     """
 
     path: str
@@ -74,6 +76,7 @@ class Columns:
     split: str | None = None
     weight: str | None = None
     group: str | None = None
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def has_indicators(self) -> bool:
@@ -138,13 +141,18 @@ def find_columns(
                     f"{table.path} has no column {name!r}{did_you_mean(name, list(table.columns))}"
                 )
     found: dict[str, str | None] = {}
+    others: dict[str, tuple[str, ...]] = {}
     taken = {name for names in named.values() for name in names}
     for role in _ROLES:
         if role in named:
             found[role] = next(iter(named[role]), None)
         else:
             rest = [name for name in table.columns if name not in taken]
-            found[role] = _find_column(table, role, rest, is_needed=needs_labels or role == "path")
+            matches = [name for name in rest if _plain(name) in _SPELLINGS[role]]
+            is_needed = needs_labels or role == "path"
+            found[role] = _choose_column(table, role, matches, is_needed)
+            if len(matches) > 1:
+                others[role] = tuple(name for name in matches if name != found[role])
     path = found["path"]
     if path is None:
         raise ValueError(_no_path(table))
@@ -152,26 +160,26 @@ def find_columns(
     if not labels and found["label"] is not None:
         labels = (found["label"],)
     if not labels:
-        others = {found[role] for role in ("path", "split", "weight", "group")}
-        labels = _indicator_columns(table, others)
+        not_labels = {found[role] for role in ("path", "split", "weight", "group")}
+        labels = _indicator_columns(table, not_labels)
     if not labels and needs_labels:
         names = ", ".join(map(repr, table.columns))
         raise ValueError(
             f"{table.path}, line 1: none of the columns {names} is the label; "
             f"name it with {OPTION} label:NAME"
         )
-    return Columns(path, labels, found["split"], found["weight"], found["group"])
+    return Columns(path, labels, found["split"], found["weight"], found["group"], others)
 
 
-def _find_column(table: TableFile, role: str, names: Sequence[str], is_needed: bool) -> str | None:
-    """Return the column of a role by its usual names; None if there is none.
+def _choose_column(
+    table: TableFile, role: str, matches: Sequence[str], is_needed: bool
+) -> str | None:
+    """Return the column of a role among those that have a usual name of it; None if there is none.
 
     Raises:
         ValueError: Several columns may be meant.
     """
-    spellings = _SPELLINGS[role]
-    matches = [name for name in names if _plain(name) in spellings]
-    certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, spellings[:1])]
+    certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, ())]
     if len(matches) > 1 and len(certain) != 1 and is_needed:
         listed = " and ".join(map(repr, matches))
         raise ValueError(
@@ -194,12 +202,13 @@ def _no_path(table: TableFile) -> str:
     )
 
 
-def _indicator_columns(table: TableFile, others: set[str | None]) -> tuple[str, ...]:
+def _indicator_columns(table: TableFile, not_labels: set[str | None]) -> tuple[str, ...]:
     """Return the columns that only hold 0 and 1, if there are at least two; else ()."""
     names = [
         name
         for name, values in table.columns.items()
-        if name not in others and all(str(value).strip().lower() in _INDICATORS for value in values)
+        if name not in not_labels
+        and all(str(value).strip().lower() in _INDICATORS for value in values)
     ]
     return tuple(names) if len(names) > 1 else ()
 

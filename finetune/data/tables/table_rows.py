@@ -21,7 +21,7 @@ from finetune.data.storage import (
 from finetune.data.tables.row_faults import Fault, describe
 from finetune.data.tables.table_columns import OPTION, Columns, find_columns
 from finetune.data.tables.table_file import TableFile, read_table
-from finetune.data.tables.table_labels import label_text, read_labels
+from finetune.data.tables.table_labels import Labels, label_text, read_labels
 from finetune.models.heads import LabelKind
 from finetune.system.messages import shown, why_name_is_invalid
 
@@ -147,23 +147,38 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     once, contradictions, num_repeated = _without_repeats(
         rows, kept, replace(columns, labels=(labels.column,)), options.labels == "several"
     )
-    remark = f"path in column {columns.path!r}, {labels.how}"
-    if not columns.has_indicators:
-        remark += f" in column {labels.column!r}"
-    if columns.weight is not None:
-        remark += f", weights in column {columns.weight!r}"
-    if columns.group is not None:
-        remark += f", groups in column {columns.group!r}"
     return TableContent(
         root=root,
         rows=once,
         faults=sorted(faults + contradictions, key=lambda fault: fault.row),
         kind=labels.kind,
-        remark=remark,
+        remark=_remark(columns, labels),
         label_column=labels.column,
         original_names=original_names,
         num_repeated=num_repeated,
     )
+
+
+def _remark(columns: Columns, labels: Labels) -> str:
+    """Return which columns are used, for a log line."""
+    parts = [_in_column("path", "path", columns.path, columns)]
+    if columns.has_indicators:
+        parts.append(labels.how)
+    else:
+        parts.append(_in_column(labels.how, "label", labels.column, columns))
+    for role, name in (("weight", columns.weight), ("group", columns.group)):
+        if name is not None:
+            parts.append(_in_column(f"{role}s", role, name, columns))
+    if columns.split is not None and "split" in columns.others:
+        parts.append(_in_column("split", "split", columns.split, columns))
+    return ", ".join(parts)
+
+
+def _in_column(what: str, role: str, name: str, columns: Columns) -> str:
+    """Return the text for one column, with the columns that could be meant and are not used."""
+    text = f"{what} in column {name!r}"
+    others = columns.others.get(role, ())
+    return f"{text} (not {', '.join(map(repr, others))})" if others else text
 
 
 def folder_of(table: TableFile, column: str) -> str:
