@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
+from finetune.runs.fold_record import fold_runs, has_folds, read_folds
 from finetune.runs.removal import Removal, plan_removal
 from finetune.runs.run_table import FINISHED, RUNNING, SORT_KEYS, RunRow, as_json, run_table
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
@@ -168,6 +169,8 @@ def _remove(arguments: Sequence[str]) -> None:
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
     options = parser.parse_args(list(arguments))
     folders = [Path(run).expanduser() for run in options.runs]
+    if options.last:
+        folders = [part for folder in folders for part in _with_own_state(folder)]
     removals = [plan_removal(folder, only_last=options.last) for folder in _different(folders)]
     for removal in removals:
         print(f"{shown(removal.run)}: {removal.text}, {bytes_text(removal.num_bytes)}")
@@ -180,6 +183,13 @@ def _remove(arguments: Sequence[str]) -> None:
         return
     freed = sum(removal.run_it() for removal in removals)
     print(f"freed {bytes_text(freed)}")
+
+
+def _with_own_state(folder: Path) -> list[Path]:
+    """Return the runs that have the state of training: those of the folds of a cross-validation, or the run itself."""
+    if has_folds(folder):
+        return [fold for fold in fold_runs(folder, read_folds(folder).num_folds) if fold.exists()]
+    return [folder]
 
 
 def _different(folders: Sequence[Path]) -> list[Path]:

@@ -1,10 +1,12 @@
 """Delete a run, or the part of a finished run that only resuming needs."""
 
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune.runs.fold_record import has_folds
 from finetune.runs.run_lock import check_free, holding
 from finetune.runs.run_search import is_run_folder
 from finetune.runs.run_table import FINISHED, TRIAL, read_row, size_of
@@ -58,12 +60,13 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
 
     Raises:
         WrongUsage: The folder is not that of a run, or has links that lead out of it. Or, with `only_last`, the run
-            is not finished or has no best.ckpt.
+            is not finished or has no best.ckpt. Or, without, it is a part of a cross-validation.
         ValueError: A process writes the run.
     """
     _check_is_run(run)
     check_free(run)
     if not only_last:
+        _check_is_no_part(run)
         num_files = sum(len(names) for _, _, names in os.walk(run))
         return Removal(run, f"the run, {num_files} files", size_of([run]), only_last=False)
     state = read_row(run).state
@@ -81,6 +84,20 @@ def plan_removal(run: Path, only_last: bool = False) -> Removal:
         return Removal(run, "nothing to remove", 0, True, has_any=False)
     num_bytes = _checkpoint_size(run) - _best(run).stat().st_size
     return Removal(run, " and ".join(names), num_bytes + share, only_last=True)
+
+
+def _check_is_no_part(run: Path) -> None:
+    """Refuse to delete a fold of a cross-validation, or the test of its networks.
+
+    Raises:
+        WrongUsage: The run is a part of a cross-validation.
+    """
+    whole = next((folder for folder in run.resolve().parents if has_folds(folder)), None)
+    if whole is not None:
+        raise WrongUsage(
+            f"{run} is a part of the cross-validation {whole}, which cannot be reported or resumed without it: "
+            f"delete the cross-validation with finetune runs rm {shlex.quote(str(whole))}"
+        )
 
 
 def delete_run(run: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from run_folders import write_run
 from run_holders import another
 
+from finetune.runs.fold_record import FoldRecord, write_folds
 from finetune.runs.removal import delete_run, plan_removal
 from finetune.system.messages import WrongUsage
 
@@ -77,3 +78,15 @@ def test_last_ckpt_of_an_unfinished_run_stays(run):
     (run / "test.json").write_text('{"test/accuracy": 1}')
     with pytest.raises(WrongUsage, match=r"no best\.ckpt"):
         plan_removal(run, only_last=True)
+
+
+def test_a_fold_is_only_deleted_with_its_cross_validation(run):
+    whole = write_run(run.parent / "version_1", [0, 1, 2], np.eye(3))
+    fold = whole / "fit/fold_1"
+    shutil.copytree(run, fold)
+    plan_removal(fold)  # the control: no cross-validation
+    write_folds(whole, FoldRecord(2, [], "."))
+    (fold / "checkpoints/best.ckpt").write_bytes(b"")
+    with pytest.raises(WrongUsage, match=r"finetune runs rm \S+/runs/fit/version_1$"):
+        plan_removal(fold)
+    plan_removal(whole)
