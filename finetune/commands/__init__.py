@@ -14,7 +14,8 @@ several networks by the images, `default_stages` lets a solved head take the fea
 chooses a length that ends in time. `run_name` checks `--name`. `trainer` makes the arguments of the Trainer. `fit`
 prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights` chooses the weights of best.ckpt,
 and `fit_summary` prints the result. `cross_validation` runs a fit for each fold; `fold_search` decides whether a fit is
-one, and which one it continues, and `fold_results` joins the results.
+one, and which one it continues, `fold_data` checks that the images can be split into folds, and `fold_results` joins
+the results.
 
 `parser` reports wrong keys and values, `error_lines` all other errors. `config_files` finds configs by name,
 `logger_names` finds loggers by name. `logged_sheet` draws test images for loggers. `trust` decides which modules a

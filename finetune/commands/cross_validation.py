@@ -9,8 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from finetune.commands.explicit_settings import read_explicit_settings
+from finetune.commands.fold_data import check_folds, silent
 from finetune.commands.fold_results import (
     answers_of,
     merged_about,
@@ -227,6 +227,9 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
                 raise WrongUsage(
                     f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
                 )
+            if not all(map(has_ended, fold_runs(folder, record.num_folds))):
+                config = folder / "config.yaml"
+                check_folds(record, flags, config if config.is_file() else None)
             return folder, record, flags
         log.info(
             "--resume found no run with folds of these data in %s: a new one begins", root / "fit"
@@ -237,8 +240,9 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     if name is not None:
         check_name(name)
         check_unused(root / "fit" / name)
-    folder = Run(root, "fit", name=name).choose()
     record = FoldRecord(num_folds, flags, os.getcwd())
+    check_folds(record, [])
+    folder = Run(root, "fit", name=name).choose()
     write_folds(folder, record)
     return folder, record, []
 
@@ -322,7 +326,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     for name in ("root", "table", "corrections"):
         if arguments.get(name):
             arguments[name] = os.path.join(record.working_dir, arguments[name])
-    with _silent(logging.getLogger("finetune.data")):  # the folds have logged the same
+    with silent(logging.getLogger("finetune.data")):  # the folds have logged the same
         data = data_module(settings["class_path"], arguments)
     checkpoint = folder / "checkpoints" / "best.ckpt"
     calibration = join_checkpoints(
@@ -342,17 +346,6 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     _report(folder, read_run(folder))
     if missed := calibration.describe_unreached_aim(result["class_names"]):
         raise ValueError(f"{missed}; {checkpoint} has no threshold for it")
-
-
-@contextmanager
-def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Log only errors within the context."""
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _test_together(folder: Path, record: FoldRecord) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from finetune.runs.fold_record import has_folds
 from finetune.runs.run_search import is_numbered, read_about
 from finetune.system.messages import WrongUsage
 
@@ -15,7 +16,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             folder is returned unchanged.
 
     Raises:
-        WrongUsage: The path is a folder without checkpoints.
+        WrongUsage: The path is a folder without checkpoints, or a cross-validation that has not ended.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -26,6 +27,10 @@ def checkpoint_of(path: str) -> tuple[str, str]:
             return str(best), ""
         if last.is_file():
             return str(last), f"{path} has no best checkpoint: {last} it is"
+    if has_folds(folder):
+        raise WrongUsage(
+            f"the cross-validation {path} has not ended: finetune fit --resume {path} continues it"
+        )
     runs = sorted(folder.glob("*/checkpoints/*.ckpt")) or sorted(
         folder.glob("*/*/checkpoints/*.ckpt")
     )
@@ -52,4 +57,5 @@ def run_of(path: str) -> str:
     is_run = (place / "checkpoints/last.ckpt").is_file() or (
         (place / "config.yaml").is_file() and has_begun
     )
+    is_run |= has_folds(place)  # also before its first fold has written a config.yaml
     return str(place) if is_run else ""

@@ -404,6 +404,35 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
+def test_impossible_folds_are_refused_before_the_first_one(images, tmp_path, commands):
+    """Also when a killed one is resumed, with the same line. The table has one image of blue."""
+    rows = [path for path in sorted(images.rglob("*.png")) if path.parent.name == "green"]
+    rows.append(next((images / "blue").glob("*.png")))
+    table = tmp_path / "few.csv"
+    table.write_text("\n".join(["path,label", *(f"{path},{path.parent.name}" for path in rows)]))
+    config = tmp_path / "few.yaml"
+    config.write_text(f"data:\n  init_args:\n    table: {table}\n")
+    killed = tmp_path / "killed/fit/version_0"
+    killed.mkdir(parents=True)
+    write_folds(killed, FoldRecord(2, [("data.table", str(table))], os.getcwd()))
+    out = ("--out", tmp_path / "out")
+    for arguments in (
+        (table, "--folds", 2, *out),
+        ("--config", config, "--folds", 2, *out),
+        ("--resume", killed),
+    ):
+        with pytest.raises(ValueError, match=r"has blue \(1 image\) in one: .* --data.exclude"):
+            run("fit", *arguments)
+    assert commands == [] and not (tmp_path / "out").exists()
+    with pytest.raises(
+        WrongUsage, match=r"has not ended: finetune fit --resume \S+/version_0 cont"
+    ):
+        run("predict", killed, images)
+    with pytest.raises(FileNotFoundError):  # the control: it starts
+        run("fit", images, "--folds", 2, *out)
+    assert len(commands) == 1
+
+
 def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path, commands):
     folder = tmp_path / "fit/version_0"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
@@ -414,6 +443,8 @@ def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path
     run("fit", "--resume", folder, "--epochs", "2", "--minutes", "5")  # the length is chosen
     assert [command[1:3] for command in commands] == [["--trainer.max_epochs", "2"]] * NUM_FOLDS
     assert not any("--minutes" in command for command in commands)
+    run("runs", "rm", folder, "--last", "--yes")
+    assert not list(folder.rglob("last.ckpt")) and len(list(folder.rglob("best.ckpt"))) == 3
 
 
 def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):

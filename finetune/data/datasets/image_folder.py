@@ -31,7 +31,7 @@ from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import Targets
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, counted, shown
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,15 @@ class FoldFaults:
         empty: The first fold that tests no image; None if there is none.
         untrained: The first fold without training images of another class, and the index of that class; None if there
             is none.
+        num_units: Number of groups or images of each class, if there are rare ones.
+        num_all_units: Number of groups or images that are split into folds.
     """
 
     rare: frozenset[int] = frozenset()
     empty: int | None = None
     untrained: tuple[int, int] | None = None
+    num_units: tuple[int, ...] = ()
+    num_all_units: int = 0
 
 
 def fold_faults(targets: Targets, units: Units, num_folds: int, val_fraction: float) -> FoldFaults:
@@ -67,10 +71,13 @@ def fold_faults(targets: Targets, units: Units, num_folds: int, val_fraction: fl
         num_with += targets.take(test).counts() > 0
         is_untrained.append(targets.take(train).counts() == 0)
     lacking = np.argwhere(np.array(is_untrained) & (num_with >= 2)).tolist()
+    rare = np.flatnonzero(num_with < 2).tolist()
     return FoldFaults(
-        rare=frozenset(np.flatnonzero(num_with < 2).tolist()),
+        rare=frozenset(rare),
         empty=next((fold for fold, num in enumerate(num_tested, 1) if not num), None),
         untrained=(lacking[0][0] + 1, lacking[0][1]) if lacking else None,
+        num_units=tuple(_num_units(targets, units).tolist()) if rare else (),
+        num_all_units=len(units.places),
     )
 
 
@@ -229,25 +236,16 @@ class ImageFolderData(ImageDataModule):
             WrongUsage: No group has more than one image.
         """
         if self.classes_without_images:
-            lacking = ", ".join(self.classes_without_images)
-            message = f"{self.root} has no images to train on of {lacking}"
-            if self.fold is not None:
-                message = f"folds need two images or groups of each class, and {self.root} has fewer of {lacking}"
-                if self.label_kind == "several":
-                    message = f"folds need images of each label in two folds, and {self.root} has {lacking} in one"
-            elif has_groups(self.splits):
-                message += (
-                    f" with split_seed {self.hparams['split_seed']}, which keeps groups whole"
-                )
-            raise ValueError(f"{message}: add some, or remove that class")
+            raise ValueError(self._lacking_classes())
         if self.has_only_zero_weights:
             raise ValueError(
                 f"all training images of {self.root} have the weight 0: correct the weights"
             )
         if self.fold_faults.empty is not None:
+            units = counted(self.fold_faults.num_all_units, self._unit())
             raise ValueError(
-                f"{self.root} has too few images or groups for {self.num_folds} folds: "
-                f"fold {self.fold_faults.empty} would test none; take fewer folds"
+                f"{self.root} has {units}, and fold {self.fold_faults.empty} would test none of them: take fewer folds "
+                f"than {self.num_folds}"
             )
         if self.fold_faults.untrained is not None:
             fold, k = self.fold_faults.untrained
@@ -262,6 +260,30 @@ class ImageFolderData(ImageDataModule):
                 f"--data.group_by {self.group_by!r} finds no group of two images or more, for example none for "
                 f"{shown(example)}"
             )
+
+    def _lacking_classes(self) -> str:
+        """Return the error message for classes without images to train on, or with too few for folds."""
+        names = self.classes_without_images
+        lacking = ", ".join(names)
+        if self.fold is None:
+            message = f"{self.root} has no images to train on of {lacking}"
+            if has_groups(self.splits):
+                seed = self.hparams["split_seed"]
+                message += f" with split_seed {seed}, which keeps groups whole"
+            return f"{message}: add some, or remove that class"
+        if self.fold_faults.num_units:
+            of_class = dict(zip(self.class_names, self.fold_faults.num_units, strict=True))
+            numbers = [counted(of_class[name], self._unit()) for name in names]
+            lacking = ", ".join(f"{name} ({n})" for name, n in zip(names, numbers, strict=True))
+        kind = "label" if self.label_kind == "several" else "class"
+        message = (
+            f"images of each {kind} must be in two folds, and {self.root} has {lacking} in one"
+        )
+        return f"{message}: add some, or skip them with --data.exclude"
+
+    def _unit(self) -> str:
+        """Return what is split as a whole, in a word."""
+        return "group" if has_groups(self.splits) else "image"
 
     def use_all_images(self, split: str) -> None:
         if split in self.splits and self.splits[split].origin != SET_APART:
@@ -285,6 +307,15 @@ class ImageFolderData(ImageDataModule):
         stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
         weights = samples.weights if split == "train" else None
         return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
+
+
+def _num_units(targets: Targets, units: Units) -> np.ndarray:
+    """Return the number of groups with images of each class, (K,)."""
+    if len(units.places) == len(targets):
+        return targets.counts()
+    order = np.argsort(units.of_image, kind="stable")
+    ends = np.cumsum(np.bincount(units.of_image))[:-1]
+    return np.sum([targets.take(rows).counts() > 0 for rows in np.split(order, ends)], axis=0)
 
 
 class Hotdog(ImageFolderData):
