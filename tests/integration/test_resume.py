@@ -52,7 +52,7 @@ def test_killed_while_a_checkpoint_was_written(results):
 
 
 def test_a_closed_terminal_stops_all_processes_after_the_step(results):
-    """SIGINT: test_promises.py, test_fold_runs.py."""
+    """SIGINT: test_promises.py; that it leaves what SIGTERM does: test_signals.py."""
     result = results["sighup"]
     assert result["stopped"] == [129, 129]
     assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, (
