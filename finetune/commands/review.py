@@ -65,7 +65,7 @@ def review(
     """
     be_quiet()
     table = TableOptions(
-        root=None if root is None else Path(root),
+        root=root,
         columns=parse_columns(columns),
         separator=label_separator,
         labels=labels,

@@ -67,7 +67,7 @@ def list_images(folder: str | Path, options: TableOptions = _AS_FOUND) -> Review
     is_of_table = is_table(folder) and not Path(folder).is_dir()
     # without fractions: the images of a data set without splits stay together
     data = ImageFolderData(
-        root=(options.root and str(options.root)) if is_of_table else str(folder),
+        root=options.root if is_of_table else str(folder),
         table=str(folder) if is_of_table else None,
         columns=dict(options.columns),
         labels=options.labels,

@@ -26,6 +26,7 @@ from finetune.system.messages import NotFound, WrongUsage
 pytestmark = pytest.mark.slow
 
 UNTESTED = ("--test_after_fit", "false")
+UNLEARNED = ["fit", *QUICKEST, *UNTESTED, "--lr", "1e-12"]
 FINISHED = ("--trainer.max_epochs", 1)
 UNFINISHED = ("--trainer.max_epochs", 2)
 # Of a network that takes pictures of any size.
@@ -185,6 +186,17 @@ def test_a_run_goes_on_with_its_own_settings(colours, own_runs, cli, tmp_path, h
     assert after == before and epochs_of(run) == 2
 
 
+@pytest.fixture(scope="module")
+def ended_early(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that ended by its patience, since nothing is learned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("early"))
+        line = [*UNLEARNED, colours, "--trainer.max_epochs", 9, "--patience", 2]
+        run_command([str(word) for word in line])
+        run_lock.release()
+        return Path("runs").absolute()
+
+
 @pytest.mark.parametrize(
     ("limit", "is_finished"),
     [
@@ -194,15 +206,13 @@ def test_a_run_goes_on_with_its_own_settings(colours, own_runs, cli, tmp_path, h
     ],
 )
 def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_it_is_finished(
-    colours, cli, tmp_path, limit, is_finished, caplog
+    colours, cli, tmp_path, ended_early, limit, is_finished, caplog
 ):
-    # nothing is learned
-    fit = ["fit", colours, *QUICKEST, *UNTESTED, "--lr", "1e-12", "--trainer.max_epochs"]
-    cli(*fit, 9, "--patience", 2)
+    shutil.copytree(ended_early, tmp_path / "runs")
     (tmp_path / "runs/fit/version_1").mkdir()
     assert epochs_of(tmp_path / "runs/fit/version_0") == 3
     with caplog.at_level("INFO", "finetune"):
-        cli(*fit, 4, *limit, "--resume")
+        cli(*UNLEARNED, colours, "--trainer.max_epochs", 4, *limit, "--resume")
     assert (tmp_path / "runs/fit/version_2").exists() == is_finished
     assert (
         "is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text

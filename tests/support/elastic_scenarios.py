@@ -1,4 +1,4 @@
-"""The scenarios of test_elastic.py: `python elastic_scenarios.py OUT DATA WORLD_SIZE`, for 1, 2 and 3 processes.
+"""The scenarios of test_elastic.py: `elastic_scenarios.py OUT DATA WORLD_SIZE`, first for 1 and then for 3 processes.
 
 Every case trains completely, and writes a checkpoint within its second epoch. If there is a checkpoint of another
 number of processes, the case also continues from that. Results are in OUT/<name>_<rank>.pt.
@@ -38,7 +38,7 @@ from finetune.training.lr_schedulers import WarmupCosine
 
 # of five steps an epoch, the last on one picture: two of three processes have none
 AT, STEPS = 7, 10
-FROM = {1: 3, 2: 1, 3: 2}  # each goes on from a checkpoint of so many processes
+FROM = {1: 3, 3: 1}  # each goes on from a checkpoint of so many processes
 
 
 def noisy_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
@@ -216,7 +216,7 @@ def main() -> None:
             save(name, trained(out, name, data))
         if (before / f"{name}.ckpt").exists():
             save(f"resumed_{name}", trained(out, name, data, before / f"{name}.ckpt"))
-    if k < 3 and (before / "mixed.ckpt").exists():
+    if (before / "mixed.ckpt").exists():
         save(
             "partners_of_the_batch",
             trained(out, "mixed", data, before / "mixed.ckpt", partners_of_the_batch),
@@ -227,7 +227,7 @@ def main() -> None:
         "restored_in_float32": ("small", restored_in_float32),
         "sizes_begun_anew": ("sizes", sizes_begun_anew),
     }
-    for control, (name, context) in controls.items() if k == 2 else ():
+    for control, (name, context) in controls.items() if k == 3 else ():
         save(control, trained(out, name, data, before / f"{name}.ckpt", context))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
