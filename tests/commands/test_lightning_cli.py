@@ -269,7 +269,7 @@ OTHER_NAMES = [pytest.param(name, marks=pytest.mark.slow) for name in ("[2024]",
 def test_a_folder_has_its_own_name_though_that_is_yaml(colours, cli, tmp_path, name):
     """On the command line, and in config.yaml, which repeats the run."""
     Path(name).symlink_to(colours)
-    cli("fit", name, *QUICKEST, "--trainer.max_steps", 1)
+    cli("fit", name, *QUICKEST, "--trainer.max_steps", 1, "--test_after_fit", "false")
     config = Path("runs/fit/version_0/config.yaml")
     assert yaml.safe_load(config.read_text())["data"]["init_args"]["root"] == name
     cli("fit", "--config", config)

@@ -27,7 +27,8 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
     def short(name: str) -> str:
         config = yaml.safe_load(Path(config_files.find(name)).read_text())
         config["trainer"] |= {"max_epochs": 1, "accelerator": "cpu"}
-        config["data"]["init_args"]["image_size"] = 32
+        config["data"]["init_args"]["image_size"] = 28
+        config.setdefault("model", {})["backbone"] = "small_cnn"
         (tmp_path / name).write_text(yaml.safe_dump(config))
         return str(tmp_path / name)
 

@@ -39,6 +39,8 @@ def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(
     cli, colours, more, caplog
 ):
     options = ["--data.root", colours, *QUICKEST, *more, "--trainer.precision", "64-true"]
+    # a last batch of fewer images would be compiled once more, and so would that of the test
+    options += ["--trainer.limit_train_batches", 3, "--test_after_fit", "false"]
     with caplog.at_level(logging.INFO, logger="finetune"):
         before = seconds_compiling()
         cli("fit", *options, "--model.compile", "true")
