@@ -109,6 +109,7 @@ print(json.dumps([size, names, len(files["train"])]))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("locale", ["iso8859-1"], indirect=True)
 def test_python_programs_read_configs_and_class_names_as_utf8(locale, pictures, tmp_path):
     (tmp_path / "config.yaml").write_text(f"size: {CLASS}\n", "utf-8")
     done = python(["-c", READS, str(pictures)], tmp_path, locale)
