@@ -1,7 +1,7 @@
 """Parse command lines in two thirds of the time, for the thousand commands that run in the processes of tests.
 
-jsonargparse looks for an option in the list of all, some thousand times a command, and Lightning reads the entry
-points of all installed packages for each Trainer. Both find the same each time.
+jsonargparse looks for an option in the list of all, some thousand times a command, and splits its dotted names some ten
+thousand times; Lightning reads the entry points of all installed packages for each Trainer. Each finds the same again.
 """
 
 import sys
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from jsonargparse import _actions, _subcommands
+from jsonargparse import Namespace, _actions, _namespace, _subcommands
 from lightning_fabric.utilities import registry
 
 _KEPT = 64  # lists of actions
@@ -66,10 +66,33 @@ def _find(parser: Any, dest: str, exclude: Any = None) -> tuple[Any, str | None]
     return index.by_name.get(dest), None
 
 
+@cache
+def _parts(key: str) -> list[str]:
+    return [_namespace.add_clash_mark(part) for part in key.split(".")]
+
+
+def _parse_key(self: Namespace, key: str) -> tuple[str, Any, str]:
+    """Do what `Namespace._parse_key` does, which splits each key anew."""
+    if not isinstance(key, str) or " " in key or "" in (parts := _parts(key)):
+        return _ORIGINAL_PARSE_KEY(self, key)
+    parent: Any = self
+    for part in parts[:-1]:
+        if not hasattr(parent, part) and not (isinstance(parent, dict) and part in parent):
+            return parts[-1], None, ".".join(parts[:-1])
+        parent = parent[part]
+        if parent is not None and not isinstance(parent, (Namespace, dict)):
+            return parts[-1], None, ".".join(parts[:-1])
+    return parts[-1], parent, ".".join(parts[:-1])
+
+
+_ORIGINAL_PARSE_KEY = Namespace._parse_key
+
+
 def parse_quickly() -> None:
     """Let this process find options and entry points quickly."""
     original = _subcommands.find_action_and_subcommand
     for name, module in list(sys.modules.items()):
         if name.startswith("jsonargparse") and original in vars(module).values():
             patch.object(module, "find_action_and_subcommand", _find).start()
+    patch.object(Namespace, "_parse_key", _parse_key).start()
     patch.object(registry, "entry_points", cache(registry.entry_points)).start()
