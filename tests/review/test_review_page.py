@@ -307,8 +307,7 @@ def test_names_are_text_and_never_markup(serve, wrong):
     assert "<img src=x onerror=alert(1)>" in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_it_fits_a_screen_and_a_phone(serve, wrong, width, scheme):
     page = serve(wrong).open(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page.locator("#neighbours img").first.wait_for(timeout=20_000)
