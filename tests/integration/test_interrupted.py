@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
+from colours import draw_colours
 from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.distributed.signals import Interrupted, SignalFlag
@@ -23,6 +24,12 @@ ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
 # 2 steps an epoch
 GATHERING = ("--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "2")
 OFTEN_VALIDATED = ("--trainer.val_check_interval", "2")
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half as many images as elsewhere, for 5 steps an epoch all the same."""
+    return draw_colours(tmp_path_factory.mktemp("data") / "colours", train=10, test=2)
 
 
 def component(path: str, **options: Any) -> str:
@@ -111,7 +118,7 @@ def trained(
             "--data.image_size",
             28,
             "--data.batch_size",
-            12,
+            6,
             "--data.num_workers",
             0,
         ]
