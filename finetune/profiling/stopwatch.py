@@ -71,10 +71,10 @@ class Stopwatch(pl.Callback):
     def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same while the clock is stopped."""
 
-        def uncounted(*arguments: Any) -> Any:
+        def uncounted(**arguments: Any) -> Any:
             before = time.perf_counter()
             try:
-                return function(*arguments)
+                return function(**arguments)
             finally:
                 self.began += time.perf_counter() - before
 
