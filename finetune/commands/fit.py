@@ -335,7 +335,7 @@ def _check_threshold(parts: Parts, calibration: AnyCalibration) -> None:
             f"--threshold {parts.options.threshold}: nothing was validated, so {best} has no threshold"
         )
     missed = calibration.describe_unreached_aim(parts.model.class_names)
-    if missed and parts.data.fold is None:
+    if missed and parts.data.splitting.fold is None:
         raise ValueError(f"{missed}; {best} has no threshold")
 
 

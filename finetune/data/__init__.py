@@ -7,7 +7,7 @@ Lists of images:
 - `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
   `splits` splits them.
 - `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
-- `storage`: stats files and opens them. `prediction_paths`: the images to predict.
+- `storage`: lists folders, stats files and opens them. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:
@@ -24,7 +24,7 @@ Batches:
 - `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
-`datamodule` is the base class of all data modules. `data_settings` validates its arguments, `class_weights` parses the
+`datamodule` is the base class of all data modules. `data_settings` holds its settings, `class_weights` parses the
 weights of classes, `data_place` says where the images lie. `depth` warns of images
 that would be black in training. The package `checking` looks for faults in a data set.
 

@@ -1,11 +1,15 @@
-"""Checks of a data module's arguments, before any file is read."""
+"""The settings of a data module, which are checked before any file is read."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from finetune.data.groups import check_group_by
+from finetune.data.size_schedule import parse_sizes
 from finetune.data.storage import normal_path
 from finetune.data.tables.table_file import is_table
+from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
@@ -20,101 +24,154 @@ from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage
 
 
-def check_sizes(
-    batch_size: int,
-    image_size: int,
-    cache_size: int | None,
-    cache_limit_gb: float,
-    num_workers: int | str,
-    schedule: Sequence[int] = (),
-    eval_image_size: int | None = None,
-    crop_share: float = 1.0,
-) -> None:
-    """Check sizes and numbers.
+@dataclass(frozen=True)
+class Preparation:
+    """How images are prepared for the network. The attributes are arguments of `ImageDataModule`.
 
     Raises:
         WrongUsage: A value is out of range.
     """
-    if batch_size < 1 or image_size < 8:
-        raise WrongUsage(
-            f"batch_size must be at least 1 and image_size 8, got {batch_size} and {image_size}"
-        )
-    if batch_size > MAX_IN_A_BATCH:
-        raise WrongUsage(f"batch_size must be at most {MAX_IN_A_BATCH:,}, got {batch_size:,}")
-    if max(image_size, eval_image_size or 0, *schedule) > MAX_PIXELS:
-        largest = max(image_size, eval_image_size or 0, *schedule)
-        raise WrongUsage(
-            f"image_size must be at most {MAX_PIXELS}, got {largest}; most networks take 224"
-        )
-    if eval_image_size is not None and eval_image_size < 8:
-        raise WrongUsage(f"eval_image_size must be at least 8, got {eval_image_size}")
-    if not MIN_CROP_SHARE <= crop_share <= 1:
-        raise WrongUsage(f"crop_share must be from {MIN_CROP_SHARE} to 1, got {crop_share}")
-    if (side := (eval_image_size or image_size) / crop_share) > MAX_RESIZED:
-        raise WrongUsage(
-            f"crop_share {crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
-        )
-    sizes = {"image_size": image_size, "eval_image_size": eval_image_size or 0}
-    sizes["image_size_schedule"] = max(schedule, default=0)
-    name = max(sizes, key=lambda name: sizes[name])
-    if cache_size is not None and cache_size < sizes[name]:
-        raise WrongUsage(f"cache_size {cache_size} must be at least {name}, {sizes[name]}")
+
+    image_size: int
+    eval_image_size: int | None = None
+    image_size_schedule: Sequence[int] | str | None = None
+    resize: ResizeMode = "shorter_side"
+    interpolation: Interpolation = "bilinear"
+    crop_share: float = CROP_SHARE
+    cache_size: int | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the schedule; () if there is none."""
+        return parse_sizes(self.image_size_schedule, self.image_size)
+
+    @property
+    def evaluated_size(self) -> int:
+        """Side of the input in evaluation, in pixels."""
+        return self.eval_image_size or self.image_size
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes
+        if self.image_size < 8:
+            raise WrongUsage(f"image_size must be at least 8, got {self.image_size}")
+        if self.eval_image_size is not None and self.eval_image_size < 8:
+            raise WrongUsage(f"eval_image_size must be at least 8, got {self.eval_image_size}")
+        largest = max(self.image_size, self.evaluated_size, *sizes)
+        if largest > MAX_PIXELS:
+            raise WrongUsage(
+                f"image_size must be at most {MAX_PIXELS}, got {largest}; most networks take 224"
+            )
+        if not MIN_CROP_SHARE <= self.crop_share <= 1:
+            raise WrongUsage(
+                f"crop_share must be from {MIN_CROP_SHARE} to 1, got {self.crop_share}"
+            )
+        side = self.evaluated_size / self.crop_share
+        if side > MAX_RESIZED:
+            raise WrongUsage(
+                f"crop_share {self.crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
+            )
+        by_name = {
+            "image_size": self.image_size,
+            "eval_image_size": self.evaluated_size,
+            "image_size_schedule": max(sizes, default=0),
+        }
+        name = max(by_name, key=lambda name: by_name[name])
+        if self.cache_size is not None and self.cache_size < by_name[name]:
+            raise WrongUsage(
+                f"cache_size {self.cache_size} must be at least {name}, {by_name[name]}"
+            )
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images are changed at random. The attributes are arguments of `ImageDataModule`.
+
+    Raises:
+        WrongUsage: A value is out of range, or the list has more transforms than a checkpoint may hold.
+    """
+
+    crop_and_flip: bool = True
+    min_crop: float = 1.0
+    augmentations: list[dict[str, Any]] | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_crop <= 1:
+            raise WrongUsage(f"min_crop must be above 0 and at most 1, got {self.min_crop}")
+        for name, value in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not 0 <= value < math.inf:
+                raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
+        if not are_augmentations(self.augmentations):
+            raise WrongUsage(
+                f"augmentations must be a list of at most {MAX_AUGMENTATIONS} transforms, each with class_path and "
+                "init_args of plain values"
+            )
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How images without splits are split. The attributes are arguments of `ImageDataModule`.
+
+    Raises:
+        WrongUsage: A value is out of range, no training data would be left, or only one of `fold` and `num_folds` is
+            given.
+    """
+
+    val_fraction: float = 0.0
+    test_fraction: float = 0.0
+    split_seed: int = 0
+    group_by: str | None = None
+    num_folds: int | None = None
+    fold: int | None = None
+
+    def __post_init__(self) -> None:
+        fractions = (self.val_fraction, self.test_fraction)
+        if not all(0 <= fraction < 1 for fraction in fractions) or sum(fractions) >= 1:
+            text = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
+            raise WrongUsage(f"{text} must leave some training data")
+        self._check_folds()
+        check_group_by(self.group_by)
+
+    def _check_folds(self) -> None:
+        if self.num_folds is None and self.fold is None:
+            return
+        if self.num_folds is None or self.fold is None:
+            raise WrongUsage(
+                "fold and num_folds go together: finetune fit FOLDER --folds 5 runs all folds"
+            )
+        if not 2 <= self.num_folds <= MAX_FOLDS or not 1 <= self.fold <= self.num_folds:
+            raise WrongUsage(
+                f"num_folds must be from 2 to {MAX_FOLDS} and fold from 1 to num_folds, got {self.num_folds} and "
+                f"{self.fold}"
+            )
+        if self.val_fraction + 1 / self.num_folds >= 1:
+            raise WrongUsage(
+                f"val_fraction {self.val_fraction} and one fold of {self.num_folds} must leave some training data"
+            )
+
+
+def check_loading(batch_size: int, num_workers: int | str, cache_limit_gb: float) -> None:
+    """Check the numbers that say how images are loaded.
+
+    Raises:
+        WrongUsage: A value is out of range.
+    """
+    if not 1 <= batch_size <= MAX_IN_A_BATCH:
+        limit = "at least 1" if batch_size < 1 else f"at most {MAX_IN_A_BATCH:,}"
+        raise WrongUsage(f"batch_size must be {limit}, got {batch_size:,}")
     if not cache_limit_gb >= 0 or (isinstance(num_workers, int) and num_workers < 0):
         raise WrongUsage(
             f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative"
         )
 
 
-def check_shares(val_fraction: float, test_fraction: float, min_crop: float) -> None:
-    """Check the fractions of the splits and the smallest crop.
-
-    Raises:
-        WrongUsage: A value is out of range, or no training data would be left.
-    """
-    if not 0 < min_crop <= 1:
-        raise WrongUsage(f"min_crop must be above 0 and at most 1, got {min_crop}")
-    if not 0 <= val_fraction < 1 or not 0 <= test_fraction < 1 or val_fraction + test_fraction >= 1:
-        fractions = f"val_fraction {val_fraction} and test_fraction {test_fraction}"
-        raise WrongUsage(f"{fractions} must leave some training data")
-
-
-def check_folds(fold: int | None, num_folds: int | None, val_fraction: float) -> None:
-    """Check the settings of a cross-validation.
-
-    Raises:
-        WrongUsage: Only one of them is given, a value is out of range, or no training data would be left.
-    """
-    if num_folds is None and fold is None:
-        return
-    if num_folds is None or fold is None:
-        raise WrongUsage(
-            "fold and num_folds go together: finetune fit FOLDER --folds 5 runs all folds"
-        )
-    if not 2 <= num_folds <= MAX_FOLDS or not 1 <= fold <= num_folds:
-        raise WrongUsage(
-            f"num_folds must be from 2 to {MAX_FOLDS} and fold from 1 to num_folds, got {num_folds} and {fold}"
-        )
-    if val_fraction + 1 / num_folds >= 1:
-        raise WrongUsage(
-            f"val_fraction {val_fraction} and one fold of {num_folds} must leave some training data"
-        )
-
-
-def check_lists(
-    augmentations: list[dict[str, Any]] | None,
-    exclude: Sequence[str],
-    merge: Sequence[str] | str | None = None,
-) -> None:
+def check_lists(exclude: Sequence[str], merge: Sequence[str] | str | None) -> None:
     """Check that lists are not longer than a checkpoint may hold; `finetune test` refuses longer ones.
 
     Raises:
         WrongUsage: A list is too long.
     """
-    if not are_augmentations(augmentations):
-        raise WrongUsage(
-            f"augmentations must be a list of at most {MAX_AUGMENTATIONS} transforms, each with class_path and "
-            "init_args of plain values"
-        )
     if len(exclude) > MAX_EXCLUDED:
         raise WrongUsage(
             f"exclude can name {MAX_EXCLUDED:,} class folders at most, got {len(exclude):,}"
@@ -151,17 +208,6 @@ def parse_merge(merge: Sequence[str] | str | None) -> dict[str, str]:
                 f"--data.merge: {name!r} becomes {target!r}, which is merged itself; name the last class directly"
             )
     return new_names
-
-
-def check_mixing(mixup: float, cutmix: float) -> None:
-    """Check the strengths of mixup and CutMix.
-
-    Raises:
-        WrongUsage: A value is negative or not finite.
-    """
-    for name, value in (("mixup", mixup), ("cutmix", cutmix)):
-        if not 0 <= value < math.inf:
-            raise WrongUsage(f"{name} must be at least 0 and finite, got {value}")
 
 
 def required_folder(root: str | None) -> str:

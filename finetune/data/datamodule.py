@@ -14,18 +14,17 @@ from torch.utils.data import DataLoader
 
 from finetune.data.corrected_samples import AppliedCorrections
 from finetune.data.data_settings import (
-    check_folds,
+    Augmentation,
+    Preparation,
+    Splitting,
     check_lists,
-    check_mixing,
-    check_shares,
-    check_sizes,
+    check_loading,
     missing_split_message,
     parse_merge,
     required_folder,
 )
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.device_copy import DeviceCopy
-from finetune.data.groups import check_group_by
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.loader import (
     BATCHES_AHEAD,
@@ -49,7 +48,7 @@ from finetune.data.samplers import (
 )
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord, merge_records
-from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform, parse_sizes
+from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform
 from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
@@ -171,21 +170,31 @@ class ImageDataModule(pl.LightningDataModule):
         table = table and os.path.expanduser(table)
         corrections = corrections and os.path.expanduser(corrections)
         super().__init__()
-        sizes = parse_sizes(image_size_schedule, image_size)
-        check_sizes(
-            batch_size=batch_size,
+        check_loading(batch_size, num_workers, cache_limit_gb)
+        self.preparation = Preparation(
             image_size=image_size,
-            cache_size=cache_size,
-            cache_limit_gb=cache_limit_gb,
-            num_workers=num_workers,
-            schedule=sizes,
             eval_image_size=eval_image_size,
+            image_size_schedule=image_size_schedule,
+            resize=resize,
+            interpolation=interpolation,
             crop_share=crop_share,
+            cache_size=cache_size,
         )
-        check_shares(val_fraction, test_fraction, min_crop)
-        check_folds(fold, num_folds, val_fraction)
-        check_group_by(group_by)
-        check_mixing(mixup, cutmix)
+        self.splitting = Splitting(
+            val_fraction=val_fraction,
+            test_fraction=test_fraction,
+            split_seed=split_seed,
+            group_by=group_by,
+            num_folds=num_folds,
+            fold=fold,
+        )
+        self.augmentation = Augmentation(
+            crop_and_flip=crop_and_flip,
+            min_crop=min_crop,
+            augmentations=augmentations,
+            mixup=mixup,
+            cutmix=cutmix,
+        )
         self.save_hyperparameters(
             ignore=["predict", "num_workers", "cache_limit_gb", "class_names"]
         )
@@ -199,10 +208,7 @@ class ImageDataModule(pl.LightningDataModule):
         self.columns = parse_columns(columns)
         self.labels = labels
         self.label_separator = label_separator
-        check_lists(augmentations, self.exclude, merge)
-        self.group_by = group_by
-        self.num_folds = num_folds
-        self.fold = fold
+        check_lists(self.exclude, merge)
         if correct_test and corrections is None:
             raise WrongUsage("--data.correct_test needs a file: --data.corrections FILE")
         self.corrections = corrections
@@ -210,14 +216,13 @@ class ImageDataModule(pl.LightningDataModule):
         self.applied_corrections: AppliedCorrections | None = None
         self.batch_size = batch_size
         self.image_size = image_size
-        self.sizes = sizes
-        self.eval_image_size = eval_image_size or image_size
+        self.sizes = self.preparation.sizes
+        self.eval_image_size = self.preparation.evaluated_size
         self.num_workers = num_workers
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
-        self.cache_size = cache_size
         self.train_transforms, self.eval_transform = pipelines(
-            {image_size, *sizes},
+            {image_size, *self.sizes},
             self.eval_image_size,
             resize=resize,
             interpolation=interpolation,
@@ -227,7 +232,7 @@ class ImageDataModule(pl.LightningDataModule):
             min_crop=min_crop,
         )
         self.mixing = Mixing(mixup, cutmix)
-        self.collate = Collate(image_size, self.eval_image_size, *sizes)
+        self.collate = Collate(image_size, self.eval_image_size, *self.sizes)
         self.splits: dict[str, Samples] = {}
         self.folder = ""  # of the images
         self._transfer = DeviceCopy()
@@ -247,7 +252,7 @@ class ImageDataModule(pl.LightningDataModule):
         else:
             if table is None:
                 self.folder = self.obtain(required_folder(self.root))
-            self.scan(self.folder, val_fraction, test_fraction, split_seed)
+            self.scan(self.folder)
 
     def obtain(self, root: str) -> str:
         """Return the folder of the images. A missing data set is created or downloaded first.
@@ -262,7 +267,7 @@ class ImageDataModule(pl.LightningDataModule):
         return kind_of(root) not in (None, "link")
 
     @abstractmethod
-    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str) -> None:
         """Set `class_names`, `splits`, `seen` and `fingerprint`; `label_kind` if images have several labels."""
 
     def use_all_images(self, split: str) -> None:

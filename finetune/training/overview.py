@@ -95,11 +95,12 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
             yield f"{split} has no images of {_some(lacking)}: its results do not measure them"
     yield from _classes_of_weight_0(data)
     yield from straddling_groups(data.splits)
-    test_fraction = data.hparams["test_fraction"] if data.num_folds is None else 1 / data.num_folds
-    fractions = {"val": data.hparams["val_fraction"], "test": test_fraction}
+    settings = data.splitting
+    test_fraction = settings.test_fraction if settings.num_folds is None else 1 / settings.num_folds
+    fractions = {"val": settings.val_fraction, "test": test_fraction}
     yield from unequal_shares(data.splits, fractions)
     # the folds of a cross-validation count together
-    is_whole = "test" in data.splits and data.num_folds is None
+    is_whole = "test" in data.splits and settings.num_folds is None
     if is_whole and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         metric = "an accuracy" if data.label_kind == "single" else "a share of them"
@@ -133,11 +134,11 @@ def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterato
 def crop_line(data: ImageDataModule) -> str:
     """Return a line if the crop of evaluation removes much of many images; else ""."""
     paths = data.splits["train"].paths
-    hparams = data.hparams
+    preparation = data.preparation
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
     sizes = [size for size in (stored_size(paths[i]) for i in chosen.tolist()) if min(size) > 0]
     cut = np.array(
-        [cropped_area(*size, hparams["resize"], hparams["crop_share"]) for size in sizes]
+        [cropped_area(*size, preparation.resize, preparation.crop_share) for size in sizes]
     )
     much = cut > _MUCH_CROPPED
     if not sizes or much.mean() < _MANY_CROPPED:
@@ -159,9 +160,9 @@ def _pictures(data: ImageDataModule) -> str:
         if split in data.splits:
             origin = data.splits[split].origin
             if origin == SET_APART:
-                origin += f", split_seed {data.hparams['split_seed']}"
-            if split == "test" and data.fold is not None:
-                origin += f", fold {data.fold} of {data.num_folds}"
+                origin += f", split_seed {data.splitting.split_seed}"
+            if split == "test" and data.splitting.fold is not None:
+                origin += f", fold {data.splitting.fold} of {data.splitting.num_folds}"
             splits.append(
                 f"{split} {len(data.splits[split]):,}" + (f" ({origin})" if origin else "")
             )

@@ -42,12 +42,17 @@ def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
 class LabelledFiles(ImageDataModule):
     """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
 
-    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str) -> None:
         folder = Path(root)
         self.class_names = list(LABELS)
         self.label_kind = "several"
         train = _read(folder / "train", "")
-        rest, val = stratified(train.names(), train.targets.strata(), (val_fraction,), split_seed)
+        rest, val = stratified(
+            train.names(),
+            train.targets.strata(),
+            (self.splitting.val_fraction,),
+            self.splitting.split_seed,
+        )
         self.splits["train"] = train.take(rest)
         if len(val):
             self.splits["val"] = replace(train.take(val), origin=SET_APART)

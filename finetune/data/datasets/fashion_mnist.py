@@ -28,7 +28,7 @@ class FashionMNIST(ImageFolderData):
     def is_in(cls, root: str) -> bool:
         return is_available(Path(root))
 
-    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str) -> None:
         if not self.class_names:
             self.class_names = list(CLASS_NAMES)
-        super().scan(root, val_fraction, test_fraction, split_seed)
+        super().scan(root)

@@ -90,7 +90,7 @@ class ImageFolderData(ImageDataModule):
     fold_faults = FoldFaults()
     has_only_zero_weights = False  # whether all training images have the weight 0
 
-    def scan(self, root: str, val_fraction: float, test_fraction: float, split_seed: int) -> None:
+    def scan(self, root: str) -> None:
         is_skipped = self.on_bad_image == "skip"
         images = self.source(root).find(self.class_names or None, is_skipped, is_rank_zero())
         self.class_names = images.class_names
@@ -99,11 +99,10 @@ class ImageFolderData(ImageDataModule):
         self.remark = images.remark
         self.skipped_rows = images.skipped
         found = {
-            split: put_into_groups(part, self.group_by) for split, part in images.splits.items()
+            split: put_into_groups(part, self.splitting.group_by)
+            for split, part in images.splits.items()
         }
-        splits, lacking, self.fold_faults = self._split(
-            found, val_fraction, test_fraction, split_seed
-        )
+        splits, lacking, self.fold_faults = self._split(found)
         self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
         # a missing file is an error where it would be trained or validated on
         is_lenient = is_skipped or "train" not in found
@@ -152,37 +151,33 @@ class ImageFolderData(ImageDataModule):
             if is_set:
                 raise WrongUsage(f"--{name} is for tables, and {self.root} is a folder")
 
-    def _split(
-        self,
-        found: dict[str, Samples],
-        val_fraction: float,
-        test_fraction: float,
-        split_seed: int,
-    ) -> tuple[dict[str, Samples], set[str], FoldFaults]:
+    def _split(self, found: dict[str, Samples]) -> tuple[dict[str, Samples], set[str], FoldFaults]:
         """Return the splits, after splitting the images that have none; the classes without images; faults of folds."""
         faults = FoldFaults()
         if "all" not in found and "train" not in found:
             return found, set(), faults
+        settings = self.splitting
         everything = found["all"] if "all" in found else found["train"]
         names, strata = list(everything.names()), everything.targets.strata()
         lacking = set(empty_classes(everything, self.class_names))
-        if self.fold is not None and self.num_folds is not None:
-            units = units_of(names, strata, split_seed, everything.groups)
-            val_share = 0.0 if "val" in found else val_fraction
-            faults = fold_faults(everything.targets, units, self.num_folds, val_share)
+        if settings.fold is not None and settings.num_folds is not None:
+            units = units_of(names, strata, settings.split_seed, everything.groups)
+            val_share = 0.0 if "val" in found else settings.val_fraction
+            faults = fold_faults(everything.targets, units, settings.num_folds, val_share)
             lacking |= {self.class_names[k] for k in faults.rare}
-            parts = fold_parts(units, self.fold, self.num_folds, val_share)
+            parts = fold_parts(units, settings.fold, settings.num_folds, val_share)
         elif "all" in found:
-            fractions = (val_fraction, test_fraction)
-            parts = stratified(names, strata, fractions, split_seed, everything.groups)
-        elif "val" not in found and val_fraction > 0:
-            parts = stratified(names, strata, (val_fraction,), split_seed, everything.groups)
+            fractions: tuple[float, ...] = (settings.val_fraction, settings.test_fraction)
+            parts = stratified(names, strata, fractions, settings.split_seed, everything.groups)
+        elif "val" not in found and settings.val_fraction > 0:
+            fractions = (settings.val_fraction,)
+            parts = stratified(names, strata, fractions, settings.split_seed, everything.groups)
         else:
             parts = [np.arange(len(everything))]
         train = everything.take(parts[0])
         if "all" in found:
             train = replace(train, origin=NOT_SET_APART)
-        if self.fold is None and has_groups({"train": everything}):
+        if settings.fold is None and has_groups({"train": everything}):
             lacking |= set(empty_classes(train, self.class_names))
         splits = {name: part for name, part in found.items() if name != "all"}
         splits["train"] = train
@@ -204,7 +199,7 @@ class ImageFolderData(ImageDataModule):
         )
         if "train" in self.splits:
             lacking = set(empty_classes(self.splits["train"], self.class_names))
-            if self.fold is not None:  # those that are in too few folds
+            if self.splitting.fold is not None:  # those that are in too few folds
                 lacking |= set(self.classes_without_images)
             self.classes_without_images = tuple(n for n in self.class_names if n in lacking)
 
@@ -235,6 +230,8 @@ class ImageFolderData(ImageDataModule):
             ValueError: A class has none, or too few for folds; or all training images have the weight 0.
             WrongUsage: No group has more than one image.
         """
+        settings = self.splitting
+        num_folds = settings.num_folds
         if self.classes_without_images:
             raise ValueError(self._lacking_classes())
         if self.has_only_zero_weights:
@@ -245,19 +242,19 @@ class ImageFolderData(ImageDataModule):
             units = counted(self.fold_faults.num_all_units, self._unit())
             raise ValueError(
                 f"{self.root} has {units}, and fold {self.fold_faults.empty} would test none of them: take fewer folds "
-                f"than {self.num_folds}"
+                f"than {num_folds}"
             )
         if self.fold_faults.untrained is not None:
             fold, k = self.fold_faults.untrained
             name = self.class_names[k]
             raise ValueError(
-                f"fold {fold} of {self.num_folds} would have no images of {name} to train on: it tests and validates "
+                f"fold {fold} of {num_folds} would have no images of {name} to train on: it tests and validates "
                 "all of them; take another number of folds or another --data.split_seed"
             )
-        if self.group_by is not None and not has_groups(self.splits):
+        if settings.group_by is not None and not has_groups(self.splits):
             example = next(iter(self.splits["train"].names()), "")
             raise WrongUsage(
-                f"--data.group_by {self.group_by!r} finds no group of two images or more, for example none for "
+                f"--data.group_by {settings.group_by!r} finds no group of two images or more, for example none for "
                 f"{shown(example)}"
             )
 
@@ -265,10 +262,10 @@ class ImageFolderData(ImageDataModule):
         """Return the error message for classes without images to train on, or with too few for folds."""
         names = self.classes_without_images
         lacking = ", ".join(names)
-        if self.fold is None:
+        if self.splitting.fold is None:
             message = f"{self.root} has no images to train on of {lacking}"
             if has_groups(self.splits):
-                seed = self.hparams["split_seed"]
+                seed = self.splitting.split_seed
                 message += f" with split_seed {seed}, which keeps groups whole"
             return f"{message}: add some, or remove that class"
         if self.fold_faults.num_units:
@@ -303,7 +300,7 @@ class ImageFolderData(ImageDataModule):
         Test images are decoded at their full size. All others are resized to `cache_size`. Only training images have
         weights: metrics count each image once.
         """
-        shorter_side = None if split == "test" else self.cache_size
+        shorter_side = None if split == "test" else self.preparation.cache_size
         stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
         weights = samples.weights if split == "train" else None
         return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
