@@ -143,7 +143,10 @@ def _pairs_of_yaml(text: str, source: str) -> list[tuple[str, Any]]:
         raise WrongUsage(f"{source} is not valid YAML: {reason(error)}") from error
     if not isinstance(node, yaml.MappingNode):
         raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
-    pairs = [(key.value, value.value) for key, value in node.value]
+    pairs = [
+        (key.value, value.value if isinstance(value, yaml.ScalarNode) else "a list or mapping")
+        for key, value in node.value
+    ]
     for name, _ in pairs:
         if not isinstance(name, str):
             raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")

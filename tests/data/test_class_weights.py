@@ -44,7 +44,7 @@ WRONG = {
     "a:nan": "the weight of 'a' must be",
     "a:1e7": "the weight of 'a' must be",
     "balance": "class_weights cannot be 'balance'; it takes balanced, text such as 'cat:2,dog:0.5', or a .json",
-    "{a: [1]}": "the weight of 'a' must be",
+    "{a: [1]}": "the weight of 'a' must be 0 or a number from 0.000001 to 1,000,000, not 'a list or mapping'",
     "none.csv": "'none.csv' does not exist",
 }
 WRONG_FILES = {

@@ -72,6 +72,8 @@ def test_an_option_ignores_a_column():
         (("path", "label"), "lable:label", r"'lable' is not a role of a column; did you mean 'label'"),
         (("path", "label"), "path", r"give a column for path"),
         (("path", "label"), "path:path,path:label", r"path can only be one column"),
+        (("path", "label"), "label:label,group:label", r"names the column 'label' twice"),
+        (("path", "label"), {5: "label"}, r"5 is not a role of a column; valid are"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_ambiguous_is_one_line(names, option, message):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +93,7 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
             name `null` ignores the columns of an optional role.
 
     Raises:
-        WrongUsage: A role does not exist, or has no name.
+        WrongUsage: A role does not exist or has no name, or a column is named twice.
     """
     if isinstance(columns, Mapping):
         pairs = [
@@ -107,7 +108,7 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
     for role, name in pairs:
         if role not in _ROLES:
             raise WrongUsage(
-                f"{OPTION}: {role!r} is not a role of a column{did_you_mean(role, _ROLES)}"
+                f"{OPTION}: {role!r} is not a role of a column{did_you_mean(str(role), _ROLES)}"
             )
         named.setdefault(role, [])
         if role in _OPTIONAL and name in (None, _NO_COLUMN):
@@ -118,6 +119,9 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
     for role, names in named.items():
         if role != "label" and len(names) > 1:
             raise WrongUsage(f"{OPTION}: {role} can only be one column, not {', '.join(names)}")
+    used = Counter(name for names in named.values() for name in names)
+    if twice := [name for name, num in used.items() if num > 1]:
+        raise WrongUsage(f"{OPTION} names the column {twice[0]!r} twice")
     return named
 
 
