@@ -12,19 +12,17 @@ The bias is not penalised. Features are centred and divided by a single number, 
 image from the centre is 1. A strength then means the same for any network, and features keep their relative scale.
 """
 
-# Shapes: N images, D features, K classes; K' of the classes take part in a fit.
+# Shapes: N images, D features, K classes; K' of the classes take part in a fit. F fits are solved together.
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator, cg
-from scipy.special import expit, log_softmax, logsumexp, softmax
+from torch import Tensor
 
 from finetune.data.targets import MultiHot
 
@@ -41,6 +39,8 @@ _TOLERANCE_OF_FOLDS = 1e-8
 _MAX_DISTANCE = 1e-10
 
 _MAX_STEPS = 200  # of Newton's method; about five are needed
+_MAX_ITERATIONS = 1000  # of conjugate gradients in a step
+_MAX_ELEMENTS = 2**25  # of the logits or weights of fits that are solved together
 _MAX_WORSE = 3
 
 
@@ -133,14 +133,14 @@ def fit_probe(
     if not cross_entropy.is_defined(y):
         raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(x)
-    x = _product(x, axes)
-    images = _Images(x, y, image_weights)
+    images = _Images.scaled(_product(x, axes), y, image_weights)
     table, best, out_of_fold = _cross_validate(images, cross_entropy, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
-    weight, bias = next(_path(images, cross_entropy.problem(images), [strength], tolerance))
+    is_used = np.ones((1, len(y)), bool)
+    weights, biases = next(_path(images, cross_entropy, is_used, [strength], tolerance))
     loss, score = table[best][1:] if table else (None, None)
-    return Probe(_product(weight, axes.T), bias, strength, score, loss, table, out_of_fold)
+    return Probe(_product(weights[0], axes.T), biases[0], strength, score, loss, table, out_of_fold)
 
 
 def _principal_axes(x: Array) -> Array:
@@ -176,9 +176,11 @@ def fit_head(
         strength: Strength of the penalty.
     """
     kind = _CrossEntropy if labels.ndim == 1 else _BinaryCrossEntropy
-    images = _Images(features, np.asarray(labels))
-    problem = kind(np.ones(num_classes), label_smoothing=0.0).problem(images)
-    return next(_path(images, problem, [strength], _TOLERANCE_OF_FOLDS))
+    images = _Images.scaled(features, np.asarray(labels))
+    cross_entropy = kind(np.ones(num_classes), label_smoothing=0.0)
+    is_used = np.ones((1, len(labels)), bool)
+    weights, biases = next(_path(images, cross_entropy, is_used, [strength], _TOLERANCE_OF_FOLDS))
+    return weights[0], biases[0]
 
 
 def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -201,26 +203,31 @@ class _Images:
     """Images with their labels.
 
     Attributes:
-        x: Their features, (N, D).
+        x: Their scaled features and a constant, (N, D + 1): the bias is the weight of the constant.
+        single: The same in float32, for the steps of a fit.
         y: Their labels, (N,) or (N, K).
-        weights: Their weights, (N,), all above 0; None for 1 each.
+        weights: Their weights, (N,), all above 0.
+        centre: The centre of the unscaled features, (D,).
+        scale: The number that the features were divided by.
     """
 
-    x: Array
+    x: Tensor
+    single: Tensor
     y: NDArray[Any]
-    weights: Array | None = None
+    weights: Array
+    centre: Array
+    scale: float
 
-    def take(self, rows: NDArray[Any]) -> "_Images":
-        """Return some of the images."""
-        weights = None if self.weights is None else self.weights[rows]
-        return _Images(self.x[rows], self.y[rows], weights)
-
-    def weighted(self, values: Array) -> Array:
-        """Return values of the images (N, ...) times their weights, which are scaled to a mean of 1."""
-        if self.weights is None:
-            return values
-        scaled = self.weights / self.weights.mean()
-        return scaled.reshape(-1, *[1] * (values.ndim - 1)) * values
+    @classmethod
+    def scaled(cls, features: Array, y: NDArray[Any], weights: Array | None = None) -> "_Images":
+        """Return images with features (N, D) and weights (N,); None for 1 each."""
+        weights = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+        centre = np.average(features, axis=0, weights=weights)
+        centred = features - centre
+        scale = math.sqrt(np.average((centred**2).sum(axis=1), weights=weights)) or 1.0
+        x = torch.ones(len(y), len(centre) + 1, dtype=torch.float64)
+        x[:, :-1] = torch.from_numpy(centred) / scale
+        return cls(x, x.float(), y, weights, centre, scale)
 
 
 @dataclass(frozen=True)
@@ -230,25 +237,33 @@ class _CrossEntropy:
     class_weights: Array
     label_smoothing: float
 
-    def targets(self, images: _Images) -> Array:
-        """Return the weighted target probabilities, (N, K). The loss is the mean of -(targets * log p).sum(1).
+    def targets(self, y: NDArray[np.integer]) -> Array:
+        """Return the weighted target probabilities, (N, K), whose sum with -log p is the loss of an image.
 
         Source: the formula in torch's documentation, where smoothing uses the weight of each class.
         """
-        y = images.y
         num_classes = len(self.class_weights)
         targets = np.zeros((len(y), num_classes))
         targets[np.arange(len(y)), y] = (1 - self.label_smoothing) * self.class_weights[y]
         targets += self.label_smoothing / num_classes * self.class_weights
-        return images.weighted(targets) / images.weighted(self.class_weights[y]).mean()
+        return targets
 
-    def problem(self, images: _Images) -> "_Softmax":
-        """Return what is minimised for images whose labels are (N,)."""
-        return _Softmax(self.targets(images))
+    def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Softmax":
+        """Return what is minimised in fits of which each uses some of the images, (F, N)."""
+        weights = images.weights * is_used
+        total = (weights * self.class_weights[images.y]).sum(axis=1, keepdims=True)
+        rows = len(images.y) * weights / total
+        targets = torch.from_numpy(self.targets(images.y))
+        return _Softmax(targets[:, None], torch.from_numpy(rows.T[:, :, None]))
+
+    def solvable(self, y: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which classes take part in a fit of images with labels (N,): those that a target names, (K,)."""
+        return (self.targets(y) != 0).any(axis=0)
 
     def loss(self, logits: Array, images: _Images) -> float:
         """Return the mean loss of logits (N, K)."""
-        return float(-(self.targets(images) * log_softmax(logits, axis=1)).sum(axis=1).mean())
+        problem = self.problem(images, np.ones((1, len(images.y)), bool))
+        return float(problem.loss(torch.from_numpy(logits[:, None])))
 
     def is_defined(self, y: NDArray[np.integer]) -> bool:
         """Return whether images with labels (N,) have a loss: the weights of their classes are not all 0."""
@@ -270,18 +285,31 @@ class _BinaryCrossEntropy:
     class_weights: Array
     label_smoothing: float
 
-    def problem(self, images: _Images) -> "_Sigmoids":
-        """Return what is minimised for images whose labels are (N, K)."""
-        y = np.asarray(images.y, np.float64)
-        wanted = y * (1 - self.label_smoothing) + self.label_smoothing / 2
+    def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Sigmoids":
+        """Return what is minimised in fits of which each uses some of the images, (F, N)."""
+        weights = images.weights * is_used
+        rows = len(images.y) * weights / weights.sum(axis=1, keepdims=True)
+        wanted = self._wanted(images.y)
         positives = self.class_weights * wanted
-        varies = (positives != positives[:1]).any(axis=0)
         importance = positives + 1 - wanted
-        return _Sigmoids(images.weighted(positives), images.weighted(importance), varies)
+        return _Sigmoids(
+            torch.from_numpy(positives[:, None]),
+            torch.from_numpy(importance[:, None]),
+            torch.from_numpy(rows.T[:, :, None]),
+        )
+
+    def solvable(self, y: NDArray[np.number]) -> NDArray[np.bool_]:
+        """Return which labels take part in a fit: those that some images have and others have not, (K,)."""
+        positives = self.class_weights * self._wanted(y)
+        return (positives != positives[:1]).any(axis=0)
+
+    def _wanted(self, y: NDArray[np.number]) -> Array:
+        return np.asarray(y, np.float64) * (1 - self.label_smoothing) + self.label_smoothing / 2
 
     def loss(self, logits: Array, images: _Images) -> float:
         """Return the loss of logits (N, K), its mean over images and labels."""
-        return self.problem(images).loss(logits) / logits.shape[1]
+        problem = self.problem(images, np.ones((1, len(images.y)), bool))
+        return float(problem.loss(torch.from_numpy(logits[:, None]))) / logits.shape[1]
 
     def is_defined(self, y: NDArray[np.number]) -> bool:
         """Return whether images with labels (N, K) have a loss: there are images."""
@@ -306,112 +334,103 @@ class _BinaryCrossEntropy:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Cross entropy as a function of logits (N, K').
+    """Cross entropy as a function of the logits of F fits, (N, F, K').
 
     Attributes:
-        targets: The weighted target probabilities, (N, K'), of `_CrossEntropy`.
+        targets: The weighted target probabilities of `_CrossEntropy`, (N, 1, K').
+        rows: The weight of each image in each fit, (N, F, 1); 0 if the fit does not use it.
     """
 
-    targets: Array
+    targets: Tensor
+    rows: Tensor
 
-    def solvable(self) -> NDArray[np.integer]:
-        """Return the indices of the classes that take part in a fit: those that a target names."""
-        return np.flatnonzero(self.targets.any(axis=0))
-
-    def of_classes(self, classes: NDArray[np.integer]) -> "_Softmax":
+    def of_classes(self, classes: Tensor) -> "_Softmax":
         """Return the same for some of the classes."""
-        return _Softmax(self.targets[:, classes])
+        return _Softmax(self.targets[:, :, classes], self.rows)
 
-    def biases(self, fitted: Array, classes: NDArray[np.integer]) -> Array:
-        """Return the bias of each class at the centre, (K,), from those of the classes of the fit, (K',)."""
+    def biases(self, fitted: Tensor, classes: Tensor) -> Tensor:
+        """Return the bias of each class at the centre, (F, K), from those of the classes of the fit, (F, K')."""
         # Adding a constant to all biases changes no probability. Make their mean 0.
-        centred = fitted - fitted.mean()
+        centred = fitted - fitted.mean(dim=1, keepdim=True)
         # log odds at the centre: 1 in N
-        biases = np.full(self.targets.shape[1], logsumexp(centred) - np.log(len(self.targets)))
-        biases[classes] = centred
+        num = (self.rows > 0).sum(dim=0)
+        odds = centred.logsumexp(dim=1, keepdim=True) - num.double().log()
+        biases = odds.repeat(1, self.targets.shape[2])
+        biases[:, classes] = centred
         return biases
 
-    @cached_property
-    def importance(self) -> Array:
-        """The weight of each image, (N,)."""
-        return self.targets.sum(axis=1)
+    def loss(self, logits: Tensor) -> Tensor:
+        """Return the mean over images of the loss of each fit, (F,)."""
+        named = (self.targets * logits).sum(dim=2)
+        total = self.targets.sum(dim=2) * logits.logsumexp(dim=2)
+        return (self.rows[:, :, 0] * (total - named)).mean(dim=0)
 
-    def loss(self, logits: Array) -> float:
-        """Return the mean over images of the loss."""
-        losses = self.importance * logsumexp(logits, axis=1) - (self.targets * logits).sum(axis=1)
-        return float(losses.mean())
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=2)
 
-    def probabilities(self, logits: Array) -> Array:
-        return softmax(logits, axis=1)
+    def residual(self, p: Tensor) -> Tensor:
+        """Return the derivative of each image's loss by its logits, (N, F, K'), at probabilities p (N, F, K')."""
+        return self.rows * (self.targets.sum(dim=2, keepdim=True) * p - self.targets)
 
-    def residual(self, p: Array) -> Array:
-        """Return the derivative of each image's loss by its logits, (N, K'), at probabilities p (N, K')."""
-        return self.importance[:, None] * p - self.targets
-
-    def curvature(self, p: Array, change: Array) -> Array:
-        """Return the second derivative of each image's loss, times a change of its logits (N, K')."""
+    def curvature(self, p: Tensor, change: Tensor) -> Tensor:
+        """Return the second derivative of each image's loss, times a change of its logits (N, F, K')."""
         u = p * change
-        u -= p * u.sum(axis=1, keepdims=True)
-        u *= self.importance[:, None]
+        u -= p * u.sum(dim=2, keepdim=True)
+        u *= self.rows * self.targets.sum(dim=2, keepdim=True)
         return u
 
-    def diagonal(self, p: Array) -> Array:
-        """Return the diagonal of the second derivative of each image's loss, (N, K')."""
-        return self.importance[:, None] * p * (1 - p)
+    def diagonal(self, p: Tensor) -> Tensor:
+        """Return the diagonal of the second derivative of each image's loss, (N, F, K')."""
+        return self.rows * self.targets.sum(dim=2, keepdim=True) * p * (1 - p)
 
 
 @dataclass(frozen=True)
 class _Sigmoids:
-    """Binary cross entropy of each label as a function of logits (N, K'), summed over labels.
+    """Binary cross entropy of each label as a function of the logits of F fits, (N, F, K'), summed over labels.
 
     Attributes:
-        positives: The weighted target of each label, (N, K').
-        importance: The weight of each pair of image and label, (N, K').
-        varies: Whether some images have a label and others have not, (K',).
+        positives: The weighted target of each label, (N, 1, K').
+        importance: The weight of each pair of image and label, (N, 1, K').
+        rows: The weight of each image in each fit, (N, F, 1); 0 if the fit does not use it.
     """
 
-    positives: Array
-    importance: Array
-    varies: NDArray[np.bool_]
+    positives: Tensor
+    importance: Tensor
+    rows: Tensor
 
-    def solvable(self) -> NDArray[np.integer]:
-        """Return the indices of the labels that take part in a fit: those that some images have and others have not."""
-        return np.flatnonzero(self.varies)
-
-    def of_classes(self, classes: NDArray[np.integer]) -> "_Sigmoids":
+    def of_classes(self, classes: Tensor) -> "_Sigmoids":
         """Return the same for some of the labels."""
-        return _Sigmoids(
-            self.positives[:, classes], self.importance[:, classes], self.varies[classes]
-        )
+        return _Sigmoids(self.positives[:, :, classes], self.importance[:, :, classes], self.rows)
 
-    def biases(self, fitted: Array, classes: NDArray[np.integer]) -> Array:
-        """Return the bias of each label at the centre, (K,), from those of the labels of the fit, (K',)."""
-        num = len(self.positives)
-        share = self.positives.mean(axis=0) / self.importance.mean(axis=0)
-        share = share.clip(1 / (num + 1), num / (num + 1))  # of a label that no image has: 1 in N
-        biases = np.log(share) - np.log1p(-share)
-        biases[classes] = fitted
+    def biases(self, fitted: Tensor, classes: Tensor) -> Tensor:
+        """Return the bias of each label at the centre, (F, K), from those of the labels of the fit, (F, K')."""
+        num = (self.rows > 0).sum(dim=0).double()  # (F, 1)
+        share = (self.rows * self.positives).mean(dim=0) / (self.rows * self.importance).mean(dim=0)
+        share = share.clamp(1 / (num + 1), num / (num + 1))  # of a label that no image has: 1 in N
+        biases = share.logit()
+        biases[:, classes] = fitted
         return biases
 
-    def loss(self, logits: Array) -> float:
-        """Return the mean over images of the sum over labels."""
-        losses = self.importance * np.logaddexp(0, logits) - self.positives * logits
-        return float(losses.sum(axis=1).mean())
+    def loss(self, logits: Tensor) -> Tensor:
+        """Return the mean over images of the sum over labels of each fit, (F,)."""
+        losses = self.importance * torch.logaddexp(logits, torch.zeros_like(logits))
+        losses -= self.positives * logits
+        return (self.rows[:, :, 0] * losses.sum(dim=2)).mean(dim=0)
 
-    def probabilities(self, logits: Array) -> Array:
-        return expit(logits)
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
 
-    def residual(self, p: Array) -> Array:
-        """Return the derivative of each image's loss by its logits, (N, K'), at probabilities p (N, K')."""
-        return self.importance * p - self.positives
+    def residual(self, p: Tensor) -> Tensor:
+        """Return the derivative of each image's loss by its logits, (N, F, K'), at probabilities p (N, F, K')."""
+        return self.rows * (self.importance * p - self.positives)
 
-    def curvature(self, p: Array, change: Array) -> Array:
-        """Return the second derivative of each image's loss, times a change of its logits (N, K')."""
+    def curvature(self, p: Tensor, change: Tensor) -> Tensor:
+        """Return the second derivative of each image's loss, times a change of its logits (N, F, K')."""
         return self.diagonal(p) * change
 
-    def diagonal(self, p: Array) -> Array:
-        """Return the second derivative of each image's loss by each logit, (N, K')."""
-        return self.importance * p * (1 - p)
+    def diagonal(self, p: Tensor) -> Tensor:
+        """Return the second derivative of each image's loss by each logit, (N, F, K')."""
+        return self.rows * self.importance * p * (1 - p)
 
 
 _Problem = _Softmax | _Sigmoids
@@ -423,23 +442,28 @@ def _cross_validate(
     strengths: Sequence[float],
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
     """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
-    x, y = images.x, images.y
+    y = images.y
     folds = deal_folds(cross_entropy.strata(y), np.arange(len(y)))
-    held_out = [folds == fold for fold in np.unique(folds)]
+    held_out = np.stack([folds == fold for fold in np.unique(folds)])  # (F, N)
     best = 0
     best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
     # not for a single image, or if one fold has all images with a weight
     if not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
         return [], best, best_logits
+    groups = _groups(images, cross_entropy, ~held_out)
     paths = [
-        _path(rest, cross_entropy.problem(rest), strengths, _TOLERANCE_OF_FOLDS)
-        for rest in (images.take(~rows) for rows in held_out)
+        _path(images, cross_entropy, ~held_out[group], strengths, _TOLERANCE_OF_FOLDS)
+        for group in groups
     ]
+    x = images.x[:, :-1].numpy()
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
         logits = np.empty(best_logits.shape)
-        for rows, (weight, bias) in zip(held_out, fits, strict=True):
-            logits[rows] = _product(x[rows], weight.T) + bias
+        for group, (weights, biases) in zip(groups, fits, strict=True):
+            for fold, weight, bias in zip(group, weights, biases, strict=True):
+                rows = held_out[fold]
+                at_centre = weight @ images.centre + bias
+                logits[rows] = _product(x[rows], images.scale * weight.T) + at_centre
         loss = cross_entropy.loss(logits, images)
         table.append((strengths[i], loss, cross_entropy.score(logits, y)))
         if i == 0 or loss < table[best][1] - 1e-9:  # on ties up to rounding the strongest
@@ -450,101 +474,167 @@ def _cross_validate(
     return table, best, best_logits
 
 
+def _groups(
+    images: _Images, cross_entropy: _CrossEntropy | _BinaryCrossEntropy, is_used: NDArray[np.bool_]
+) -> list[list[int]]:
+    """Return the indices of fits that are solved together: they have the same classes, and fit into memory."""
+    num_elements = max(images.x.shape) * len(cross_entropy.class_weights)
+    most = max(1, _MAX_ELEMENTS // num_elements)
+    groups: dict[bytes, list[list[int]]] = {}
+    for fit, rows in enumerate(is_used):
+        same = groups.setdefault(cross_entropy.solvable(images.y[rows]).tobytes(), [[]])
+        if len(same[-1]) == most:
+            same.append([])
+        same[-1].append(fit)
+    return [group for same in groups.values() for group in same]
+
+
 def _path(
-    images: _Images, problem: _Problem, strengths: Sequence[float], tolerance: float
+    images: _Images,
+    cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
+    is_used: NDArray[np.bool_],
+    strengths: Sequence[float],
+    tolerance: float,
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield weight (K, D) and bias (K,) for each strength. Each fit starts from the previous solution."""
-    centre = images.weighted(images.x).mean(axis=0)
-    x = images.x - centre
-    squares = images.weighted((x**2).sum(axis=1))
-    del images  # frees its features: each fold has its own
-    scale = np.sqrt(squares.mean()) or 1.0  # 1 if all images are equal
-    # (N, D + 1): the bias is the weight of a constant
-    x = np.column_stack([x / scale, np.ones(len(x))])
-    classes = problem.solvable()
+    """Yield weights (F, K, D) and biases (F, K) for each strength. Each fit starts from the previous solution.
+
+    Args:
+        images: The images.
+        cross_entropy: The loss.
+        is_used: Which of the images each of the fits uses, (F, N). All fits have the same classes.
+        strengths: Strengths, strongest first.
+        tolerance: Norm of the gradient at which a fit has converged.
+    """
+    centres = []  # of the scaled features that a fit uses
+    spreads = []
+    for rows in is_used:
+        x = images.x[torch.from_numpy(rows), :-1]
+        weights = torch.from_numpy(images.weights[rows] / images.weights[rows].sum())
+        centre = weights @ x
+        centres.append(centre)
+        # 1 if all images are equal
+        spreads.append(float(weights @ (x - centre).square().sum(dim=1)) or 1.0)
+    centre = torch.stack(centres)[:, None]  # (F, 1, D)
+    problem = cross_entropy.problem(images, is_used)
+    classes = torch.from_numpy(np.flatnonzero(cross_entropy.solvable(images.y[is_used[0]])))
     solved = problem.of_classes(classes)
-    fitted = np.zeros((len(classes), x.shape[1]))
+    fitted = torch.zeros(len(is_used), len(classes), images.x.shape[1], dtype=torch.float64)
     for strength in strengths:
         if len(classes):
-            fitted = _solve(x, solved, strength, fitted, tolerance)
-        bias = problem.biases(fitted[:, -1], classes)
-        weight = np.zeros((len(bias), x.shape[1] - 1))
-        weight[classes] = fitted[:, :-1] / scale
-        yield weight, bias - weight @ centre
+            penalty = strength * torch.tensor(spreads, dtype=torch.float64)
+            fitted = _solve(images, solved, penalty, fitted, tolerance)
+        at_centre = fitted[:, :, -1] + (fitted[:, :, :-1] * centre).sum(dim=2)
+        biases = problem.biases(at_centre, classes)
+        weights = torch.zeros(*biases.shape, images.x.shape[1] - 1, dtype=torch.float64)
+        weights[:, classes] = fitted[:, :, :-1]
+        biases -= (weights * centre).sum(dim=2)
+        weights /= images.scale
+        yield weights.numpy(), (biases - weights @ torch.from_numpy(images.centre)).numpy()
 
 
 def _solve(
-    x: Array, problem: _Problem, strength: float, w: Array, tolerance: float = _TOLERANCE
-) -> Array:
-    """Minimise the loss over w (K', D + 1) by Newton's method, from an initial w.
+    images: _Images, problem: _Problem, strengths: Tensor, w: Tensor, tolerance: float
+) -> Tensor:
+    """Minimise the losses of F fits over w (F, K', D + 1) by Newton's method, from an initial w.
 
-    It is twice as fast as scikit-learn's newton-cg, and much faster with label smoothing, for which scikit-learn needs
-    one row per image and class. L-BFGS (SciPy, torch, scikit-learn) is as fast, but stops at a gradient norm of 1e-9,
-    because the loss no longer changes in float64 (benchmarks/NOTEBOOK.md).
+    The features are read once for all fits, and most often in float32: the steps need no more digits, since the
+    gradient that they solve for is in float64.
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """
-    penalty = np.full(x.shape[1], strength)
-    penalty[-1] = 0.0  # the bias is not penalised
+    penalty = strengths[:, None, None].repeat(1, 1, w.shape[2])  # (F, 1, D + 1)
+    penalty[:, :, -1] = 0.0  # the bias is not penalised
 
-    def loss(logits: Array, w: Array) -> float:
-        return float(problem.loss(logits) + (penalty * w**2).sum() / 2)
+    def losses(logits: Tensor, w: Tensor) -> Tensor:
+        return problem.loss(logits) + (penalty * w.square()).sum(dim=(1, 2)) / 2
 
-    logits = _product(x, w.T)  # (N, K')
-    value = loss(logits, w)
-    norm = float("inf")
+    logits = _logits(images.x, w)
+    values = losses(logits, w)
+    norms = torch.full_like(values, math.inf)
     for _ in range(_MAX_STEPS):
         p = problem.probabilities(logits)
-        gradient = _product(problem.residual(p).T, x) / len(x) + penalty * w
-        before = norm
-        norm = float(np.linalg.norm(gradient))
+        gradient = _sums(problem.residual(p), images.x) + penalty * w
+        before = norms
+        norms = gradient.flatten(1).norm(dim=1)
         # converged, or limited by rounding
-        if norm <= tolerance or before / 2 < norm <= 10 * tolerance:
+        is_done = (norms <= tolerance) | ((before / 2 < norms) & (norms <= 10 * tolerance))
+        if is_done.all():
             return w
-        step = _newton_step(x, p, problem, penalty, gradient, tolerance)
-        change = _product(x, step.T)
-        slope = float((gradient * step).sum())
+        gradient[is_done] = 0.0  # their steps are 0
+        step = _newton_step(images, p, problem, penalty, gradient, tolerance)
+        change = _logits(images.x, step)
+        slope = (gradient * step).sum(dim=(1, 2))
         # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise the
         # last steps would be rejected.
-        for t in 0.5 ** np.arange(40):
-            trial = loss(logits + t * change, w + t * step)
-            if trial <= value + 1e-4 * t * slope + 1e-14 * max(1.0, value):
+        t = torch.ones_like(values)
+        for _ in range(40):
+            trials = losses(logits + t[:, None] * change, w + t[:, None, None] * step)
+            is_worse = trials > values + 1e-4 * t * slope + 1e-14 * values.clamp(min=1.0)
+            if not is_worse.any():
                 break
-        w = w + t * step
-        logits = logits + t * change
-        value = trial
-    raise RuntimeError(f"no head found at strength {strength}: the gradient is still {norm:.1e}")
+            t = torch.where(is_worse, t / 2, t)
+        w = w + t[:, None, None] * step
+        logits = logits + t[:, None] * change
+        values = trials
+    raise RuntimeError(
+        f"no head found at strength {float(strengths[0])}: the gradient is still {float(norms.max()):.1e}"
+    )
 
 
 def _newton_step(
-    x: Array, p: Array, problem: _Problem, penalty: Array, gradient: Array, tolerance: float
-) -> Array:
+    images: _Images,
+    p: Tensor,
+    problem: _Problem,
+    penalty: Tensor,
+    gradient: Tensor,
+    tolerance: float,
+) -> Tensor:
     """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers.
 
     It stops at a tenth of the tolerance of the fit. Below that is rounding: the Hessian of a softmax is singular, since
     a constant that is added to all biases changes nothing. The gradient's rounding in that direction has no solution.
     """
 
-    def hessian(v: Array) -> Array:
-        v = v.reshape(gradient.shape)
-        u = problem.curvature(p, _product(x, v.T))
-        return (_product(u.T, x) / len(x) + penalty * v).ravel()
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(dim=(1, 2), keepdim=True)  # (F, 1, 1)
 
-    def precondition(v: Array) -> Array:
-        return v / diagonal
+    def hessian(v: Tensor) -> Tensor:
+        change = _logits(images.single, v.float()).double()
+        u = problem.curvature(p, change)
+        return _sums(u.float(), images.single).double() + penalty * v
 
-    diagonal = (_product(problem.diagonal(p).T, x**2) / len(x) + penalty).ravel()
-    size = (gradient.size, gradient.size)
-    step, _ = cg(
-        LinearOperator(size, hessian, dtype=np.float64),
-        -gradient.ravel(),
-        # the smaller the gradient, the more precise the step
-        rtol=min(0.1, float(np.linalg.norm(gradient)) ** 0.5),
-        atol=tolerance / 10,
-        maxiter=1000,  # an unfinished step is still a descent direction
-        M=LinearOperator(size, precondition, dtype=np.float64),
-    )
-    return step.reshape(gradient.shape)
+    diagonal = _sums(problem.diagonal(p).float(), images.single.square()).double() + penalty
+    diagonal = diagonal.clamp(min=1e-30)  # if no image has a curvature
+    norm = dot(gradient, gradient).sqrt()
+    # the smaller the gradient, the more precise the step, as far as float32 allows
+    limit = (norm * norm.sqrt().clamp(1e-5, 0.1)).clamp(min=tolerance / 10)
+    step = torch.zeros_like(gradient)
+    rest = -gradient
+    direction = rest / diagonal
+    size = dot(rest, direction)
+    for _ in range(_MAX_ITERATIONS):  # an unfinished step is still a descent direction
+        is_active = dot(rest, rest).sqrt() > limit
+        if not is_active.any():
+            break
+        product = hessian(direction)
+        length = torch.where(is_active, size / dot(direction, product), 0.0)
+        step += length * direction
+        rest -= length * product
+        scaled = rest / diagonal
+        before = size
+        size = dot(rest, scaled)
+        direction = scaled + torch.where(is_active, size / before, 0.0) * direction
+    return step
+
+
+def _logits(x: Tensor, w: Tensor) -> Tensor:
+    """Return the logits (N, F, K') of features x (N, D + 1) and weights w (F, K', D + 1)."""
+    return (x @ w.flatten(0, 1).T).unflatten(1, w.shape[:2])
+
+
+def _sums(u: Tensor, x: Tensor) -> Tensor:
+    """Return the mean over images of values u (N, F, K') times features x (N, D + 1), (F, K', D + 1)."""
+    return (u.flatten(1).T @ x).unflatten(0, u.shape[1:]) / len(x)
 
 
 def _product(a: Array, b: Array) -> Array:

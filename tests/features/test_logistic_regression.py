@@ -12,7 +12,8 @@ from finetune.data.targets import MultiHot
 from finetune.features.logistic_regression import (
     STRENGTHS,
     Probe,
-    _Softmax,
+    _CrossEntropy,
+    _Images,
     _solve,
     deal_folds,
     fit_probe,
@@ -125,14 +126,32 @@ def test_minimum_of_the_documented_loss():
 
 def test_the_start_has_no_part_in_the_result():
     features, labels = pictures(200, 20, 3)
-    x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(200)])
-    targets = np.eye(3)[labels]
-    from_zero = _solve(x, _Softmax(targets), 1e-3, np.zeros((3, 21)))
-    afar = _solve(x, _Softmax(targets), 1e-3, 10 * np.random.default_rng(0).normal(size=(3, 21)))
+    images = _Images.scaled(features, labels)
+    problem = _CrossEntropy(np.ones(3), 0.0).problem(images, np.ones((2, 200), bool))
+    # two fits together: from zero, and from afar
+    starts = np.zeros((2, 3, 21))
+    starts[1] = 10 * np.random.default_rng(0).normal(size=(3, 21))
+    strengths = torch.full((2,), 1e-3, dtype=torch.float64)
+    from_zero, afar = _solve(images, problem, strengths, torch.tensor(starts), 1e-12).numpy()
     np.testing.assert_allclose(from_zero[:, :-1], afar[:, :-1], atol=1e-9)
     # the biases are known up to one number, which fit_probe fixes
     shift = afar[:, -1] - from_zero[:, -1]
     np.testing.assert_allclose(shift, shift[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_fits_that_do_not_fit_into_memory_together_have_the_same_result(kind, monkeypatch):
+    features, labels = pictures(60, 8, 3)
+    if kind == "labels":
+        labels = np.eye(3, dtype=np.float32)[labels]
+    settings = {"strengths": [1e-1, 1e-3], "image_weights": np.linspace(0.5, 2, 60)}
+    together = fit_probe(features, labels, 3, **settings)
+    monkeypatch.setattr("finetune.features.logistic_regression._MAX_ELEMENTS", 1)
+    one_by_one = fit_probe(features, labels, 3, **settings)
+    np.testing.assert_allclose(one_by_one.weight, together.weight, rtol=0, atol=1e-8)
+    # fits of folds stop at a gradient of 1e-8: the weights are within 1e-5 of the optimum at the weaker strength
+    np.testing.assert_allclose(one_by_one.out_of_fold, together.out_of_fold, rtol=0, atol=1e-4)
+    assert abs(together.out_of_fold - together.out_of_fold.mean(axis=0)).max() > 0.1
 
 
 def test_more_features_than_pictures_separable():
