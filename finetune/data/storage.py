@@ -9,7 +9,7 @@ import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +21,9 @@ _UNKNOWN = -1
 
 # "link" is a link to nothing, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
+Starts = Callable[
+    [int], Sequence[int]
+]  # from the size of a file to the places where pieces of it start
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,11 @@ class Storage(Protocol):
     def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
         """Return the stats of files; see `file_stats`. Listing their folders may be faster than asking for each."""
 
-    def open_file(self, path: str, is_buffered: bool) -> BinaryIO:
+    def open_file(self, path: str) -> BinaryIO:
         """Open a file for reading; see `open_file` below."""
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        """Return the size of a file and pieces of it; see `read_pieces` below."""
 
 
 class LocalStorage:
@@ -134,13 +140,20 @@ class LocalStorage:
             np.array(is_regular, bool),
         )
 
-    def open_file(self, path: str, is_buffered: bool) -> BinaryIO:
-        size = -1 if is_buffered else 0  # -1 is the default
-        file = open(path, "rb", buffering=size, opener=_open_at_once)  # noqa: SIM115 the caller closes it
+    def open_file(self, path: str) -> BinaryIO:
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             file.close()
             raise ValueError("it is a pipe, not a file")
         return file
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        descriptor = _open_at_once(path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            return size, [os.pread(descriptor, num_bytes, start) for start in starts(size)]
+        finally:
+            os.close(descriptor)
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -216,16 +229,26 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | os.PathLike
     return digest.hexdigest()
 
 
-def open_file(path: str | os.PathLike[str], is_buffered: bool = True) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading.
-
-    Args:
-        path: The file.
-        is_buffered: Read ahead. Otherwise only what is asked for is read.
 
     Raises:
         OSError: The file cannot be opened.
         ValueError: It is a pipe, which would block until it is written to.
     """
     text = os.fspath(path)
-    return storage_of(text).open_file(text, is_buffered)
+    return storage_of(text).open_file(text)
+
+
+def read_pieces(path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+    """Return the size of a file and pieces of it. Nothing else is read.
+
+    Args:
+        path: The file.
+        num_bytes: Size of each piece, at most: the file may end before.
+        starts: Returns where the pieces start, from the size of the file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    return storage_of(path).read_pieces(path, num_bytes, starts)

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from finetune.data.storage import Entry, FileStats, Kind
+from finetune.data.storage import Entry, FileStats, Kind, Starts
 
 PLACE = "memory://set"
 
@@ -48,5 +48,9 @@ class MemoryStorage:
         sizes = np.array([len(self.files[path]) for path in paths], np.int64)
         return FileStats(sizes, np.ones((len(paths), 2), np.int64), np.ones(len(paths), bool))
 
-    def open_file(self, path: str, is_buffered: bool) -> BinaryIO:
+    def open_file(self, path: str) -> BinaryIO:
         return io.BytesIO(self.files[path])
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        content = self.files[path]
+        return len(content), [content[i : i + num_bytes] for i in starts(len(content))]

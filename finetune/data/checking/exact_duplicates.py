@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from os import SEEK_END
 
 import numpy as np
 
-from finetune.data.storage import open_file
+from finetune.data.storage import open_file, read_pieces
 
 _PIECE = 4096  # bytes from the middle, which differ between nearly all photographs
 
@@ -56,10 +55,8 @@ def _group_by_digest(
 
 
 def _read_middle(path: str) -> bytes:
-    with open_file(path, is_buffered=False) as file:
-        size = file.seek(0, SEEK_END)
-        file.seek(max(0, size // 2 - _PIECE // 2))
-        return file.read(_PIECE)
+    _, pieces = read_pieces(path, _PIECE, lambda size: (max(0, size // 2 - _PIECE // 2),))
+    return pieces[0]
 
 
 def _hash_content(path: str) -> bytes:

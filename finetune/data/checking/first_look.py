@@ -18,7 +18,7 @@ from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import begins_like_image
 from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.samples import Samples
-from finetune.data.storage import concatenate_stats, kind_of, open_file
+from finetune.data.storage import concatenate_stats, kind_of, read_pieces
 from finetune.data.targets import MultiHot
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
@@ -127,7 +127,7 @@ def first_look(
 
 def _is_picture(path: str) -> bool:
     try:
-        with open_file(path, is_buffered=False) as file:
-            return begins_like_image(file.read(NUM_HEAD_BYTES))
-    except (OSError, ValueError):
+        _, pieces = read_pieces(path, NUM_HEAD_BYTES, lambda size: (0,))
+        return begins_like_image(pieces[0])
+    except OSError:
         return False
