@@ -221,7 +221,7 @@ def test_a_table_with_other_columns_and_another_root_is_reviewed(wrong, tmp_path
     rows = [f"{name},{name.split('/')[0]}" for name in names]
     table.write_text("\n".join(["shot,thing", *rows]) + "\n")
     columns = {"path": ["shot"], "label": ["thing"]}
-    images = list_images(table, TableOptions(root=wrong, columns=columns))
+    images = list_images(table, TableOptions(root=str(wrong), columns=columns))
     assert sorted(images.names) == names and len(images.class_names) > 1
     with pytest.raises(ValueError, match="columns"):  # the control
         list_images(table)
