@@ -8,14 +8,13 @@ which settings configs and flags give. `options` has the table of options that a
 
 `lightning_cli` is fit, validate, test and predict. `lightning_flags` has the flags that these take in addition to
 Lightning's. `plan` is the state that a fit starts from. `settle` makes the plan and the settings that depend on it, in
-one order: `resumption` finds the run of `--resume`, `default_rates` gives an optimizer its usual learning rate,
-`early_values` checks values, `preparation` prepares images as timm's weights require, `backbone_choice` chooses among
-several networks by the images, `default_stages` lets a solved head take the features of several stages, and `minutes`
-chooses a length that ends in time. `run_name` checks `--name`. `trainer` makes the arguments of the Trainer. `fit`
-prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights` chooses the weights of best.ckpt,
-and `fit_summary` prints the result. `cross_validation` runs a fit for each fold; `fold_search` decides whether a fit is
-one, and which one it continues, `fold_data` checks that the images can be split into folds, and `fold_results` joins
-the results.
+one order: `resumption` finds the run of `--resume` and checks `--name`, `default_rates` gives an optimizer its usual
+learning rate, `early_values` checks values, `preparation` prepares images as timm's weights require, `backbone_choice`
+chooses among several networks by the images, and `minutes` chooses a length that ends in time. `trainer` makes the
+arguments of the Trainer. `fit` prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights`
+chooses the weights of best.ckpt, and `fit_summary` prints the result. `cross_validation` runs a fit for each fold;
+`fold_search` decides whether a fit is one, and which one it continues, `fold_data` checks that the images can be split
+into folds, and `fold_results` joins the results.
 
 `parser` reports wrong keys and values, `error_lines` all other errors. `config_files` finds configs by name,
 `logger_names` finds loggers by name. `logged_sheet` draws test images for loggers. `trust` decides which modules a

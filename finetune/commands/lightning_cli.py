@@ -31,8 +31,7 @@ from finetune.commands.options import flag_names, with_options
 from finetune.commands.parsed_line import format_line, parse_line
 from finetune.commands.parser import OneLineErrorParser, command_of
 from finetune.commands.plan import Plan
-from finetune.commands.resumption import find_run_to_resume
-from finetune.commands.run_name import check_run_name
+from finetune.commands.resumption import check_run_name, find_run_to_resume
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings

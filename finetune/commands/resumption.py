@@ -1,4 +1,7 @@
-"""`--resume`: find the run that a fit continues, once, and use its settings where the command line has none."""
+"""`--resume`: find the run that a fit continues, once, and use its settings where the command line has none.
+
+`--name` is checked here too: it names a new run or the one to continue.
+"""
 
 import json
 import os
@@ -23,7 +26,14 @@ from finetune.distributed.launch import has_launcher
 from finetune.models.candidates import is_choice
 from finetune.runs.best_epoch import MONITORS
 from finetune.runs.changes import compare_settings
-from finetune.runs.folder import config_text, has_result, last_checkpoint, runs_elsewhere
+from finetune.runs.folder import (
+    check_name,
+    check_unused,
+    config_text,
+    has_result,
+    last_checkpoint,
+    runs_elsewhere,
+)
 from finetune.runs.lightning_callbacks import Limits, ended_by
 from finetune.runs.newest_run import (
     NewestRun,
@@ -333,3 +343,24 @@ def _limits(options: Namespace, checkpoint: Mapping[str, Any]) -> Limits:
         min_steps=trainer.min_steps,
         callbacks=callbacks,
     )
+
+
+def check_run_name(options: Namespace) -> None:
+    """Make sure that the run of a fit can have the name that the options give it, if any.
+
+    Args:
+        options: Those of the fit; `resume` is the folder of the run that it continues, or False.
+
+    Raises:
+        WrongUsage: It is not a plain name, it is taken, or the run that is resumed has another.
+    """
+    name = options.name
+    if name is None:
+        return
+    check_name(name)
+    if not options.resume:
+        check_unused(Path(options.trainer.default_root_dir, "fit", name))
+    elif Path(options.resume).resolve().name != name:
+        raise WrongUsage(
+            f"--name {name}: the run to continue is {options.resume}, which keeps its name: leave --name out"
+        )
