@@ -1,24 +1,24 @@
-"""From picture files to batches on one core: torchvision's road beside ours, with and without the cache.
+"""Measure how fast image files become batches on one core: torchvision's loader, and ours with and without the cache.
 
-    python -m benchmarks.data.loading --root data/hotdog [--repeats 5]
+    python -m benchmarks.data.loading --root data/hotdog
 
 One process on one core, libraries with one thread, batches of 64, `num_workers` 0. torchvision: ImageFolder,
-RandomResizedCrop, flip, ToTensor, Normalize, DataLoader. Ours: ImageFolderData with its defaults; that means uint8, for
-normalisation is the network's part. Each repeat takes the roads in turn (A B C D A B C D …), every picture of
-root/train once for each. `first pass` decodes all pictures, writes the cache and brings it to the disk, then trains an
-epoch from it; `later pass` is an epoch after it. Rates are per second of the core's time, which other programs on the
-machine hardly change; those by the clock are recorded too. The results go to benchmarks/data/loading.json and into
-benchmarks/NOTEBOOK.md.
+RandomResizedCrop, flip, ToTensor, Normalize, DataLoader. Ours: ImageFolderData with its defaults; its batches are
+uint8, since the network normalises. Each round takes the loaders in turn, every image of root/train once for each.
+`first pass` decodes all images, writes the cache and brings it to the disk, then trains an epoch from it; `later
+pass` is an epoch after it. Rates are per second of the core's time, which other programs on the machine hardly
+change, and by the clock. The results go to benchmarks/data/loading.json and into benchmarks/NOTEBOOK.md. Stop at any
+time, and start again to continue.
 """
 
-import json
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ |= {"OMP_NUM_THREADS": "1", "NO_ALBUMENTATIONS_UPDATE": "1"}
 
@@ -31,16 +31,24 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.common.documents import ROOT, markdown, publish, spread
-from benchmarks.common.driver import command_line
+from benchmarks.common.driver import Benchmark
+from benchmarks.common.records import where_and_when
 from finetune import ImageFolderData
-from finetune.system.machine import processor
 
-RECORDS = ROOT / "benchmarks/data/loading.json"
-_BATCH = 64
-Road = Callable[[], Iterable[Any]]
+NUM_ROUNDS = 5
+_BATCH_SIZE = 64
+_NO_LIMIT = 1000  # GB
+Batches = Callable[[], Iterable[Any]]
 
 
-def torchvision_road(root: Path, image_size: int) -> Road:
+class Run(NamedTuple):
+    """What identifies a record."""
+
+    round: int
+    image_size: int
+
+
+def torchvision_batches(root: Path, image_size: int) -> Iterable[Any]:
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(image_size),
@@ -49,108 +57,104 @@ def torchvision_road(root: Path, image_size: int) -> Road:
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
     )
-    return lambda: DataLoader(ImageFolder(str(root / "train"), transform), _BATCH, shuffle=True)
+    return DataLoader(ImageFolder(str(root / "train"), transform), _BATCH_SIZE, shuffle=True)
 
 
-def decoder_road(root: Path) -> Road:
-    """Read and decode each picture, one by one and no more: what no road can do without."""
-    return lambda: (
-        (simplejpeg.decode_jpeg(path.read_bytes()), [path]) for path in root.glob("train/*/*")
+def decoded_images(root: Path) -> Iterable[Any]:
+    """Read and decode each image and do no more: every loader must do this."""
+    for path in root.glob("train/*/*"):
+        yield simplejpeg.decode_jpeg(path.read_bytes()), [path]
+
+
+def our_batches(root: Path, image_size: int, cache_limit_gb: float) -> Iterable[Any]:
+    data = ImageFolderData(
+        str(root),
+        batch_size=_BATCH_SIZE,
+        val_fraction=0,
+        num_workers=0,
+        image_size=image_size,
+        cache_limit_gb=cache_limit_gb,
+        min_crop=0.08,  # as torchvision's
+        augmentations=None,
     )
+    data.trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False
+    )
+    data.trainer.state.fn = TrainerFn.FITTING
+    data.setup("fit")
+    return data.train_dataloader()
 
 
-def our_road(root: Path, image_size: int, cache_size: int | None, limit_gb: float) -> Road:
-    def batches() -> DataLoader:
-        options: dict[str, Any] = {
-            "cache_size": cache_size,
-            "cache_limit_gb": limit_gb,
-            "image_size": image_size,
-        }
-        options |= {"min_crop": 0.08, "augmentations": None}  # as torchvision's road
-        data = ImageFolderData(
-            str(root), batch_size=_BATCH, val_fraction=0, num_workers=0, **options
-        )
-        data.trainer = pl.Trainer(
-            accelerator="cpu", max_epochs=5, logger=False, enable_checkpointing=False
-        )
-        data.trainer.state.fn = TrainerFn.FITTING
-        data.setup("fit")
-        return data.train_dataloader()
-
-    return batches
-
-
-def measure(road: Road) -> dict[str, float]:
-    """Take one pass, from the folder to the last batch, and return its pictures per second."""
-    wall = time.perf_counter()
-    cpu = time.process_time()
-    num = 0
-    for batch in road():
-        num += len(batch["label"] if isinstance(batch, dict) else batch[1])
+def rates(batches: Batches) -> dict[str, float]:
+    """Take one pass, from the folder to the last batch, and return its images per second."""
+    began = time.perf_counter()
+    spent = time.process_time()
+    num_images = 0
+    for batch in batches():
+        num_images += len(batch["label"] if isinstance(batch, dict) else batch[1])
     return {
-        "cpu": num / (time.process_time() - cpu),
-        "wall": num / (time.perf_counter() - wall),
-        "pictures": num,
+        "cpu": num_images / (time.process_time() - spent),
+        "wall": num_images / (time.perf_counter() - began),
     }
 
 
-def compare(
-    root: Path, image_size: int, cache_size: int | None, repeats: int
-) -> dict[str, list[dict[str, float]]]:
-    """Return what `measure` gave for each road and repeat."""
-    kept = our_road(root, image_size, cache_size, limit_gb=1000)
-    roads = {
-        "torchvision": torchvision_road(root, image_size),
-        "libjpeg-turbo, nothing else": decoder_road(root),
-        "ours, no cache": our_road(root, image_size, cache_size, limit_gb=0),
-        "ours, first pass": kept,
-        "ours, later pass": kept,
+def one_round(root: Path, image_size: int) -> dict[str, dict[str, float]]:
+    """Return the rates of each loader."""
+    loaders: dict[str, Batches] = {
+        "torchvision": lambda: torchvision_batches(root, image_size),
+        "libjpeg-turbo, nothing else": lambda: decoded_images(root),
+        "ours, no cache": lambda: our_batches(root, image_size, 0),
+        "ours, first pass": lambda: our_batches(root, image_size, _NO_LIMIT),
+        "ours, later pass": lambda: our_batches(root, image_size, _NO_LIMIT),
     }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in roads}
-    for repeat in range(repeats + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["FINETUNE_CACHE"] = folder
-            for name, road in roads.items():
-                result = measure(road)
-                if repeat:  # the first warms up the disk and the libraries
-                    found[name].append(result)
-                    print(f"{repeat} {name:28} {result['cpu']:6.0f}", flush=True)
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FINETUNE_CACHE"] = folder
+        return {name: rates(batches) for name, batches in loaders.items()}
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Return medians, smallest and largest value, and the ratio to torchvision within each repeat."""
+@cache
+def warm_up(root: Path, image_size: int) -> None:
+    """Take a first round, which warms up the disk and the libraries."""
+    one_round(root, image_size)
+
+
+def measure(run: Run, root: Path) -> dict:
+    """Return the rates of a round and its circumstances."""
+    warm_up(root, run.image_size)
+    return {"images_per_second": one_round(root, run.image_size), **where_and_when()}
+
+
+def table(records: Sequence[dict]) -> str:
+    """Return medians, smallest and largest value, and the ratio to torchvision within each round."""
+    rounds = [r["images_per_second"] for r in records]
     rows = []
-    for name, results in found.items():
-        ratios = [
-            ours["cpu"] / theirs["cpu"]
-            for ours, theirs in zip(results, found["torchvision"], strict=True)
-        ]
-        cells = [spread([r[clock] for r in results], 0) for clock in ("cpu", "wall")]
+    for name in rounds[0]:
+        cells = [spread([one[name][clock] for one in rounds], 0) for clock in ("cpu", "wall")]
+        ratios = [one[name]["cpu"] / one["torchvision"]["cpu"] for one in rounds]
         rows.append([name, *cells, spread(ratios, 2)])
     return markdown(["loader", "images/s, CPU time", "wall clock", "relative to torchvision"], rows)
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="folder with train/CLASS/*")
+    runs: list[Run] = []
+    benchmark = Benchmark(
+        ROOT / "benchmarks/data/loading.json",
+        Run,
+        lambda records: runs,
+        lambda records: publish({"data_road": table(records)}),
+    )
+    parser = benchmark.parser(__doc__)
+    parser.add_argument("--root", type=Path, help="folder with train/CLASS/*")
     parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument(
-        "--cache_size", type=int, help="shorter side of the cached pictures; by default as they are"
-    )
-    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    found = compare(args.root, args.image_size, args.cache_size, args.repeats)
-    settings = {"image_size": args.image_size, "cache_size": args.cache_size, "batch_size": _BATCH}
-    about = {"processor": processor(), "torch": torch.__version__, **settings}
-    RECORDS.write_text(
-        json.dumps({"about": about, "pictures_per_second": found}, indent=1) + "\n", "utf-8"
-    )
-    publish({"data_road": table(found)})
-    print(table(found))
+    if not args.document:
+        if args.root is None:
+            parser.error("--root is needed to measure")
+        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        runs += [Run(i, args.image_size) for i in range(NUM_ROUNDS)]
+    benchmark.main(args, lambda run: measure(run, args.root))
 
 
 if __name__ == "__main__":

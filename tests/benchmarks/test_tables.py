@@ -37,11 +37,9 @@ def many(module: str) -> Callable[[Any], dict[str, str]]:
     return lambda found: script(module).tables(found)
 
 
-def one(
-    block: str, module: str, part: str = "", function: str = "table"
-) -> Callable[[Any], dict[str, str]]:
-    """Return what makes a single block of the records, or of a part of them."""
-    return lambda found: {block: getattr(script(module), function)(found[part] if part else found)}
+def one(block: str, module: str) -> Callable[[Any], dict[str, str]]:
+    """Return what makes a single block of the records."""
+    return lambda found: {block: script(module).table(found)}
 
 
 def recipes(found: list) -> dict[str, str]:
@@ -81,7 +79,7 @@ def expected_on(page: str, blocks: dict[str, str]) -> dict[str, str]:
 SOURCES = {
     "check/check": Source(one("check_faults", "check.__main__"), ("found",)),
     "check/review": Source(one("review_found", "check.review"), ("check",)),
-    "data/loading": Source(one("data_road", "data.loading", "pictures_per_second"), ("cpu",)),
+    "data/loading": Source(one("data_road", "data.loading"), ("cpu",)),
     "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
     "export/export": Source(
         one("export", "export.__main__"), ("milliseconds",), ("NOTEBOOK.md", "export.md")
