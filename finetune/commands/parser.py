@@ -60,7 +60,9 @@ def _load(text: str) -> Any:
     if (": " in text or text.startswith(("[", "{"))) and os.path.lexists(text):
         return text
     # Configs of earlier versions name our classes by their modules.
-    return logger_names.replace_in_config(public_paths(_load_yaml(text)))
+    content = public_paths(_load_yaml(text))
+    # Of the values that are read here, only a mapping, such as a config, names loggers.
+    return logger_names.replace_in_config(content) if isinstance(content, dict) else content
 
 
 set_loader("yaml", _load, (yaml.YAMLError,))
