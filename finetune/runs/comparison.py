@@ -212,8 +212,13 @@ def _page(run: RunRecord) -> Path:
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of the runs; their paths, if two have the same name."""
+    """Return the names of the runs; their paths, if two have the same name.
+
+    Next to a version, such as `runs/fit/version_0`, a named run has its parent folders, too.
+    """
     names = [run.name for run in runs]
+    if any("/" in name for name in names):
+        names = ["/".join(run.path.resolve().parts[-3:]) for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
@@ -221,7 +226,8 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
     if isinstance(pair, Pair):
         a, b = names
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
-        sentence = f"Of {num} test images, only {a} is correct on {len(pair.only_a)}, only {b} on {len(pair.only_b)}"
+        alone = f"{a} alone is correct on {len(pair.only_a)}, {b} alone on {len(pair.only_b)}"
+        sentence = f"{alone} of {num} test images"
         if not is_significant(pair):
             return (
                 f"{sentence}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."

@@ -251,7 +251,7 @@ def test_several_labels_are_compared_by_images_with_all_labels_right(tmp_path, w
     )
     assert len(pair.only_b) == (right[1] & ~right[0]).sum() > 0
     sentence = write_comparison([a, b], None, tmp_path / "page.html")
-    assert f"only b on {len(pair.only_b)}" in sentence
+    assert f"b alone on {len(pair.only_b)} of" in sentence
     page = (tmp_path / "page.html").read_text()
     assert "test mAP" in page and "test accuracy" not in page
     single = read_run(write_run(tmp_path / "c", [0, 1, 2], np.eye(3), labels_folder.NAMES))

@@ -1,6 +1,7 @@
 """The page of a run: its numbers are the run's, its links work, and no file name breaks it."""
 
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from browser import dom_after, needs_browser, scroll_widths
 from run_folders import write_run
 
+from finetune.runs.comparison import write_comparison
 from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline
 from finetune.runs.highlights import ImageViewer
@@ -220,11 +222,16 @@ def test_a_thousand_classes_need_no_sideways_scrolling(tmp_path):
     counts = dict.fromkeys(names, 1)
     splits = {name: {"origin": "", "counts": counts} for name in ("train", "val", "test")}
     run = write_run(tmp_path / "run", list(range(1_000)), p, names, splits=splits)
+    other = shutil.copytree(run, tmp_path / f"run_{'of_a_long_name' * 4}")
     page = page_of(run, look(False))
+    target = tmp_path / "comparison.html"
+    write_comparison([read_run(run), read_run(other)], None, target)
+    comparison = target.read_text("utf-8")
     wide = page.replace("<main>", '<main><div style="width: 1490px">x</div>')
-    widths = scroll_widths([(page, 375), (page, 1440), (wide, 1440)], tmp_path)
-    assert widths[0] <= 375 and widths[1] <= 1440
-    assert widths[2] > 1440  # negative control
+    pages = [(page, 375), (comparison, 375), (page, 1440), (wide, 1440)]
+    widths = scroll_widths(pages, tmp_path)
+    assert widths[0] <= 375 and widths[1] <= 375 and widths[2] <= 1440
+    assert widths[3] > 1440  # negative control
 
 
 FOUND = {
