@@ -301,7 +301,7 @@ def _exclude_seen_rows(
 
 
 def _are_of_seen_groups(data: Any, split: str, seen: np.ndarray) -> np.ndarray:
-    """Return which images of a split that is set apart share a group with a training image, (N,).
+    """Return which images of a split that was held out share a group with a training image, (N,).
 
     A group of one image that has grown may have changed its split.
     """

@@ -9,8 +9,8 @@ import numpy as np
 
 from finetune.system.file_names import composed
 
-SET_APART = "set apart from training"
-NOT_SET_APART = "all that are not set apart"
+SET_APART = "held out of training"
+NOT_SET_APART = "the rest"
 
 # The names of splits, in lower case: case does not matter.
 SPLIT_NAMES = {

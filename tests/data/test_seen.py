@@ -90,7 +90,7 @@ def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
             (line,) = lines.messages
             assert (
                 line
-                == f"{len(expected[split])} {split} images of {tmp_path / name} (set apart from training)"
+                == f"{len(expected[split])} {split} images of {tmp_path / name} (held out of training)"
             )
 
 
@@ -494,7 +494,7 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
         "cpu",
     ]
     cli(*test)
-    line = re.search(r"(\d+) test images of .*pictures \(set apart from training\)", caplog.text)
+    line = re.search(r"(\d+) test images of .*pictures \(held out of training\)", caplog.text)
     assert int(line[1]) == len(data(root).splits["test"]) > expected
     with pytest.raises(ValueError, match="this checkpoint has seen"):
         cli(*test, "--data.split_seed", 5)

@@ -50,7 +50,7 @@ def test_three_lines_before_training(colours, cli, caplog):
     train = data(colours).splits["train"].targets.counts()
     val = 60 - train.sum()
     assert lines == [
-        f"images: {colours}: train {train.sum()} (its train folder), val {val} (set apart from training, "
+        f"images: {colours}: train {train.sum()} (its train folder), val {val} (held out of training, "
         "split_seed 0), test 30 (its test folder); 3 classes in train: "
         f"blue {train[0]}, green {train[1]}, red {train[2]}",
         "network: small_cnn, random weights; 0.30 of 0.30 million parameters are trained, frozen: nothing; "
@@ -65,10 +65,7 @@ def test_where_the_splits_come_from(tmp_path, caplog):
     pictures = data(tmp_path / "drawn/train", val_fraction=0)
     line, *_ = told(caplog, pictures)
     test = len(pictures.splits["test"])
-    assert (
-        f"train {30 - test} (all that are not set apart), val none, test {test} (set apart from training, "
-        in line
-    )
+    assert f"train {30 - test} (the rest), val none, test {test} (held out of training, " in line
 
 
 def test_what_is_frozen_and_the_rates(colours, caplog):
@@ -143,7 +140,7 @@ def test_groups_in_two_given_folders_are_doubted_and_folds_count_together(colour
     # fold 1 of 3 has 20 images to test, of 60
     fold = data(colours, val_fraction=0, num_folds=3, fold=1)
     assert list(overview.data_warnings(fold)) == []
-    assert "set apart from training, split_seed 0, fold 1 of 3" in overview._pictures(fold)
+    assert "held out of training, split_seed 0, fold 1 of 3" in overview._pictures(fold)
 
 
 def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
