@@ -1,6 +1,8 @@
 """`finetune cache`: list or remove the caches of earlier runs."""
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -9,9 +11,10 @@ from rich.text import Text
 from finetune.data.memmap import open_or_none
 from finetune.system.cache_dir import FORMER, PICTURES, PRECISIONS, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, bytes_text, shown
 
 _MAX_LISTED = 5  # files, in a message
+_WIDTH = 400  # of a table that is not shown on a terminal, with space for long paths
 
 
 def cache(remove: str | None = None) -> None:
@@ -30,29 +33,9 @@ def cache(remove: str | None = None) -> None:
         caches |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
     caches |= {path.name: path for path in folder.glob(PRECISIONS)}
     if remove is None:
-        columns = (
-            Column("name", no_wrap=True),
-            Column("what", overflow="fold"),
-            "size",
-            "last used",
-        )
-        table = Table(*columns, title=Text(f"caches in {folder}"))
-        for name, path in caches.items():
-            status, about = path.stat(), "features, of an earlier version: no run uses them"
-            if not has_mark(path):
-                about = "not written by this version of finetune: --remove all leaves it"
-            elif path.name == PRECISIONS:
-                about = "which precision is faster on this CPU"
-            elif path.suffix == PICTURES:
-                packed = open_or_none(path)
-                about = (
-                    f"{len(packed):,} images of {packed.about['root']}"
-                    if packed
-                    else "damaged images"
-                )
-            last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
-            table.add_row(Text(name), Text(about), f"{status.st_size / 1e9:.2f} GB", last_used)
-        Console().print(table if caches else Text(f"no caches in {folder}"))
+        print(f"{'caches' if caches else 'no caches'} in {shown(str(folder))}")
+        if caches:
+            _print_table(caches)
         return
     if remove != "all" and remove not in caches:
         raise WrongUsage(f"there is no cache {remove!r} in {folder}; `finetune cache` lists them")
@@ -68,7 +51,7 @@ def cache(remove: str | None = None) -> None:
     num_bytes = sum(path.stat().st_size for path in chosen)
     for path in chosen:
         path.unlink()
-    print(f"removed {len(chosen)} from {folder}: {num_bytes / 1e9:.2f} GB")
+    print(f"removed {len(chosen)} from {folder}: {bytes_text(num_bytes)}")
     if unmarked:
         names = ", ".join(map(shown, unmarked[:_MAX_LISTED])) + (
             ", ..." if len(unmarked) > _MAX_LISTED else ""
@@ -76,3 +59,31 @@ def cache(remove: str | None = None) -> None:
         print(
             f"left {len(unmarked)} that this version of finetune did not write: {names}; to remove one, give its name"
         )
+
+
+def _print_table(caches: Mapping[str, Path]) -> None:
+    """Print the caches: what they hold, their sizes, and when they were used."""
+    columns = (
+        Column("name", no_wrap=True),
+        Column("what", overflow="fold"),
+        Column("size", justify="right", no_wrap=True),
+        Column("last used", no_wrap=True),
+    )
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, path in caches.items():
+        status, about = path.stat(), "features, of an earlier version: no run uses them"
+        if not has_mark(path):
+            about = "not written by this version of finetune: --remove all leaves it"
+        elif path.name == PRECISIONS:
+            about = "which precision is faster on this CPU"
+        elif path.suffix == PICTURES:
+            packed = open_or_none(path)
+            about = (
+                f"{len(packed):,} images of {packed.about['root']}" if packed else "damaged images"
+            )
+        last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
+        table.add_row(Text(name), Text(about), bytes_text(status.st_size), last_used)
+    console = Console()
+    if not console.is_terminal:  # lines of a pipe are not wrapped
+        console = Console(width=_WIDTH)
+    console.print(table)

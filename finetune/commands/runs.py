@@ -159,7 +159,7 @@ def _remove(arguments: Sequence[str]) -> None:
         formatter_class=PlainHelpFormatter,
     )
     parser.command = "runs rm"  # two words, for messages
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="Folder of a run.")
     parser.add_argument(
         "--last",
         action="store_true",
@@ -168,6 +168,8 @@ def _remove(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--yes", action="store_true", help="Do not ask.")
     options = parser.parse_args(list(arguments))
+    if not options.runs:
+        raise WrongUsage("name the folder of a run: finetune runs rm RUN")
     folders = [Path(run).expanduser() for run in options.runs]
     if options.last:
         folders = [part for folder in folders for part in _with_own_state(folder)]

@@ -1,6 +1,7 @@
 """`finetune cache` lists our caches, and removes nothing else."""
 
 import os
+import re
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from finetune.data import image_cache
 from finetune.data.datasets.folders import scan
 from finetune.data.image_cache import read_from_cache
 from finetune.system.cache_dir import MARK
+from finetune.system.messages import bytes_text
 
 
 def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
@@ -44,10 +46,12 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
         (folder / name).write_text("" if name.startswith("empty") else "of the user")
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))
     os.truncate(folder / f"{second}.pictures", 1000)
+    first_size = (folder / f"{first}.pictures").stat().st_size
     cli("cache")
-    shown = [line.split("│") for line in capsys.readouterr().out.splitlines()]
-    rows = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in shown if len(row) > 2}
-    assert rows[first] == [f"30 images of {colours}", "0.00 GB", "2020-02-03 04:05"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"caches in {folder}"
+    rows = {name: cells for name, *cells in (re.split(r" {2,}", line.strip()) for line in lines)}
+    assert rows[first] == [f"30 images of {colours}", bytes_text(first_size), "2020-02-03 04:05"]
     assert rows[second][0] == "damaged images"
     assert rows["kept.features"][0].startswith("features, of an earlier version")
     assert rows["precisions.json"][0] == "which precision is faster on this CPU"

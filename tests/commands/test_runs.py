@@ -64,6 +64,8 @@ def test_nothing_is_deleted_if_one_of_several_is_no_run(run, cli, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(WrongUsage, match="is not the folder of a run"):
         cli("runs", "rm", "--yes", run, tmp_path / "data")
+    with pytest.raises(WrongUsage, match="name the folder of a run: finetune runs rm RUN"):
+        cli("runs", "rm", "--yes")
     assert run.is_dir()
 
 
