@@ -202,11 +202,11 @@ class Canvas:
         colours: Sequence[Colour],
         most: int,
         spread: float,
-        rx: float,
-        ry: float,
+        radii: tuple[float, float],
         bulge: float = 0,
     ) -> None:
         """Scatter between `most / 2` and `most` blobs evenly over a disc with the radius `spread`."""
+        rx, ry = radii
         count = int(self.rng.integers(most // 2, most + 1))
         for i in self.rng.permutation(count):
             # arranged like the seeds of a sunflower
@@ -283,16 +283,16 @@ def draw_pizza(c: Canvas, bread: Colour, turns: float) -> None:
     c.paint(CRUST, c.blob(1, wobble=0.04), bulge=0.8, shadow=0.4)
     c.paint(TOMATO, c.blob(0.86, wobble=0.05), bulge=-0.3)
     c.paint(c.pick(CHEESE, CHEESE, CREAM), c.blob(0.82, wobble=0.1), bulge=0.2)
-    c.dots([c.pick(KETCHUP, SALMON, TOMATO)], 13, 0.65, 0.15, 0.15, 0.3)
-    c.dots([c.pick(HERB, CHOCOLATE)], 9, 0.6, 0.12, 0.06, 0.3)
+    c.dots([c.pick(KETCHUP, SALMON, TOMATO)], 13, 0.65, (0.15, 0.15), 0.3)
+    c.dots([c.pick(HERB, CHOCOLATE)], 9, 0.6, (0.12, 0.06), 0.3)
 
 
 def draw_salad_bowl(c: Canvas, bread: Colour, turns: float) -> None:
     """Draw a salad bowl."""
     c.paint(c.pick(WHITE, STEEL, CRUST, MINT), c.blob(1), shadow=0.5)
     c.paint(HERB, c.blob(0.86), bulge=-0.5)
-    c.dots([HERB, LETTUCE, LIME, PURPLE], 32, 0.66, 0.28, 0.16, 0.6)
-    c.dots([TOMATO, CREAM, TOAST], 10, 0.6, 0.14, 0.13, 0.5)
+    c.dots([HERB, LETTUCE, LIME, PURPLE], 32, 0.66, (0.28, 0.16), 0.6)
+    c.dots([TOMATO, CREAM, TOAST], 10, 0.6, (0.14, 0.13), 0.5)
 
 
 def draw_sandwich(c: Canvas, bread: Colour, turns: float) -> None:
@@ -357,7 +357,7 @@ def draw_board(c: Canvas, bread: Colour, turns: float) -> None:
 
 def draw_crumbs(c: Canvas, bread: Colour, turns: float) -> None:
     """Draw crumbs."""
-    c.dots([BREAD, CRUST], 14, 1, 0.08, 0.06, 0.4)
+    c.dots([BREAD, CRUST], 14, 1, (0.08, 0.06), 0.4)
 
 
 # Each takes the colour of bread and the frequency of a ripple, even if it uses neither: `draw_thing` always draws both
