@@ -181,7 +181,7 @@ def check_coefficients(content: bytes) -> None:
         place += int.from_bytes(content[place:start], "big")
         if marker in _ARITHMETIC:
             raise IncompleteError(
-                "it is an arithmetic-coded JPEG, of which missing data go unnoticed: convert it"
+                "it is an arithmetic-coded JPEG, in which missing data cannot be detected: convert it"
             )
         if marker in _FRAMES:
             is_progressive = marker in _PROGRESSIVE
@@ -370,7 +370,7 @@ def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
         stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
         if not stream.startswith(b"\xff\xd8") or bytes([0xFF, _SOS]) not in stream:
             raise IncompleteError(
-                "its strips are old-style JPEGs, of which missing data go unnoticed: convert it"
+                "its strips are old-style JPEGs, in which missing data cannot be detected: convert it"
             )
         check_jpeg(stream)
         return

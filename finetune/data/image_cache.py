@@ -38,7 +38,7 @@ from finetune.distributed.signals import is_rank_zero
 from finetune.system.cache_dir import PICTURES, available_bytes, cache_dir, mark_used
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
-from finetune.system.messages import reason
+from finetune.system.messages import bytes_text, reason
 from finetune.system.progress import console
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _build(
                     log.warning("%sno cache, another process could not make it", failure)
                 return None
             if path.exists():
-                log.warning("the cache %s is damaged: it is made anew", path)
+                log.warning("the cache %s is damaged: it is rebuilt", path)
             began = time.perf_counter()
             try:
                 with ThreadPoolExecutor(num_cores()) as pool:
@@ -150,12 +150,12 @@ def _build(
                 with suppress(OSError):  # tells the waiting processes to build the cache
                     path.with_name(f".{path.name}.stopped.tmp").touch()
                 raise
-            seconds, size = time.perf_counter() - began, path.stat().st_size / 1e9
+            seconds = time.perf_counter() - began
             log.info(
-                "decoded %d images once, in %.1f s: %.2f GB in %s",
+                "decoded %d images once, in %.1f s: %s in %s",
                 len(paths),
                 seconds,
-                size,
+                bytes_text(path.stat().st_size),
                 path,
             )
             return MemmapImages(path)

@@ -60,7 +60,7 @@ class MemmapImages:
             _TRAILER.unpack_from(self._map, end) if end >= 0 else (b"", 0, 0, b"")
         )
         if magic != _MAGIC:
-            raise ValueError(f"{path} is cut off, or no file of this kind and version")
+            raise ValueError(f"{path} is truncated, or not a file of this kind and version")
         with memoryview(self._map) as content:
             if start + 16 * num > end or hashlib.sha256(content[start:end]).digest() != checksum:
                 raise ValueError(f"{path} is damaged: its index is not what was written")
@@ -131,7 +131,7 @@ def write_memmap(
             if picture is not None:
                 position += file.write(np.ascontiguousarray(picture).data.cast("B"))
             if position > max_bytes:
-                raise TooLarge(f"they take more than the {max_bytes / 1e9:.1f} GB that they may")
+                raise TooLarge(f"they take more than the allowed {max_bytes / 1e9:.1f} GB")
             if position - synced > _SYNC_BYTES:
                 synced = position
                 syncs.append(pool.submit(os.fsync, file.fileno()))

@@ -74,7 +74,7 @@ def check_members(num: int, head_init: str) -> None:
         )
     if num > 1 and head_init not in ("auto", "xavier"):
         raise WrongUsage(
-            f"model.members begin with other heads, which model.head_init {head_init} makes alike"
+            f"model.members differ by their random heads, which model.head_init {head_init} makes equal"
         )
 
 

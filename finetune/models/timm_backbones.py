@@ -140,7 +140,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     }
     if others:
         raise WrongUsage(
-            f"{path} is of a {architecture} that was built otherwise ({others}): only timm's own can be had"
+            f"{path} is of a {architecture} with other arguments ({others}): only timm's own networks are supported"
         )
     return config
 

@@ -36,7 +36,7 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
 
     Raises:
         OSError: The weights can't be downloaded, or there is no such file.
-        WrongUsage: `weights` is none of the three, or belongs to a network that was built otherwise.
+        WrongUsage: `weights` is none of the three, or belongs to a network with other arguments than timm's.
         ValueError: The file holds no weights, or not those of this network.
     """
     path = Path(weights)

@@ -128,7 +128,7 @@ def _read_torch(path: Path) -> Pretrained:
     try:
         content = load_weights_file(path)
     except Exception as error:  # arbitrary bytes make the unpickler raise anything
-        reason = "is broken, or no file of torch"
+        reason = "is damaged, or not a file of torch"
         if name := named_object(error):
             reason = f"holds {name}, which is neither a tensor nor a plain value; refusing to unpickle it. {_SAVE}"
         elif isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):

@@ -84,7 +84,7 @@ class Routes:
         )
         if content is None:
             return Refused(
-                410, "the image cannot be read: it is damaged, or not there any more"
+                410, "the image cannot be read: it is damaged, or no longer exists"
             ).response()
         return Response(content, media_type=TYPE, headers=_KEPT)
 

@@ -35,7 +35,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             # This word is in the message of torch's writer if the disk is full, but not in errors of a GPU.
             if "inline_container" in message:
                 free = shutil.disk_usage(target.parent).free / 1e6
-                message = f"its disk took no more, with {free:.0f} MB free now that the part is removed ({message})"
+                message = f"the disk is full: {free:.0f} MB are free without the incomplete file ({message})"
             raise OSError(f"the checkpoint {target} could not be written: {message}") from error
 
     def load_checkpoint(

@@ -169,7 +169,7 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ValueError(f"{str(path)!r} is damaged, or no .onnx file") from error
+        raise ValueError(f"{str(path)!r} is damaged, or not an .onnx file") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model)):
         raise ValueError(
             f"{str(path)!r} has its weights in other files, which `finetune export` never does"
@@ -213,7 +213,7 @@ def _safetensors(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
             state = {f"network.{name}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return (file.metadata() or {}).get(KEY), state
     except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is damaged, or no .safetensors file") from error
+        raise ValueError(f"{str(path)!r} is damaged, or not a .safetensors file") from error
 
 
 def _text(tensor: Tensor) -> str:

@@ -207,7 +207,7 @@ def check_name(name: str) -> None:
             "space in front"
         )
     if is_numbered(name):
-        raise WrongUsage(f"--name {name}: runs without a name are called so; choose another")
+        raise WrongUsage(f"--name {name}: that is a name of runs without --name; choose another")
 
 
 def has_result(folder: Path) -> bool:

@@ -16,7 +16,7 @@ _WARNING = "commercial use is not allowed"
 _OTHER = "terms of their own"
 _OWN = "a licence of their own"
 _FILES = (".pt", ".pth", ".safetensors", ".ckpt")
-_BEGAN = ", on the terms of whoever trained it, which began with "
+_BEGAN = ", under the terms of its author; its training started from "
 
 
 def licence(

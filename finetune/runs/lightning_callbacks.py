@@ -171,7 +171,7 @@ def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
         return
     if not batch_norms(model):
         raise ValueError(
-            f"StochasticWeightAveraging needs batch norm, which {name} has not: leave it out"
+            f"StochasticWeightAveraging needs batch norm, which {name} does not have: leave it out"
         )
     if any(not m.training for m in batch_norms(model.train())):
         raise ValueError(

@@ -99,9 +99,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
             ) == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
             if run_id is None or self._given_id or not is_gone:
                 raise
-        log.warning(
-            "MLFlowLogger: what was logged of this run before is no longer there: it begins anew"
-        )
+        log.warning("MLFlowLogger: the earlier logs of this run no longer exist: it starts again")
         self.is_continued = False
         return self._client(uri, name, None)
 

@@ -30,7 +30,7 @@ def model_card(run: RunRecord) -> str:
     sizes = (run.setting("data", "init_args", name) for name in ("eval_image_size", "image_size"))
     size = next(filter(None, sizes), None)
     what = f"{len(names)} classes: {', '.join(names)}"
-    always = "it always says one of them"
+    always = "it always predicts one of them"
     if run.has_labels:
         what = f"{len(names)} labels, of which an image has several or none: {', '.join(names)}"
         always = "it gives each of them a probability"
@@ -38,7 +38,7 @@ def model_card(run: RunRecord) -> str:
         f"# {run.name}",
         "",
         f"An image classifier of {what}.",
-        f"Network: {network(run)}, input {size} x {size} pixels (RGB). It began with",
+        f"Network: {network(run)}, input {size} x {size} pixels (RGB). Its training started from",
         f"{weights_and_licence(run)}.",
         "",
         "## Meant for",

@@ -327,7 +327,7 @@ def check_weights(trainer: pl.Trainer) -> None:
     checks = [parameter.isfinite().all() for parameter in trainable]
     is_finite = not checks or bool(torch.stack(checks).all())  # one synchronization with a GPU
     if not trainer.strategy.reduce_boolean_decision(is_finite, all=True):
-        raise _diverged(trainer, "some weights are no finite numbers")
+        raise _diverged(trainer, "some weights are not finite numbers")
 
 
 def _diverged(trainer: pl.Trainer, text: str) -> ValueError:

@@ -26,7 +26,7 @@ def checkpoint_of(path: str) -> tuple[str, str]:
         if best.is_file():
             return str(best), ""
         if last.is_file():
-            return str(last), f"{path} has no best checkpoint: {last} it is"
+            return str(last), f"{path} has no best checkpoint: taking {last}"
     if has_folds(folder):
         raise WrongUsage(
             f"the cross-validation {path} has not ended: finetune fit --resume {path} continues it"

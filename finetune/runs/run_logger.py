@@ -163,7 +163,7 @@ class RunLogger(Logger):
     def _earlier_name(self) -> str | None:
         """Return the name under which this run was logged before, and set `is_continued`; None in a new run."""
         names = continue_side_file(
-            self._run_path() / FILE, are_names, "the run's loggers begin anew"
+            self._run_path() / FILE, are_names, "the run's loggers start again"
         )
         before = names.get(self._key)
         self.is_continued = self.is_continued or before is not None

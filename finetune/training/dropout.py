@@ -223,7 +223,7 @@ class Noise(pl.Callback):
             and _has_drawn(trainer.strategy.root_device)
             and trainer.is_global_zero
         ):
-            words = "%s draws random numbers that depend on the device: it ends otherwise on another number of them"
+            words = "%s draws random numbers that depend on the device: its results differ on another number of them"
             log.warning(words, pl_module.backbone)
         self._is_checked = True
 

@@ -38,7 +38,7 @@ def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command
         targets = data.splits[split].targets
         if not evaluated_targets(targets, limit, data.batch_size).counts().any():
             raise ValueError(
-                f"no image of {split} in {data.root} has a label: there is nothing to learn or to measure"
+                f"no image of {split} in {data.root} has a label: there is nothing to train on or to measure"
             )
 
 

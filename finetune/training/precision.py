@@ -80,7 +80,8 @@ def prepare_arithmetic(trainer: pl.Trainer) -> None:
         return
     if precision.startswith("bf16") and not _cpu_has_bf16():
         log.warning(
-            "this processor computes in no bf16: %s may be ten times slower than 32-true", precision
+            "this processor does not support bf16: %s may be ten times slower than 32-true",
+            precision,
         )
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -137,7 +137,7 @@ def test_heads_that_would_be_alike_are_refused():
         check_members(1, head_init)
         with pytest.raises(
             WrongUsage,
-            match=f"members begin with other heads, which model.head_init {head_init} makes",
+            match=f"members differ by their random heads, which model.head_init {head_init} makes",
         ):
             check_members(2, head_init)
     for num in (1, 2, MAX_MEMBERS):

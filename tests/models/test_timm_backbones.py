@@ -151,8 +151,8 @@ def test_a_folder_describes_itself(tmp_path):
             json.dumps(config(architecture="resnet34")),
             "is of resnet34, not of resnet18: .*--model.backbone timm/resnet34",
         ),
-        (json.dumps(config(model_args={"act_layer": "gelu"})), "built otherwise .*gelu"),
-        (json.dumps(config(model_args={"in_chans": 1})), "built otherwise .*in_chans"),
+        (json.dumps(config(model_args={"act_layer": "gelu"})), "with other arguments .*gelu"),
+        (json.dumps(config(model_args={"in_chans": 1})), "with other arguments .*in_chans"),
         (
             json.dumps(config(pretrained_cfg={"crop_mode": "border"})),
             "needs an unsupported preparation of images: .*crop border",

@@ -305,10 +305,10 @@ def test_files_that_are_no_weights(tmp_path, capsys):
         "old_evil.pt": "holds print, which is neither a tensor nor a plain value; refusing to unpickle it",
         "list.pt": "is not a state dict: it contains other objects than named tensors",
         "dict.pt": "is not a state dict: it contains other objects than named tensors",
-        "text.pt": "is broken, or no file of torch",
-        "page.pt": "is broken, or no file of torch",
-        "empty.pt": "is broken, or no file of torch",
-        "cut.pt": "is broken, or no file of torch",
+        "text.pt": "is damaged, or not a file of torch",
+        "page.pt": "is damaged, or not a file of torch",
+        "empty.pt": "is damaged, or not a file of torch",
+        "cut.pt": "is damaged, or not a file of torch",
         "text.safetensors": "is not readable as safetensors: ",
     }
     for name, message in messages.items():

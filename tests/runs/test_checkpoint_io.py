@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(
     with pytest.raises(OSError, match="last.ckpt could not be written") as caught:
         AtomicCheckpointIO().save_checkpoint(state(2), target)
     assert str(error) in str(caught.value) and "\n" not in str(caught.value)
-    assert ("its disk took no more, with " in str(caught.value)) == (error is TORCH_NO_SPACE)
+    assert ("the disk is full: " in str(caught.value)) == (error is TORCH_NO_SPACE)
     assert os.listdir(target.parent) == (["last.ckpt"] if has_previous else [])
     if has_previous:
         assert value(target) == 1

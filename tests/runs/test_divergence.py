@@ -57,7 +57,7 @@ def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
         0,
     ]
     with pytest.raises(
-        ValueError, match="some weights are no finite numbers in epoch 1: training has diverged; "
+        ValueError, match="some weights are not finite numbers in epoch 1: training has diverged; "
     ):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
     assert not list(tmp_path.rglob("*.ckpt"))

@@ -77,12 +77,12 @@ def test_what_is_known_of_a_checkpoint_of_ours_goes_on_with_it():
     second = licence("best.ckpt", "timm/convnextv2_nano", known=first)
     assert (
         second
-        == f"the file best.ckpt, on the terms of whoever trained it, which began with {first}"
+        == f"the file best.ckpt, under the terms of its author; its training started from {first}"
     )
     third = licence(None, "timm/convnextv2_nano", "last.ckpt", known=second)
     assert (
         third
-        == f"the checkpoint last.ckpt, on the terms of whoever trained it, which began with {first}"
+        == f"the checkpoint last.ckpt, under the terms of its author; its training started from {first}"
     )
     assert is_restricted(second) and is_restricted(third)
     assert "\n" not in licence("best.ckpt", "resnet18", known="somebody's\nlines")

@@ -101,7 +101,7 @@ def test_a_run_goes_on_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
     shutil.rmtree(RUN / "mlflow" / mlflow_run()[1].info.experiment_id / mlflow_run()[1].info.run_id)
     fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
     assert (
-        "MLFlowLogger: what was logged of this run before is no longer there: it begins anew"
+        "MLFlowLogger: the earlier logs of this run no longer exist: it starts again"
         in caplog.messages
     )
     assert {step for _, step in mlflow_metrics()} >= {5, 8} and mlflow_run()[1].data.params

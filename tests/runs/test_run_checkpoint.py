@@ -23,7 +23,7 @@ def test_the_best_is_taken_the_last_where_there_is_no_best_and_that_is_told(tmp_
     path, told = checkpoint_of(str(last))
     assert (
         path == str(last / "checkpoints/last.ckpt")
-        and told == f"{last} has no best checkpoint: {path} it is"
+        and told == f"{last} has no best checkpoint: taking {path}"
     )
 
 

@@ -150,7 +150,7 @@ def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(ru
     assert logger._earlier_name() is None and not logger.is_continued
     (line,) = caplog.messages
     assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith(
-        "the run's loggers begin anew"
+        "the run's loggers start again"
     )
     logger._remember("a name")
     assert logger._earlier_name() == "a name" and logger.is_continued

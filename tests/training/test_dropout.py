@@ -261,7 +261,7 @@ def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told,
             module(torch.ones(4, 5))
             noise.on_train_batch_end(trainer, module)
     expected = [
-        "a network draws random numbers that depend on the device: it ends otherwise on another number of them"
+        "a network draws random numbers that depend on the device: its results differ on another number of them"
     ]
     assert [record.message for record in caplog.records] == expected * (is_told and world_size > 1)
 

@@ -139,7 +139,7 @@ def test_bf16_on_a_cpu_without_it_is_told(caplog, precision, has_bf16, kind):
     with capabilities(amx_bf16=has_bf16), caplog.at_level("WARNING", "finetune"):
         prepare_arithmetic(SimpleNamespace(strategy=device, precision=precision))
     assert (
-        f"this processor computes in no bf16: {precision} may be ten times slower" in caplog.text
+        f"this processor does not support bf16: {precision} may be ten times slower" in caplog.text
     ) is is_told
 
 

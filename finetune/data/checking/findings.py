@@ -179,7 +179,7 @@ _SHORTCUTS: list[tuple[str, Level, str]] = [
         "class",
         "warning",
         "A network learns whatever separates the classes most easily. If that is how images were made, not what they "
-        "show, it fails on other images. Mix sources within each class, or bring all to one form.",
+        "show, it fails on other images. Mix sources within each class, or convert all images in the same way.",
     ),
     (
         "split",

@@ -114,7 +114,7 @@ def first_look(
                 "unreadable",
                 "bad",
                 title,
-                "fit ends at the first of them, or leaves them out.",
+                "fit stops at the first of them, or skips them.",
                 rows,
             )
         )
