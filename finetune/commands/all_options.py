@@ -14,8 +14,10 @@ from finetune.commands.options import OPTIONS, TABLE, WORDS, Option
 from finetune.data.datasets.image_folder import ImageFolderData
 
 # Options that have no meaning alone, and what `--resume` and the checkpoint decide.
-HIDDEN = ("help", "config", "print_config", "trainer", "model", "data", "ckpt_path")
-HIDDEN += ("model.class_names", "model.network_size", "model.label_kind")
+HIDDEN = (
+    *("help", "config", "print_config", "trainer", "model", "data", "ckpt_path"),
+    *("model.class_names", "model.network_size", "model.label_kind"),
+)
 _SECTIONS = {
     "": "the run",
     "data": "data",

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from argparse import HelpFormatter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -75,10 +76,10 @@ _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command eva
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
     """A `OneLineErrorParser` for LightningCLI. Its help has all options of a command in sections."""
 
-    def format_help(self) -> str:
+    def format_help(self, formatter: HelpFormatter | None = None) -> str:
         command = command_of(self)
         is_of_command = any(action.dest == "trainer.max_epochs" for action in self._actions)
-        return all_options_page(command, self) if is_of_command else super().format_help()
+        return all_options_page(command, self) if is_of_command else super().format_help(formatter)
 
 
 class FinetuneCLI(LightningCLI):
