@@ -538,7 +538,8 @@ def _solve(
     """Minimise the losses of F fits over w (F, K', D + 1) by Newton's method, from an initial w.
 
     The features are read once for all fits, and most often in float32: the steps need no more digits, since the
-    gradient that they solve for is in float64.
+    gradient that they solve for is in float64. L-BFGS (SciPy, torch) stops at a gradient norm of 1e-9, because the loss
+    no longer changes in float64 (benchmarks/NOTEBOOK.md).
 
     Source: Nocedal and Wright, Numerical Optimization, algorithm 7.1 (line search Newton-CG).
     """
@@ -561,7 +562,8 @@ def _solve(
         if is_done.all():
             return w
         gradient[is_done] = 0.0  # their steps are 0
-        step = _newton_step(images, p, problem, penalty, gradient, tolerance)
+        hessian = _Hessian(images, problem, p, penalty)
+        step = _newton_step(hessian, gradient, tolerance)
         change = _logits(images.x, step)
         slope = (gradient * step).sum(dim=(1, 2))
         # Halve the step until the loss decreases. Differences below rounding count as a decrease, because otherwise the
@@ -581,15 +583,37 @@ def _solve(
     )
 
 
-def _newton_step(
-    images: _Images,
-    p: Tensor,
-    problem: _Problem,
-    penalty: Tensor,
-    gradient: Tensor,
-    tolerance: float,
-) -> Tensor:
-    """Solve Hessian @ step = -gradient by conjugate gradients, without forming the Hessian of (K' D)**2 numbers.
+@dataclass(frozen=True)
+class _Hessian:
+    """The second derivatives of the losses of F fits by their weights, without their matrices of (K' D)**2 numbers.
+
+    Attributes:
+        images: The images.
+        problem: The losses.
+        p: Probabilities, (N, F, K').
+        penalty: Strength of the penalty of each weight, (F, 1, D + 1).
+    """
+
+    images: _Images
+    problem: _Problem
+    p: Tensor
+    penalty: Tensor
+
+    def times(self, v: Tensor) -> Tensor:
+        """Return the product with a change of the weights (F, K', D + 1)."""
+        change = _logits(self.images.single, v.float()).double()
+        u = self.problem.curvature(self.p, change)
+        return _sums(u.float(), self.images.single).double() + self.penalty * v
+
+    def diagonal(self) -> Tensor:
+        """Return the diagonal, (F, K', D + 1), above 0."""
+        u = self.problem.diagonal(self.p)
+        diagonal = _sums(u.float(), self.images.single.square()).double() + self.penalty
+        return diagonal.clamp(min=1e-30)  # if no image has a curvature
+
+
+def _newton_step(hessian: _Hessian, gradient: Tensor, tolerance: float) -> Tensor:
+    """Solve Hessian @ step = -gradient of each fit by conjugate gradients.
 
     It stops at a tenth of the tolerance of the fit. Below that is rounding: the Hessian of a softmax is singular, since
     a constant that is added to all biases changes nothing. The gradient's rounding in that direction has no solution.
@@ -598,13 +622,7 @@ def _newton_step(
     def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(dim=(1, 2), keepdim=True)  # (F, 1, 1)
 
-    def hessian(v: Tensor) -> Tensor:
-        change = _logits(images.single, v.float()).double()
-        u = problem.curvature(p, change)
-        return _sums(u.float(), images.single).double() + penalty * v
-
-    diagonal = _sums(problem.diagonal(p).float(), images.single.square()).double() + penalty
-    diagonal = diagonal.clamp(min=1e-30)  # if no image has a curvature
+    diagonal = hessian.diagonal()
     norm = dot(gradient, gradient).sqrt()
     # the smaller the gradient, the more precise the step, as far as float32 allows
     limit = (norm * norm.sqrt().clamp(1e-5, 0.1)).clamp(min=tolerance / 10)
@@ -616,7 +634,7 @@ def _newton_step(
         is_active = dot(rest, rest).sqrt() > limit
         if not is_active.any():
             break
-        product = hessian(direction)
+        product = hessian.times(direction)
         length = torch.where(is_active, size / dot(direction, product), 0.0)
         step += length * direction
         rest -= length * product
