@@ -1,11 +1,13 @@
 """`finetune parity`: every way is compared with one device, the table is right, and a wrong way is caught."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from parity_ways import WAYS
 from processes import forked_subprocess
+from torch import multiprocessing
 
 from finetune.commands import parity
 from finetune.commands.parity import Row, compare
@@ -17,6 +19,8 @@ from finetune.parity.one_process import Job, Trained
 def rows(tmp_path_factory) -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(many_processes, "subprocess", forked_subprocess())
+        forked = partial(multiprocessing.start_processes, start_method="fork")
+        patch.setattr(multiprocessing, "spawn", forked)  # new interpreters import torch for seconds
         return compare(tmp_path_factory.mktemp("parity"), 2, 4, "float64")
 
 
