@@ -1,6 +1,6 @@
 """The same run on 1 and 3 processes; each promise has a wrong variant that the comparison catches.
 
-test_promises.py and test_elastic.py have two processes, and the controls that only show that the comparison works.
+test_promises.py has two processes, and the controls that only show that the comparison works.
 """
 
 import csv
