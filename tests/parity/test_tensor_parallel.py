@@ -1,4 +1,4 @@
-"""Linear layers split over 2 and 3 processes equal those on one device; a wrong variant is caught."""
+"""Linear layers split over 3 processes equal those on one device; a wrong variant is caught."""
 
 import math
 from functools import partial
@@ -26,27 +26,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from finetune.parity.communication_volume import linear_bytes
 from finetune.parity.tensor_parallel import shard_linear
 
+WORLD_SIZE = 3  # the command `parity` has two, in test_parity.py
+
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders with what the scenarios left, by number of processes."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the results of the scenarios."""
     root = tmp_path_factory.mktemp("tensor_parallel")
-    return {
-        k: launch("model_parallel_scenarios.py", root / f"world{k}", k, "tensor_parallel")
-        for k in (2, 3)
-    }
+    return launch("model_parallel_scenarios.py", root / "out", WORLD_SIZE, "tensor_parallel")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     "scenario", ["subnets_linear", "mlp_linear", "convolution_head", "huge_head"]
 )
-def test_weights_are_those_of_one_device(results, scenario, world_size):
+def test_weights_are_those_of_one_device(results, scenario):
     weights, _ = alone(scenario.split("_")[0])
-    for rank in range(world_size):  # every rank, not only the first
-        assert distance(weights, load(results[world_size], scenario, rank)["weights"]) <= TOLERANCE
+    for rank in range(WORLD_SIZE):  # every rank, not only the first
+        assert distance(weights, load(results, scenario, rank)["weights"]) <= TOLERANCE
 
 
 @pytest.mark.slow
@@ -58,16 +56,13 @@ def test_training_moved_the_weights(task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("scenario", "num_classes", "num_inputs"), [("convolution", 10, 54), ("huge", NUM_CLASSES, 35)]
 )
-def test_each_device_holds_its_part_of_the_head(
-    results, scenario, num_classes, num_inputs, world_size
-):
-    rows = math.ceil(num_classes / world_size)
-    for rank in range(world_size):
-        result = load(results[world_size], f"{scenario}_head", rank)
+def test_each_device_holds_its_part_of_the_head(results, scenario, num_classes, num_inputs):
+    rows = math.ceil(num_classes / WORLD_SIZE)
+    for rank in range(WORLD_SIZE):
+        result = load(results, f"{scenario}_head", rank)
         own = min(rows, num_classes - rank * rows)  # as torch.chunk: 4, 4 and 2 of 10
         ((weight, bias, *learned),) = result["held"].values()
         # Values, gradients and momentum; in memory no more than an equal share, in float64.
@@ -88,11 +83,10 @@ def test_a_gradient_that_is_not_summed_is_caught(results):
     network, batches, lr = mlp_task(num_classes=6)
     train(partial(mean_loss, network), network.parameters(), batches, lr)
     weights = {name: value for name, value in network.state_dict().items() if name.startswith("0")}
-    assert distance(weights, load(results[2], "control_forgotten_reduction", 0)) > WRONG
+    assert distance(weights, load(results, "control_forgotten_reduction", 0)) > WRONG
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("scenario", "task", "names"),
     [
@@ -101,18 +95,18 @@ def test_a_gradient_that_is_not_summed_is_caught(results):
         ("convolution_head", convolution_task, ["4"]),
     ],
 )
-def test_linear_layers_send_what_is_computed(results, scenario, task, names, world_size):
+def test_linear_layers_send_what_is_computed(results, scenario, task, names):
     network, batches, _ = task()
     x, _ = batches[0]
-    for rank in range(world_size):
+    for rank in range(WORLD_SIZE):
         sent = 0
-        for name, num_bytes in load(results[world_size], scenario, rank)["collectives"]:
+        for name, num_bytes in load(results, scenario, rank)["collectives"]:
             if name == "all_reduce":
-                sent += 2 * (world_size - 1) * num_bytes // world_size
+                sent += 2 * (WORLD_SIZE - 1) * num_bytes // WORLD_SIZE
             else:
                 assert name == "all_gather_into_tensor"
-                sent += (world_size - 1) * num_bytes
-        assert sent / len(batches) == linear_bytes(network, names, len(x), world_size)[rank]
+                sent += (WORLD_SIZE - 1) * num_bytes
+        assert sent / len(batches) == linear_bytes(network, names, len(x), WORLD_SIZE)[rank]
 
 
 def test_a_mesh_of_two_axes_is_refused(group_of_one):

@@ -295,11 +295,11 @@ def main() -> None:
         "mlp_linear": lambda: sharded(mlp, ["0", "2"], all_linear),
         "convolution_head": lambda: sharded(convolution, ["4"], head),
         "huge_head": lambda: sharded(huge, ["2"], head),
+        "control_forgotten_reduction": forgotten_reduction,
     }
-    spread_over_two = {"control_forgotten_reduction": forgotten_reduction}
     scenarios = pipeline if sys.argv[2] == "pipeline" else spread
-    if k == 2:
-        scenarios |= pipeline_of_two if sys.argv[2] == "pipeline" else spread_over_two
+    if k == 2 and sys.argv[2] == "pipeline":
+        scenarios |= pipeline_of_two
     for name, scenario in scenarios.items():
         torch.save(scenario(), out / f"{name}_{dist.get_rank()}.pt")
     dist.destroy_process_group()
