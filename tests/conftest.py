@@ -1,9 +1,10 @@
 """Fixtures of all tests: small folders of images, finished runs, and the command line in this process."""
 
+import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only distributes them imports nothing, and so starts at once."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
-    from known_operators import remember_operators  # imports torch, before a warning is an error
-    from quick_parser import parse_quickly
+    # These import torch, before a warning is an error.
+    from known_libraries import remember_entry_points, remember_parameters
+    from known_operators import remember_operators
 
+    remember_entry_points()
     remember_operators()
-    parse_quickly()
+    remember_parameters()
     never_wait_for_the_disk()
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(
@@ -42,6 +45,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let every second process import the files backwards: each one reads bytecode that another one has written."""
+    report = yield
+    if (
+        isinstance(collector, pytest.Dir)
+        and int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2
+    ):
+        report.result.reverse()
+    return report
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first; otherwise one process is left with one of them at the end."""
@@ -50,7 +67,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers = {(file_of(item.nodeid), "slow" in item.keywords) for item in items}
     for file, is_slow in tiers:
         total[file] = total.get(file, 0.0) + recorded.get(file, [0.0, 0.0])[is_slow]
-    items.sort(key=lambda item: -total[file_of(item.nodeid)])
+    items.sort(key=lambda item: (-total[file_of(item.nodeid)], file_of(item.nodeid)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of garbage collections, of which it would be the most."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries report leaks when Python ends
 
 
 def pytest_terminal_summary(

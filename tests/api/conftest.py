@@ -1,9 +1,7 @@
 """A data folder and the arguments of a fit of one second."""
 
 import copy
-import gc
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +9,12 @@ import pytest
 from fit_words import QUICK
 from small_fits import write_checkpoints
 
-from finetune.api.borrowed_process import preserved_process
-
 
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments of a fit that takes a second; the test is in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return copy.deepcopy(QUICK)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short_collections() -> Iterator[None]:
-    """Leave what was imported out of the garbage collection that ends each loan, of which it would be the most."""
-    with preserved_process():
-        pass  # what importing does is done
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.run_logger import flatten
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before it is imported
-from mlflow.tracking import MlflowClient
 
 RUN = Path("runs/fit/version_0")
 
@@ -115,8 +114,11 @@ def hyperparameters(folder: Path = RUN / "tensorboard") -> list[dict[str, object
     return found
 
 
-def mlflow_run() -> tuple[MlflowClient, Any]:
+def mlflow_run() -> tuple[Any, Any]:
     """Return the run that MLflow has, of which there must be one."""
+    # imported only by the tests that need it, since it takes a second
+    from mlflow.tracking import MlflowClient
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         client = MlflowClient((RUN / "mlflow").absolute().as_uri())

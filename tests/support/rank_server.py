@@ -17,7 +17,7 @@ from typing import Any
 
 from disk import never_wait_for_the_disk
 from forked import become_finetune, run_forked, use_default_signals
-from quick_parser import parse_quickly
+from known_libraries import remember_entry_points, remember_parameters
 
 import finetune.inference.exporters
 
@@ -79,7 +79,8 @@ class Server:
 
 def main() -> None:
     never_wait_for_the_disk()
-    parse_quickly()
+    remember_entry_points()
+    remember_parameters()
     # else each process's garbage collection would copy all the memory that it shares with this one
     gc.freeze()
     server = Server()

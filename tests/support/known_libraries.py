@@ -1,0 +1,35 @@
+"""Read once what libraries read anew for each parser and each Trainer.
+
+jsonargparse reads the source of a class for each parser of its arguments; Lightning reads the entry points of all
+installed packages for each Trainer. A program does so once or twice, the tests a thousand times.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+from jsonargparse import _signatures
+from lightning_fabric.utilities import registry
+
+
+def remember_parameters() -> None:
+    """Let the parsers of this process share the parameters of a class."""
+    read = _signatures.get_signature_parameters
+    known: dict[tuple[Callable[..., Any], str | None], list[Any]] = {}
+
+    def parameters(
+        function_or_class: Callable[..., Any], method: str | None = None, logger: Any = True
+    ) -> list[Any]:
+        key = (function_or_class, method)
+        if key not in known:
+            known[key] = read(function_or_class, method, logger=logger)
+        return [copy(parameter) for parameter in known[key]]  # a parser changes them
+
+    patch.object(_signatures, "get_signature_parameters", parameters).start()
+
+
+def remember_entry_points() -> None:
+    """Let the Trainers of this process share the entry points of the installed packages."""
+    patch.object(registry, "entry_points", cache(registry.entry_points)).start()
