@@ -308,12 +308,15 @@ def report(parts: Parts, calibration: AnyCalibration) -> None:
     record = read_run(folder)
     if not parts.has_test:  # an earlier process may have tested another best.ckpt
         record = replace(record, result={})
+    next_command = ""
+    if has_best and parts.data.splitting.fold is None:  # the folds are used together
+        next_command = f"finetune predict {shlex.quote(str(folder))} IMAGES"
     summary = Summary(
         record,
         path=str(run.path),
         calibration=calibration.describe(parts.model.class_names),
         best=record.why_best if has_best else "",
-        next_command=f"finetune predict {shlex.quote(str(folder))} IMAGES" if has_best else "",
+        next_command=next_command,
     )
     summary.print_result()
     if parts.options.report:

@@ -333,7 +333,7 @@ def test_the_report_shows_the_folds_and_the_total(kind, cli, tmp_path, request):
 
 
 def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
-    images, finished, tmp_path, monkeypatch
+    images, finished, tmp_path, monkeypatch, capsys
 ):
     """A fold fails, and a bare `--resume` continues. The paths are relative to the folder where the run began.
 
@@ -359,6 +359,8 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
     other = ["fit", "--resume", "--trainer.default_root_dir", "a/runs", "--data.root", "elsewhere"]
     assert not is_cross_validation(other)
     run("fit", "--resume", "--out", "a/runs")
+    # of the joined networks, and not of each fold
+    assert capsys.readouterr().out.count("next: finetune predict") == 1
     results = [result_of(folder), result_of(finished)]
     for name in ("confusion_matrix", "test/loss", "joined_calibration"):
         assert results[0][name] == results[1][name]
