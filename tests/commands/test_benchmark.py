@@ -28,9 +28,12 @@ def soon(monkeypatch):
 
 @pytest.mark.slow
 def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsys):
-    cli("benchmark", "--data.root", colours, *SMALL, "--repeats", "3", "--output", "out.json")
+    paths = sorted((colours / "train").rglob("*.png"))
+    rows = [f"{path},{path.parent.name}" for path in paths]
+    Path("images.csv").write_text("\n".join(["path,label", *rows]))
+    cli("benchmark", "--data.table", "images.csv", *SMALL, "--repeats", "3", "--output", "out.json")
     shown = capsys.readouterr().out
-    assert [path.name for path in Path().iterdir()] == ["out.json"]
+    assert {path.name for path in Path().iterdir()} == {"images.csv", "out.json"}
     found = json.loads(Path("out.json").read_text())
     assert found["about"]["precision"] == "32-true" and found["about"]["batch_size"] == 16
     seconds = found["seconds"]
