@@ -5,7 +5,7 @@ import json
 
 import pytest
 from PIL import Image
-from reviews import TOKEN, job_of
+from reviews import TOKEN, begin_review, client_of, copy_with_wrong_labels, job_of
 from starlette.testclient import TestClient
 
 from finetune.review import review_app
@@ -29,6 +29,18 @@ def test_the_page_its_state_and_its_images(client):
     answer = client.post("decide", json={**DECISION, "index": item["index"]}).json()
     assert answer["item"]["action"] == "exclude" and answer["counts"]["excluded"] == 1
     assert client.post("decide", json={**DECISION, "index": item["index"]}).status_code == 409
+
+
+@pytest.fixture(scope="module")
+def folder(colours, tmp_path_factory):
+    """A folder that is reviewed, and that no request may change."""
+    return copy_with_wrong_labels(colours, tmp_path_factory.mktemp("review") / "wrong")
+
+
+@pytest.fixture(scope="module")
+def shared_client(folder):
+    with client_of(begin_review(folder)) as client:
+        yield client
 
 
 HOSTILE = {
@@ -55,14 +67,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_requests_are_refused_in_one_line_and_change_nothing(client, wrong, kind):
+def test_hostile_requests_are_refused_in_one_line_and_change_nothing(shared_client, folder, kind):
     method, url, headers, status = HOSTILE[kind]
     content = {"content": json.dumps(DECISION)} if method != "GET" else {}
     types = {"Content-Type": "application/json"} if content else {}
-    answer = client.request(method, url, headers={**types, **headers}, **content)
+    answer = shared_client.request(method, url, headers={**types, **headers}, **content)
     assert answer.status_code == status and "\n" not in answer.json()["error"]
     assert answer.headers["referrer-policy"] == "no-referrer"
-    assert not (wrong.parent / "corrections.csv").exists()
+    assert not (folder.parent / "corrections.csv").exists()
 
 
 BODIES = {
@@ -83,10 +95,12 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_bodies_that_are_no_decisions_are_refused(client, wrong, body):
-    answer = client.post("decide", content=body, headers={"Content-Type": "application/json"})
+def test_bodies_that_are_no_decisions_are_refused(shared_client, folder, body):
+    answer = shared_client.post(
+        "decide", content=body, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == BODIES[body] and answer.json()["error"]
-    assert not (wrong.parent / "corrections.csv").exists()
+    assert not (folder.parent / "corrections.csv").exists()
 
 
 def test_an_image_that_is_gone_is_told_and_can_be_excluded(client, wrong):

@@ -1,13 +1,44 @@
 """A review in a test: its token, the wrong labels of its folder, and the job that finds them."""
 
+import shutil
+from pathlib import Path
+
 import torch
+from starlette.testclient import TestClient
 from torch import Tensor, nn
 
+from finetune.data.corrections import CorrectionsFile
 from finetune.review.ranking_job import Network, RankingJob
+from finetune.review.review_app import make_review_app
+from finetune.review.review_images import list_images
 from finetune.review.review_session import ReviewSession
 
 TOKEN = "word"
 MOVED = ("red/00.png", "red/01.png", "green/02.png")  # by the folder of another class
+
+
+def copy_with_wrong_labels(colours: Path, root: Path) -> Path:
+    """Copy the 20 training images of each class, three of them to the folder of another class."""
+    shutil.copytree(colours / "train", root)
+    for name in MOVED:
+        (root / name).rename(root / "blue" / name.replace("/", "_"))
+    return root
+
+
+def begin_review(root: Path, by: str = "me") -> ReviewSession:
+    """Begin a review of a folder, with its file next to it."""
+    file = CorrectionsFile(root.parent / "corrections.csv")
+    return ReviewSession(list_images(root), file, by, {})
+
+
+def client_of(session: ReviewSession) -> TestClient:
+    """Return a client of a review whose labels were ranked."""
+    job = job_of(session)
+    job.rank()
+    assert not job.error
+    app = make_review_app(session, job, TOKEN, "Review")
+    headers = {"Origin": "http://127.0.0.1:8000"}
+    return TestClient(app, f"http://127.0.0.1:8000/{TOKEN}/", headers=headers)
 
 
 class MeanColours(nn.Module):
