@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import re
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from option_list import lightning_parser
 from finetune.commands import flag_checks
 from finetune.commands.command_line import in_full_spelling
 from finetune.commands.flag_checks import check_flags
-from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.options import OPTIMIZERS, OPTIONS
 from finetune.commands.parsed_line import parse_line
 from finetune.system.messages import WrongUsage
+
+fit_parser = cache(partial(lightning_parser, "fit"))
 
 REFUSED = {
     ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
@@ -60,7 +62,7 @@ def test_what_is_no_option_is_told_with_what_was_meant_and_the_parser_refuses_it
     assert REFUSED[line] in str(caught.value)
     if command == "fit":  # others would read a checkpoint first
         with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
-            FinetuneCLI(list(line))
+            fit_parser().parse_args(rest)
         assert re.search(rf"no option|another command|{line[1][2:8]}", err.getvalue())
 
 
@@ -161,7 +163,7 @@ def test_values_that_can_t_be_are_told_and_the_parser_refuses_them_too(rest):
         check_flags("fit", parse_line(rest))
     assert str(caught.value) == VALUES[rest]
     with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-        FinetuneCLI(["fit", *rest])
+        fit_parser().parse_args(list(rest))
 
 
 def test_values_of_a_data_class_of_one_s_own_are_left_to_it():

@@ -1,5 +1,7 @@
 """Configs by name, and every shipped one through the real parser."""
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,12 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 @pytest.fixture
 def parsed(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which the parser sets: so that it is put back
-    return lambda path: ParseOnly(["fit", "--config", str(path)]).config["fit"]
+    return parse
+
+
+@cache
+def parse(path: Path) -> Any:
+    return ParseOnly(["fit", "--config", str(path)]).config["fit"]
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
