@@ -1,6 +1,8 @@
 """The default learning rate of an optimizer that the command line names instead of the config's."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_lines import ParseOnly
@@ -69,7 +71,13 @@ LEFT = {  # it is the optimizer's own, or the user's
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
 
-@pytest.mark.parametrize("arguments", TAKEN, ids=" ".join)
+def sweep_lines(lines: Iterable[tuple[str, ...]], num: int) -> list[Any]:
+    """Mark all but the first lines as slow, since the parser takes its time."""
+    first, others = list(lines)[:num], list(lines)[num:]
+    return [*first, *(pytest.param(line, marks=pytest.mark.slow) for line in others)]
+
+
+@pytest.mark.parametrize("arguments", sweep_lines(TAKEN, 2), ids=" ".join)
 def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
     name, told = TAKEN[arguments]
     parsed, said = optimizer(*arguments)
@@ -83,7 +91,7 @@ def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", LEFT, ids=" ".join)
+@pytest.mark.parametrize("arguments", sweep_lines(LEFT, 5), ids=" ".join)
 def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer, arguments):
     parsed, said = optimizer(*arguments)
     assert parsed.init_args.lr == LEFT[arguments] and said == ""

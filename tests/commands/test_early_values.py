@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 from colours import QUICKEST
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from tiers import sweep
 
 from finetune.commands.error_lines import exit_code, one_line
 from finetune.data.datasets.image_folder import Hotdog
@@ -13,20 +14,10 @@ from finetune.data.datasets.image_folder import Hotdog
 WRONG = [
     (["--lr", "-1"], r"--lr \(--model.optimizer.lr\): Invalid learning rate: -1.0"),
     (
-        ["--optimizer", "AdamW", "--model.optimizer.weight_decay", "-1"],
-        r"--optimizer \(--model.optimizer\): Invalid weight",
-    ),
-    (
         ["--class_weights", "cat:2,dog:-1"],
         r"^--class_weights \(--model.class_weights\): the weight of 'dog' must be 0 or a number",
     ),
     (["--epochs=0"], r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"),
-    (["--members", "99"], r"^--members \(--model.members\) must be a whole number from 1 to 32"),
-    (["--model.layer_decay", "2"], "^--model.layer_decay must be above 0"),
-    (
-        ["--model.scheduler", "WarmupCosine", "--model.scheduler.warmup", "2"],
-        "^--model.scheduler: .*warmup must be",
-    ),
     (
         [
             "--model.scheduler",
@@ -39,6 +30,27 @@ WRONG = [
         "pct_",
     ),
     (["--patience", "0"], "^--patience must be at least 1, got 0"),
+    (
+        ["--trainer.val_check_interval", "0"],
+        "^--trainer.val_check_interval must be above 0, got 0",
+    ),
+    (
+        ["--devices", "0,1"],
+        r"--devices \(--trainer.devices\) 0,1: there is no GPU on this machine; on a CPU",
+    ),
+    (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
+]
+MORE = [
+    (
+        ["--optimizer", "AdamW", "--model.optimizer.weight_decay", "-1"],
+        r"--optimizer \(--model.optimizer\): Invalid weight",
+    ),
+    (["--members", "99"], r"^--members \(--model.members\) must be a whole number from 1 to 32"),
+    (["--model.layer_decay", "2"], "^--model.layer_decay must be above 0"),
+    (
+        ["--model.scheduler", "WarmupCosine", "--model.scheduler.warmup", "2"],
+        "^--model.scheduler: .*warmup must be",
+    ),
     (["--checkpoint_every_n_steps", "0"], "^--checkpoint_every_n_steps must be at least 1, got 0"),
     (
         ["--trainer.accumulate_grad_batches", "0"],
@@ -49,20 +61,11 @@ WRONG = [
         "^--trainer.check_val_every_n_epoch must be at least 1, got 0",
     ),
     (
-        ["--trainer.val_check_interval", "0"],
-        "^--trainer.val_check_interval must be above 0, got 0",
-    ),
-    (
         ["--trainer.val_check_interval", "0.0"],
         "^--trainer.val_check_interval must be above 0, got 0.0",
     ),
     (["--trainer.limit_val_batches", "-1"], "limit_val_batches"),
     (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
-    (
-        ["--devices", "0,1"],
-        r"--devices \(--trainer.devices\) 0,1: there is no GPU on this machine; on a CPU",
-    ),
-    (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
     (
         ["--batch", "0"],
         r"^--batch \(--data.batch_size\) must be at least 1 and --size \(--data.image_size\) 8, got 0",
@@ -70,7 +73,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "told"), WRONG)
+@pytest.mark.parametrize(
+    ("wrong", "told"), [*WRONG, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
+)
 def test_a_wrong_value_is_refused_before_data_or_weights_are_fetched(cli, tmp_path, wrong, told):
     data = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
     at = QUICKEST.index("--model.weights")
@@ -93,7 +98,10 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    "name",
+    sweep(SCHEDULERS, quick=["OneCycleLR", "torch.optim.lr_scheduler.ReduceLROnPlateau", "null"]),
+)
 def test_a_right_scheduler_gets_as_far_as_the_data(cli, tmp_path, name):
     arguments = [f"--model.scheduler.{key}={value}" for key, value in SCHEDULERS[name].items()]
     fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
