@@ -15,6 +15,7 @@ import yaml
 from colours import QUICKEST
 from command_lines import ParseOnly
 from fit_words import QUICK
+from tiers import sweep
 
 import finetune
 from finetune.api import fitting
@@ -283,6 +284,7 @@ def test_two_processes_have_one_choice(files, colours, tmp_path):
     assert settings(tmp_path / "runs/fit/version_0")["model"]["weights"] == str(files.seeing)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_to_go_on_from_decides(untested_run, colours, cli, tmp_path, never_ranked):
     cli(
         "fit",
@@ -379,7 +381,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), WRONG)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [*WRONG[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in WRONG[2:])],
+)
 def test_what_does_not_go_with_a_choice_is_told_in_a_line(
     colours, cli, tmp_path, never_ranked, given, message
 ):
@@ -434,7 +439,7 @@ def test_names_that_cannot_be_are_told_before_torch_is_imported(backbone, messag
         check_flags("fit", parse_line(["--backbone", backbone]))
 
 
-@pytest.mark.parametrize("command", ["benchmark", "check"])
+@pytest.mark.parametrize("command", sweep(["benchmark", "check"], quick=["check"]))
 def test_other_commands_name_their_network(colours, cli, capsys, command):
     with pytest.raises((SystemExit, WrongUsage)) as told:
         cli(command, colours, "--backbone", "auto")

@@ -1,17 +1,21 @@
 """Typos in flags and configs end in one line with the key and the nearest valid one, and exit code 2."""
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from jsonargparse import ArgumentParser, Namespace, auto_cli
+from option_list import lightning_parser, unparsed
 
-from finetune.commands.benchmark import BenchmarkCLI
 from finetune.commands.flag_checks import check_flags
 from finetune.commands.lightning_cli import FinetuneCLI
 from finetune.commands.parsed_line import parse_line
 from finetune.commands.parser import OneLineErrorParser, explain, valid_keys
 from finetune.system.messages import WrongUsage
+
+parser_of = cache(lightning_parser)
+whole_parser = cache(lambda: unparsed("fit").parser)
 
 
 class Model:
@@ -243,7 +247,7 @@ LIGHTNING = {
 def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, arguments):
     """Those that a first look leaves to it, and all in configs."""
     monkeypatch.chdir(tmp_path)
-    line = failing(capsys, lambda: FinetuneCLI(["fit", *arguments]))
+    line = failing(capsys, lambda: whole_parser().parse_args(["fit", *arguments]))
     assert LIGHTNING[arguments] in f"{line}\n"
     assert not Path("runs").exists()
 
@@ -288,16 +292,15 @@ MISTAKES = [
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-@pytest.mark.parametrize("kind", [FinetuneCLI, BenchmarkCLI])
+@pytest.mark.parametrize("command", ["fit", "benchmark"])
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
 def test_a_mistake_is_told_in_the_same_words_before_and_after_torch_is_imported(
-    capsys, monkeypatch, tmp_path, arguments, kind
+    capsys, monkeypatch, tmp_path, arguments, command
 ):
     monkeypatch.chdir(tmp_path)
-    command = "fit" if kind is FinetuneCLI else "benchmark"
     with pytest.raises(WrongUsage) as before:
         check_flags(command, parse_line(arguments))
-    after = failing(capsys, lambda: kind([command, *arguments]))
+    after = failing(capsys, lambda: parser_of(command).parse_args(list(arguments)))
     assert after == f"finetune: error: {before.value}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from colours import QUICKEST
+from tiers import sweep
 
 from finetune.runs import resume
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -40,13 +41,16 @@ def reads(monkeypatch) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ((), False),
-        ((), True),
-        (("--trainer.precision", "null"), False),
-        (("--patience", 9), False),
-        (("--minutes", 9), True),
-    ],
+    sweep(
+        [
+            ((), False),
+            ((), True),
+            (("--trainer.precision", "null"), False),
+            (("--patience", 9), False),
+            (("--minutes", 9), True),
+        ],
+        quick=[((), False), ((), True)],
+    ),
     ids=["plain", "named", "precision", "patience", "minutes and named"],
 )
 def test_last_ckpt_is_read_once_to_decide_and_once_to_train(
@@ -88,6 +92,7 @@ def test_a_run_of_moved_data_without_a_config_is_read_once(
     assert (reads["last.ckpt"], reads["runs"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_new_run_that_begins_from_a_checkpoint_reads_it_once_to_decide(
     colours, cli, run_to_go_on, reads, tmp_path
 ):

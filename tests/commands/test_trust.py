@@ -130,7 +130,19 @@ def predict(ckpt: Path, fitted: Path, *more: str) -> None:
     run_lightning(["predict", *options, "--trainer.accelerator", "cpu", *more])
 
 
-@pytest.mark.parametrize("place", HOSTILE)
+@pytest.mark.parametrize(
+    "place",
+    sweep(
+        HOSTILE,
+        quick=[
+            "data class",
+            "transform inside another",
+            "transform in text, which a parser reads",
+            "optimizer",
+            "Lightning's instantiator",
+        ],
+    ),
+)
 def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
     monkeypatch.chdir(tmp_path)
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
@@ -228,7 +240,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
         cli(*given, "--data.root", root, "--data", "finetune.SampleData")
 
 
-@pytest.mark.parametrize("command", ["test", "validate"])
+@pytest.mark.parametrize("command", sweep(["test", "validate"], quick=["test"]))
 def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(
     fitted, cli, tmp_path, command
 ):
@@ -324,7 +336,20 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
 
 
 # What each way reads, and so refuses.
-REFUSED = [(way, place) for way, (_, refused) in WAYS.items() for place in sorted(refused)]
+REFUSED = sweep(
+    [(way, place) for way, (_, refused) in WAYS.items() for place in sorted(refused)],
+    quick=[
+        ("test", "data class"),
+        ("predict", "transform"),
+        ("sheet", "Lightning's instantiator"),
+        ("report", "Lightning's instantiator"),
+        ("check", "Lightning's instantiator"),
+        ("fit --ckpt_path", "Lightning's instantiator"),
+        ("export", "Lightning's instantiator"),
+        ("serve", "Lightning's instantiator"),
+        ("load", "Lightning's instantiator"),
+    ],
+)
 
 
 @pytest.mark.parametrize(("way", "place"), REFUSED)
@@ -417,7 +442,7 @@ def test_training_does_not_continue_without_a_part_of_its_progress(
     )
 
 
-@pytest.mark.parametrize("way", ["test", "validate"])
+@pytest.mark.parametrize("way", sweep(["test", "validate"], quick=["test"]))
 def test_a_precision_whose_package_is_missing_is_one_line(fitted, tmp_path, read, way):
     line = read(
         way, altered(fitted, tmp_path / "gpu.ckpt", "finetune", {"precision": "transformer-engine"})
@@ -440,7 +465,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", sweep(TEXTS, quick=["data class", "key"]))
 def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(
     fitted, tmp_path, monkeypatch, capsys, name
 ):
@@ -473,7 +498,7 @@ def test_a_checkpoint_names_no_other_file_that_answers_for_it(fitted, tmp_path, 
 
 
 @pytest.mark.parametrize("place", sorted(OF_DATA))
-@pytest.mark.parametrize("way", ["test", "validate"])
+@pytest.mark.parametrize("way", sweep(["test", "validate"], quick=["test"]))
 def test_these_import_what_the_user_names(fitted, tmp_path, has_run, read, way, place):
     ckpt = altered(fitted, tmp_path / "own.ckpt", *HOSTILE[place])
     assert "would import" not in read(way, ckpt, "--trust_modules", "hostile") and has_run()
@@ -487,7 +512,21 @@ PICKLES = [
 ]
 
 
-@pytest.mark.parametrize(("way", "is_archive"), PICKLES)
+@pytest.mark.parametrize(
+    ("way", "is_archive"),
+    sweep(
+        PICKLES,
+        quick=[
+            ("load", True),
+            ("predict", True),
+            ("serve", True),
+            ("fit --resume", True),
+            ("export", True),
+            ("load", False),
+            ("fit --model.weights", False),
+        ],
+    ),
+)
 def test_no_way_of_reading_it_runs_what_is_pickled(fitted, tmp_path, read, way, is_archive):
     ckpt = altered(
         fitted,

@@ -115,12 +115,18 @@ def _options_of_class(group: str, kind: type) -> dict[str, Kind]:
 
 def lightning_parser(command: str) -> ArgumentParser:
     """Return the parser of fit, validate, test, predict or benchmark."""
+    cli = unparsed(command)
+    return cli._subcommand_parsers["fit" if command == "benchmark" else command]
+
+
+def unparsed(command: str) -> FinetuneCLI:
+    """Return the command line interface of a command, which has its parsers and has parsed nothing."""
     kind = BenchmarkCLI if command == "benchmark" else FinetuneCLI
     cli = kind.__new__(kind)
     stop = patch.object(FinetuneCLI, "parse_arguments", side_effect=InterruptedError)
     with stop, contextlib.suppress(InterruptedError):
         cli.__init__([command])  # type: ignore[misc]
-    return cli._subcommand_parsers["fit" if kind is BenchmarkCLI else command]
+    return cli
 
 
 def _function_options(command: str) -> dict[str, Kind]:
