@@ -8,8 +8,7 @@ demo: .venv/installed
 	$(BIN)/finetune demo
 
 # A file of tests a core at a time, since what its tests share is made once; the longest files first (tests/conftest.py).
-# Bytecode is kept, also where the environment says otherwise: pytest rewrites each file for many seconds.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 
 # Each promise and each module, in minutes. The type checker, which uses one core, runs beside the first tests.
 test: .venv/installed

@@ -4,12 +4,15 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from disk import never_wait_for_the_disk
 
+# also where the environment says otherwise: pytest rewrites the asserts of all files, for many seconds
+sys.dont_write_bytecode = False
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 # Images are tiny, here and in the programs that tests start: more threads only wait for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -49,12 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Let every second process import the files backwards: each one reads bytecode that another one has written."""
+    """Let every second process import the files backwards, so that each reads bytecode that the other has written."""
     report = yield
-    if (
-        isinstance(collector, pytest.Dir)
-        and int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2
-    ):
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if isinstance(collector, pytest.Dir) and number % 2 == 1:
         report.result.reverse()
     return report
 
