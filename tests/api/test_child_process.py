@@ -89,6 +89,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let `python -m finetune` be something else."""
     (tmp_path / "finetune.py").write_text(f"import os, signal, sys, time\n{code}")
     monkeypatch.chdir(tmp_path)  # where `-m` looks first
+    # else that of other code of the same second and size would be run
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
 
 def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatch, capsys):
