@@ -43,7 +43,7 @@ def defined_names(source: str) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_set and ast.unparse(node.value) == "self":
+        if is_set and isinstance(node.value, ast.Name) and node.value.id == "self":
             names.add(node.attr)
     return {name for name in names if is_private(name)}
 
@@ -58,7 +58,8 @@ def used_names(source: str) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+        is_plain_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if is_plain_call and node.func.id in ("getattr", "setattr"):
             names |= {a.value for a in node.args if isinstance(a, ast.Constant)}
         if isinstance(node, ast.Attribute):
             is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
