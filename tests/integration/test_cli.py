@@ -256,7 +256,26 @@ WRONG_VALUES = {
 }
 
 
-@pytest.mark.parametrize("arguments", WRONG_VALUES, ids=" ".join)
+# The others are slow: each costs a command.
+QUICK_VALUES = {
+    "--data.val_fraction",
+    "--model.backbone",
+    "--trainer.devices",
+    "--data.predict",
+    "--data.image_size=64",
+    "--output",
+    "--num",
+}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(line, marks=[] if line[1] in QUICK_VALUES else pytest.mark.slow)
+        for line in WRONG_VALUES
+    ],
+    ids=" ".join,
+)
 def test_a_value_that_no_option_takes_is_wrong_usage(
     arguments, fitted, colours, tmp_path, monkeypatch, capsys
 ):

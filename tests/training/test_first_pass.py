@@ -26,7 +26,7 @@ NAMES = ["blue", "green", "red"]
 @pytest.mark.parametrize(
     ("backbone", "size", "reason"),
     [
-        ("alexnet", 32, "Output size is too small"),
+        pytest.param("alexnet", 32, "Output size is too small", marks=pytest.mark.slow),
         pytest.param("inception_v3", 64, "Kernel size can't be greater", marks=pytest.mark.slow),
         ("timm/test_maxvit", 50, "that of its weights is --data.image_size 160"),
         ("small_cnn", 32, "image_size must be 28"),

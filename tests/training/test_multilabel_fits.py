@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from labelled_files import LABELS, LabelledFiles, draw_labelled
 from small_fits import fit
+from tiers import sweep
 from torch import nn
 
 from finetune import Classifier
@@ -119,6 +120,7 @@ class SaveInside(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
     balanced = classifier(data(root), class_weights="balanced")
     fit(balanced, data(root))
@@ -134,7 +136,7 @@ def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
     assert not all(torch.equal(*pair) for pair in parameters)  # the control
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("is_inside", sweep([False, True], quick=[True]))
 def test_a_resumed_fit_ends_as_a_whole_one(root, tmp_path, is_inside):
     options = {"mixup": 0.4, "cutmix": 1.0}
     whole = classifier(data(root), class_weights="balanced")
@@ -176,7 +178,7 @@ def test_a_fit_from_a_fitted_head_knows_the_start(root, caplog):
     assert found == pytest.approx(model.start_score, abs=2e-3)
 
 
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("members", sweep([1, 2], quick=[1]))
 def test_a_checkpoint_predicts_with_its_thresholds(root, tmp_path, members):
     images = data(root)
     model = classifier(images, members=members)
