@@ -8,14 +8,16 @@ path of the default, and reads a flag only if the class that it belongs to is kn
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from finetune.commands.config_words import CLASSES, in_full_names
 from finetune.commands.parsed_line import ParsedLine, parse_line
+from finetune.system.messages import WrongUsage
 
 # Settings whose value may be a table: as text, or as the path of a file.
 _TABLES = frozenset({"", "data", "model", "trainer", "model.optimizer", "trainer.logger"})
-_CLASSES = frozenset({"data", "model.optimizer"})  # a name alone is that of a class
 
 
 class Config(NamedTuple):
@@ -66,11 +68,21 @@ def read_explicit_settings(arguments: Sequence[str]) -> ExplicitSettings:
     """
     line = parse_line(arguments[1:])
     configs = tuple(
-        Config(value, _settings("", value, ""))
+        Config(value, _config_settings(arguments[0], value))
         for name, value in line.flags
         if name == "config" and value
     )
     return ExplicitSettings(flag_settings(line), configs)
+
+
+def _config_settings(command: str, text: str) -> dict[str, Any]:
+    """Return the settings in a config, which may have short words of a command, by full names."""
+    table, folder = _read_table(text, "")
+    if not isinstance(table, dict):  # the parser refuses it
+        return {}
+    with suppress(WrongUsage):  # the parser reports it
+        table = in_full_names(command, table)
+    return _settings("", table, folder)
 
 
 def flag_settings(line: ParsedLine) -> dict[str, Any]:
@@ -105,7 +117,7 @@ def _settings(name: str, value: Any, folder: str) -> dict[str, Any]:
             full = _plain(f"{name}.{key}" if name else key)
             if full != name:  # else the parser refuses it
                 settings |= _settings(full, inner, folder)
-    elif name in _CLASSES and isinstance(value, str):
+    elif name in CLASSES and isinstance(value, str):
         settings[f"{name}.class_path"] = value
     elif name:  # else it is a config, which the parser refuses
         settings[name] = value

@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 _AFTER = (
     "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
-    "Defaults are in brackets. A short name and the full name after it are the same option; configs use full names.",
+    "Defaults are in brackets. A short name and the full name after it are the same option, also in configs.",
 )
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 

@@ -1,7 +1,7 @@
 """The options of the command line: a table of their names, and a file with all options of the parser.
 
 `TABLE` has the short words, positions, help texts, and the names that other tools use. Help pages, checks before torch
-is imported, suggestions and messages are derived from it. config.yaml and configs have full names only.
+is imported, suggestions and messages are derived from it. Configs may have short words; config.yaml of a run has none.
 
 `options.json` has all options with the kinds of their values. `make options` generates it from the parser.
 """

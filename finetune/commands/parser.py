@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
 from finetune.commands import logger_names
+from finetune.commands.config_words import has_words, in_full_names
 from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,
@@ -67,6 +68,18 @@ def _load(text: str) -> Any:
 
 set_loader("yaml", _load, (yaml.YAMLError,))
 
+
+def _with_full_names(command: str, text: str) -> str:
+    """Return the text of a config with full names in the place of short words."""
+    try:
+        content = _load_yaml(text)
+    except yaml.YAMLError:  # the parser reports it
+        return text
+    if not isinstance(content, dict) or not has_words(command, content):
+        return text
+    return yaml.safe_dump(in_full_names(command, content), sort_keys=False)
+
+
 _read_by_locale = jsonargparse.Path.read_text
 
 
@@ -99,6 +112,12 @@ class OneLineErrorParser(ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def _load_config_parser_mode(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        """Read a config, which may have short words."""
+        return super()._load_config_parser_mode(
+            _with_full_names(command_of(self), content), *args, **kwargs
+        )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = f"finetune: error: {shown(explain(self, message))}"

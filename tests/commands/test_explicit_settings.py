@@ -28,6 +28,16 @@ VALUES: dict[str, Any] = {
     "trainer.devices": 1,
     "patience": 4,
 }
+WORDS_OF = {
+    "data.image_size": "size",
+    "data.batch_size": "batch",
+    "model.members": "members",
+    "model.backbone": "backbone",
+    "model.optimizer.class_path": "optimizer",
+    "model.optimizer.lr": "lr",
+    "trainer.max_epochs": "epochs",
+    "trainer.devices": "devices",
+}
 CLASSES = {"data.class_path", "model.optimizer.class_path"}
 NUM_LINES = 150
 
@@ -95,12 +105,12 @@ class Writer:
     def _values(self, group: str, names: set[str]) -> dict[str, Any]:
         return {name.removeprefix(f"{group}."): VALUES[name] for name in sorted(names)}
 
-    def _table(self, group: str, names: set[str], folder: Path) -> Any:
+    def _table(self, group: str, names: set[str], folder: Path, is_inside: bool = False) -> Any:
         """Return a group of settings as a table, or the path of a file with it, relative to a folder."""
         table: dict[str, Any] = {}
         inner = {name for name in names if name.startswith("model.optimizer.")}
         if group == "model" and inner:
-            table["optimizer"] = self._table("model.optimizer", inner, folder / "tables")
+            table["optimizer"] = self._table("model.optimizer", inner, folder / "tables", is_inside)
             names = names - inner
         for name in sorted(names):
             key = name.removeprefix(f"{group}.")
@@ -108,7 +118,7 @@ class Writer:
                 table.setdefault("init_args", {})[key] = VALUES[name]
             else:
                 table[key] = VALUES[name]
-        is_inside = self.is_plain and group == "model.optimizer"
+        is_inside = is_inside or (self.is_plain and group == "model.optimizer")
         has_files = "optimizer" in table and not self.is_plain
         if is_inside or (self.random.random() < 0.5 and not has_files):
             return table
@@ -122,13 +132,19 @@ class Writer:
         content: dict[str, Any] = {}
         place = self.folder / "configs"
         place.mkdir(exist_ok=True)
+        has_words = self.random.random() < 0.3
+        in_words = {name for name in names if has_words and name in WORDS_OF}
         for group in ("data", "model", "trainer"):
-            inside = {name for name in names if name.startswith(f"{group}.")}
+            inside = {name for name in names - in_words if name.startswith(f"{group}.")}
+            if inside and has_words:
+                content[group] = self._table(group, inside, place, is_inside=True)
+                continue
             if inside and not self.is_plain and self.random.random() < 0.2:  # dotted keys
                 content |= {name: VALUES[name] for name in inside}
             elif inside:
                 content[group] = self._table(group, inside, place)
         content |= {name: VALUES[name] for name in names if "." not in name}
+        content |= {WORDS_OF[name]: VALUES[name] for name in in_words}
         path = place / f"{self.random.randrange(10**9)}.yaml"
         path.write_text(yaml.safe_dump(content or {"patience": 4}))
         if not content:
@@ -162,10 +178,16 @@ def test_every_spelling_is_read_as_it_was_written(lines):
     assert not wrong(lines)
 
 
-@pytest.mark.parametrize("broken", ["_plain", "_read_table"])
-def test_control_a_reader_that_lacks_a_spelling_is_noticed(lines, monkeypatch, broken):
-    instead = {"_plain": lambda name: name, "_read_table": lambda text, folder: (text, folder)}
-    monkeypatch.setattr(explicit_settings, broken, instead[broken])
+@pytest.mark.parametrize(
+    ("broken", "instead"),
+    [
+        ("_plain", lambda name: name),
+        ("_read_table", lambda text, folder: (text, folder)),
+        ("in_full_names", lambda command, table: table),
+    ],
+)
+def test_control_a_reader_that_lacks_a_spelling_is_noticed(lines, monkeypatch, broken, instead):
+    monkeypatch.setattr(explicit_settings, broken, instead)
     assert len(wrong(lines)) > NUM_LINES / 4
 
 
