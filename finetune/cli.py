@@ -50,7 +50,7 @@ OWN = {
     ),
     "parity": (
         "finetune.commands.parity:parity",
-        "Compare every way of using several devices with one device",
+        "Compare every kind of parallelism with one device",
     ),
     "benchmark": (
         "finetune.commands.benchmark:benchmark",
@@ -58,7 +58,7 @@ OWN = {
     ),
     "check": (
         "finetune.commands.check:check",
-        "Find errors in a folder of images before training",
+        "Find errors in labelled images before training",
     ),
     "backbones": (
         "finetune.commands.list_backbones:list_backbones",
@@ -70,7 +70,7 @@ OWN = {
     ),
     "cache": (
         "finetune.commands.cache:cache",
-        "List or remove cached images and features",
+        "List or remove caches, such as decoded images",
     ),
     "export": (
         "finetune.commands.export:export",

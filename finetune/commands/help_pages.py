@@ -33,6 +33,9 @@ _AFTER = (
     "Defaults are in brackets. A short name and the full name after it are the same option, also in configs.",
 )
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
+_CKPT_OR_EXPORT = _CKPT.replace(
+    "CKPT is a checkpoint,", "CKPT is a checkpoint, a file of finetune export,"
+)
 
 
 def _evaluation_page(command: str, split: str, name: str) -> Page:
@@ -41,7 +44,7 @@ def _evaluation_page(command: str, split: str, name: str) -> Page:
         f"""\
 Measures a checkpoint on the {name} split of the data set that it was trained on, or of FOLDER:
 its {split}/, or all of its class folders. Images seen in training are skipped or refused.
-{_CKPT}""",
+{_CKPT_OR_EXPORT}""",
         (
             f"finetune {command} runs/fit/version_0",
             f"finetune {command} runs/fit/version_0 other_photos",
@@ -72,7 +75,7 @@ image: columns path and label, and optionally split, group and weight. The defau
     "predict": Page(
         "CKPT IMAGES ... [options]",
         f"""\
-Classifies images. {_CKPT}
+Classifies images. {_CKPT_OR_EXPORT}
 IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune predict runs/fit/version_0 a.jpg",
@@ -86,7 +89,8 @@ IMAGES are image files, folders, globs, tables, or text files with a path on eac
     "sheet": Page(
         "CKPT IMAGES ... [options]",
         f"""\
-Draws a contact sheet of predicted images. {_CKPT}
+Draws a contact sheet of predicted images.
+{_CKPT_OR_EXPORT}
 IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune sheet runs/fit/version_0 photos",
@@ -114,7 +118,7 @@ Writes a checkpoint as a file for other programs, after verifying that it predic
         f"""\
 Serves predictions over HTTP until Ctrl-C, the same as `finetune predict`: a page for people, and an API for
 programs, described at /openapi.json.
-{_CKPT}""",
+{_CKPT_OR_EXPORT}""",
         (
             "finetune serve runs/fit/version_0",
             "finetune serve best.onnx --port 9000",
@@ -126,15 +130,15 @@ programs, described at /openapi.json.
     "validate": _evaluation_page("validate", "val", "validation"),
     "test": _evaluation_page("test", "test", "test"),
     "check": Page(
-        "FOLDER [options]",
+        "FOLDER|TABLE [options]",
         """\
-Finds errors in a folder of images before training: broken and odd files, images in more than one split or
+Finds errors in labelled images before training: broken and unusual files, images in more than one split or
 class, shortcuts that reveal a class, and, with weights, doubtful labels. It writes a page, and changes
 nothing. Exit codes: 0 nothing found, 1 something found (also notes), 2 the check failed.""",
         (
             "finetune check photos",
             "finetune check photos --weights resnet18.pt",
-            "finetune check photos --out checked --lists lists",
+            "finetune check labels.csv --out checked --lists lists",
         ),
         ("output", "of a table", "doubtful labels"),
         has_all=True,
@@ -157,8 +161,8 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
     "benchmark": Page(
         "FOLDER [options]",
         """\
-Measures a fit, with all its options: images per second, where the time goes, and what would help. Only
-caches stay.""",
+Measures a fit, with all its options: images per second, where the time goes, and what would help. It leaves
+no files except caches.""",
         (
             "finetune benchmark photos",
             "finetune benchmark photos --batch 64 --size 128 --backbone resnet50",
@@ -172,7 +176,7 @@ caches stay.""",
         "[options]",
         """\
 Generates images of dishes, pretrains a ResNet-18 on them, fine-tunes it on hot dogs, and compares that with
-training from scratch: in a few minutes, without a network. It writes data/sample and the runs.""",
+training from scratch: in a few minutes, offline. It writes data/sample and the runs.""",
         (
             "finetune demo",
             "finetune demo --root runs/tried",
@@ -184,8 +188,8 @@ training from scratch: in a few minutes, without a network. It writes data/sampl
     "parity": Page(
         "[options]",
         """\
-Trains the same networks on the same images in every way that uses several devices, and compares the weights
-with those of one device: in a minute or two on two CPU cores. Exit code 1 if a way differs by more than rounding.""",
+Trains the same networks on the same images with every kind of parallelism, and compares the weights with those
+of one device: in a minute or two on two CPU cores. Exit code 1 if a kind differs by more than rounding.""",
         (
             "finetune parity",
             "finetune parity --devices 4",
@@ -210,7 +214,7 @@ test accuracy of each epoch, and draws the curve.""",
     "cache": Page(
         "[options]",
         """\
-Lists the caches of earlier runs, or removes some. They hold decoded images, and which precision is faster.
+Lists the caches of earlier runs, or removes some. They hold decoded images and the faster precision of networks.
 A run that uses a removed cache keeps it until its end. The variable FINETUNE_CACHE sets another folder.""",
         (
             "finetune cache",

@@ -89,16 +89,16 @@ not shown: export serve
 not shown: check review
   FOLDER, --folder FOLDER
 the measurement: benchmark
-  --repeats N                              how often each part is measured, two seconds of steps at a time [5]
+  --repeats N                              measurements of each part, of two seconds each [5]
   --devices N,N                            numbers of devices to compare, such as 1,2
-  --out, --output FILE                     a .json to write
+  --out, --output FILE                     also write a .json
       out o output_file
 predictions: predict
   --out, --output FILE                     .csv, .jsonl or .parquet; default runs/predict/version_N/predictions.csv
-  --top_k K                                the k best classes of each image, not a column for each class
+  --top_k K                                the k most probable classes, instead of a column for each class
       k top topk
-  --abstain_below P                        predict unsure if the class is less probable
-  --unsure N                               write the N least certain images, too: a table, and Label Studio's JSON
+  --abstain_below P                        predict unsure if no class is that probable
+  --unsure N                               also write the N least certain images: a table, and Label Studio's JSON
 the sheet: sheet
   --out, --output FILE                     the PNG file to write [sheet.png]
   --num N                                  images on it at most, chosen at random [24]
@@ -113,8 +113,8 @@ the file: export
   --root FOLDER                            images for int8; by default those of the run
 the address: serve
   --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
-  --port N                                 0 takes a free one [8000]
-  --token WORD                             what requests must send; better set as FINETUNE_TOKEN
+  --port N                                 0: any free port [8000]
+  --token WORD                             word that requests must send; safer in FINETUNE_TOKEN
 machine: serve
   --device NAME                            cpu, cuda or cuda:1 [auto]
   --precision KIND                         32-true, bf16-mixed; by default as predict chooses
@@ -128,22 +128,22 @@ limits: serve
 monitoring: serve
   --log json                               a line for each request: ID, path, status, milliseconds, model
 output: check
-  --out, --output FOLDER                   where check.html and check.json go [.]
-  --lists FOLDER                           a list of files for each kind of finding, too
+  --out, --output FOLDER                   folder of check.html and check.json [.]
+  --lists FOLDER                           also write a list of files for each kind of finding
   --corrections FILE                       labels that were corrected by finetune review
 doubtful labels: check
-  --weights FILE                           weights of a network whose features separate classes
+  --weights FILE                           weights of a network that computes features
   --backbone NAME                          the network of these weights [resnet18]
   --size, --image_size PIXELS              side of its input [96]
-  --ckpt_path CKPT                         a checkpoint of fit instead, or a run; it has seen its own labels
+  --ckpt_path CKPT                         or a run or checkpoint, which has seen the labels of its training
 what is reviewed: review
-  --run FOLDER                             a run, or the second argument: its mistakes in the test come early
+  --run FOLDER                             a run (or second argument), whose test mistakes are shown early
   --out, --output FILE                     the file of decisions; by default corrections.csv in FOLDER
   --weights FILE                           weights of a ResNet-18; by default the network of the run
-  --port N                                 0 takes one that is free [0]
+  --port N                                 0: any free port [0]
 of a table: check review
-  --root FOLDER                            what its paths are relative to; by default the folder of the table
-  --columns ROLE:NAME                      its columns, such as path:photo,label:breed, if not found by usual names
+  --root FOLDER                            folder of relative paths; by default that of the table
+  --columns ROLE:NAME                      columns with unusual names, such as path:photo,label:breed
   --labels HOW                             single or several labels per image [auto]
   --label_separator CHARACTER              between several labels; ; and | are found without it
 data: fit benchmark
@@ -151,9 +151,9 @@ data: fit benchmark
       batch bs b
   --size, --data.image_size PIXELS         side of the network's input [224]
       size img_size imgsz input_size resolution crop_size
-  --data.val_fraction SHARE                of train, or of all class folders, if there is no val [0.1]
-  --data.test_fraction SHARE               of all, if the folder has no splits [0.2]
-  --data.resize HOW                        then cropped; pad: padded, whole: squashed, not cropped [shorter_side]
+  --data.val_fraction SHARE                validation share of the training images, if there is no val [0.1]
+  --data.test_fraction SHARE               test share of all images, if there are no splits [0.2]
+  --data.resize HOW                        resize, then crop; pad, whole (squash): without a crop [shorter_side]
   --data.on_bad_image HOW                  skip: skip unreadable images, and list them [error]
 data: validate test predict
   --batch, --data.batch_size N             images in a batch; by default that of its training
@@ -161,24 +161,24 @@ data: validate test predict
 data: validate test
   --data.on_bad_image HOW                  skip: skip unreadable images
 network: fit
-  --backbone, --model.backbone NAME        of torchvision; timm/NAME; auto, or A,B: chosen by the data [resnet18]
+  --backbone, --model.backbone NAME        of torchvision, or timm/NAME; auto or A,B: chosen by the data [resnet18]
       arch architecture network model_name net
 network: benchmark
-  --backbone, --model.backbone NAME        of torchvision, as resnet50; of timm, as timm/convnext_nano [resnet18]
+  --backbone, --model.backbone NAME        name in torchvision, such as resnet50; timm/convnext_nano [resnet18]
 network: fit benchmark
   --weights, --model.weights FILE          DEFAULT: published ones; a file, a run; null: random ones [DEFAULT]
       pretrained
-  --freeze, --model.freeze STAGE           freeze up to a stage, as layer2; backbone: only fit the head
+  --freeze, --model.freeze STAGE           freeze up to this stage, such as layer2; backbone: only fit the head
   --members, --model.members N             networks that are trained separately and predict together [1]
 training: fit benchmark
   --epochs, --trainer.max_epochs N         passes over the training images; 5 to 50 by their number
       epochs epoch num_epochs n_epochs
   --lr, --model.optimizer.lr RATE          learning rate; 0.001 if the head starts at random [0.0001]
       lr learning_rate rate lr0
-  --optimizer, --model.optimizer NAME      torch optimizer; others, as SGD, have their own default rate [AdamW]
+  --optimizer, --model.optimizer NAME      torch optimizer; others, such as SGD, have another default rate [AdamW]
       opt optim
-  --class_weights, --model.class_weights W balanced: rare classes count as others do; a:2,b:0.5; a file
-  --seed, --seed_everything N              seed of order, augmentation and new weights [0]
+  --class_weights, --model.class_weights W balanced: each class counts the same; a:2,b:0.5; a file
+  --seed, --seed_everything N              seed of image order, augmentation and random weights [0]
       seed
 machine: fit validate test predict
   --devices, --trainer.devices N           GPUs, or processes on a CPU, that share each batch [auto]
@@ -195,20 +195,20 @@ run: predict
   --trainer.default_root_dir FOLDER        where runs go: FOLDER/{command}/version_N [runs]
       out output_dir out_dir logdir log_dir save_dir run_dir project
 run: fit
-  --resume                                 continue the newest run of these data there, or --resume RUN; else begin
+  --resume                                 continue the newest run of these images, or --resume RUN; else begin one
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
   --minutes M                              end after about M minutes: chooses epochs and size
   --patience N                             end after N validations without a higher accuracy
       early_stopping
-  --threshold AIM                          of two classes: recall:0.95, precision:0.95, accuracy or f1
+  --threshold AIM                          decision threshold: recall:0.95, precision:0.95, accuracy or f1
 run: validate test predict
   --trust_modules NAMES                    modules that it may import for its data class and transforms
 the runs: demo
   --root FOLDER                            where they go [runs/demo]
   --seed N                                 seed of the runs; the images are always the same [0]
 the training: by-hand
-  --devices NAMES                          a replica on each: cuda:0,cuda:1; cpu,cpu are two in turn [cpu]
+  --devices NAMES                          a replica on each: cuda:0,cuda:1; cpu,cpu run in turn [cpu]
       device gpus gpu replicas
   --batch, --batch_size N                  images in a batch, over all devices together [256]
   --lr RATE                                learning rate of plain SGD, for the mean loss over the batch [0.2]
@@ -218,7 +218,7 @@ the training: by-hand
   --root FOLDER                            Fashion-MNIST's files; missing ones are downloaded [data/fashion-mnist]
   --out, --output FILE                     the PNG file with the curve of accuracy [by_hand.png]
 the comparison: parity
-  --devices N                              devices of each way; branches always take two [2]
+  --devices N                              devices of each kind; branch parallelism takes two [2]
   --steps N                                training steps [10]
   --dtype KIND                             of weights and arithmetic: float64 or float32 [float64]
 the caches: cache
