@@ -198,7 +198,7 @@ class Broken(io.StringIO):
 
 @pytest.mark.parametrize("target", ["latin", "broken", "none"])
 def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, target):
-    """The child would wait for ever for somebody to read what it says."""
+    """Without a reader, the child would block on a full pipe."""
     fake(tmp_path, monkeypatch, "print('猫…' * 50_000); print('run in a b')")
     shown = {
         "latin": io.TextIOWrapper(io.BytesIO(), encoding="latin-1"),

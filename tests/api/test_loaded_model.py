@@ -38,7 +38,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str]:
-    """Return the pictures of which another class is said than written, or one of the seven digits is another."""
+    """Return the images whose class differs from the expected one, or whose probability differs in seven digits."""
     return [
         row["path"]
         for one, row in zip(said, written, strict=True)

@@ -20,7 +20,7 @@ QUICK = ("--batch_size", 24, "--epochs", 3, "--lr", 0.5, "--root", "clothes")
 
 @pytest.fixture(autouse=True)
 def louder_weights(monkeypatch):
-    """Ten times the book's, which would not learn in so few steps."""
+    """Ten times the weights of the book, with which it would not train in so few steps."""
     monkeypatch.setattr(
         data_parallel,
         "init_params",

@@ -192,7 +192,7 @@ def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
-    """On colours it has learned, what was moved to another class comes first."""
+    """On colours that it was trained on, the images with a wrong class come first."""
     cli(
         "fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12, "--trainer.max_epochs", 3
     )

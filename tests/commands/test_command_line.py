@@ -13,7 +13,7 @@ BEST = "run/checkpoints/best.ckpt"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A folder with pictures, a run, and a run without a best checkpoint."""
+    """A folder with images, a run, and a run without a best checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     pictures = ("pictures/cat/a.jpg", "pictures/cat/b.jpg", "pictures/dog/-c.jpg")

@@ -96,7 +96,7 @@ def run(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished cross-validation of a table, with class weights and a threshold, which nobody changes."""
+    """A finished cross-validation of a table, with class weights and a threshold. Tests do not change it."""
     out = tmp_path_factory.mktemp("out")
     lines = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
     (out / "images.csv").write_text("\n".join(["path,label", *lines]) + "\n")
@@ -106,7 +106,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished cross-validation on images with several labels, which nobody changes."""
+    """A finished cross-validation of images with several labels. Tests do not change it."""
     out = tmp_path_factory.mktemp("labels")
     table = write_table(draw_labelled(out / "images", train=72, test=1))
     rows = [

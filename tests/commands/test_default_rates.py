@@ -15,7 +15,7 @@ from finetune.system.messages import WrongUsage
 
 @pytest.fixture
 def optimizer(tmp_path, monkeypatch):
-    """The optimizer that a command line ends with, and what is said of it."""
+    """The optimizer settings that a command line results in, and the message about them."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
     Path("adam.yaml").write_text("model: {optimizer: {class_path: torch.optim.Adam}}")

@@ -87,7 +87,7 @@ def said_and_measured(
 
 @pytest.fixture(scope="module")
 def own(run, colours, tmp_path_factory) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """What the checkpoint says."""
+    """The probabilities of the checkpoint."""
     return said_and_measured(run / "checkpoints/best.ckpt", colours, tmp_path_factory.mktemp("own"))
 
 
@@ -459,7 +459,7 @@ def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours,
 
 @pytest.fixture(scope="module")
 def of_any_size(run, colours, tmp_path_factory) -> Path:
-    """A folder with a file that prepares pictures itself, and a picture of which it says something."""
+    """A folder with an exported file that takes images of any size, and an image."""
     folder = tmp_path_factory.mktemp("any_size")
     shutil.copyfile(run / "checkpoints/best.ckpt", folder / "some.ckpt")
     scramble(folder / "some.ckpt")

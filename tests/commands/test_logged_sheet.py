@@ -19,7 +19,7 @@ NAMES = ["blue", "green", "red"]
 
 
 def answers(pictures: ImageDataModule, wrong: dict[int, float]) -> Answers:
-    """All test pictures, said right with 0.5, but these, said to be of the next class, with these confidences."""
+    """All test images predicted correctly with 0.5, except these: the next class, with these confidences."""
     split = pictures.splits["test"]
     labels = np.array(split.targets.labels)
     predicted, confidence = labels.copy(), np.full(len(labels), 0.5)

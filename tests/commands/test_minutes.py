@@ -42,7 +42,7 @@ COSTS = Costs(
 
 @pytest.fixture
 def tried(monkeypatch):
-    """What every trial says, and the sizes that were tried."""
+    """The result of every trial, and the sizes that were tried."""
     sizes = []
 
     def trial(model, data, trainer, *seconds):
@@ -187,7 +187,7 @@ def test_a_network_that_is_made_for_a_trial_leaves_the_random_numbers_of_the_fit
 
 @pytest.fixture
 def settle(monkeypatch, tried):
-    """What is chosen for 2,000 pictures of a network that takes 40 half-seconds a batch at 224 pixels."""
+    """The choice for 2,000 images and a network that takes 40 half-seconds a batch at 224 pixels."""
 
     def choose(
         budget,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
-    """How pictures are prepared after a command line, and what is said of it."""
+    """The preparation of images that a command line results in, and the message about it."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
     other = "{class_path: finetune.Hotdog, init_args: {image_size: 96, crop_share: 0.5}}"

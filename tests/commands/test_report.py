@@ -114,7 +114,7 @@ def test_pictures_are_found_from_another_folder(fitted, cli, colours, monkeypatc
 
 
 def test_a_test_is_reported_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
-    """Where the same relative paths lead to another checkpoint and other pictures, or to none."""
+    """There, the same relative paths lead to another checkpoint and other images, or to none."""
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
     Path("pictures").symlink_to(colours)

@@ -45,7 +45,7 @@ def epochs_of(run: Path) -> int:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """Pictures of other classes than those of `colours`."""
+    """Images of other classes than those of `colours`."""
     folder = draw_colours(tmp_path / "other", train=12)
     (folder / "train/blue").rename(folder / "train/sky")
     return folder
@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_its_own_settings(colours, own_runs, cli, tmp_path, h
 
 @pytest.fixture(scope="module")
 def ended_early(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that ended by its patience, since nothing is learned."""
+    """The folder of a run that ended by its patience, because its accuracy does not improve."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("early"))
         line = [*UNLEARNED, colours, "--trainer.max_epochs", 9, "--patience", 2]

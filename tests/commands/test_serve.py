@@ -229,7 +229,7 @@ def test_wrong_usage_is_told_in_a_line(run, capsys, options, message):
 
 
 def test_its_precisions_are_the_predictor_s():
-    """They are written twice, so that a wrong one is told before torch is loaded."""
+    """They are listed twice, so that a wrong one is refused before torch is imported."""
     from finetune.inference import predictor
 
     assert set(get_args(Precision)) == {*predictor._TRUE, *predictor._MIXED}

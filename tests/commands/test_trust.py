@@ -28,7 +28,7 @@ from finetune.serving import http_server
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with test pictures and `good.ckpt`."""
+    """A folder with test images and `good.ckpt`."""
     folder = tmp_path_factory.mktemp("trust")
     root = draw_colours(folder / "colours", train=2, test=1)
     transforms = [

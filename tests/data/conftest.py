@@ -14,7 +14,7 @@ from finetune.data import heif, walk
 
 @pytest.fixture(scope="module")
 def few(colours, tmp_path_factory) -> Path:
-    """Eight pictures of each class, two of them damaged."""
+    """Eight images of each class, two of them damaged."""
     root = tmp_path_factory.mktemp("few")
     for name in ("blue", "red"):
         (root / "train" / name).mkdir(parents=True)
@@ -26,7 +26,7 @@ def few(colours, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def some(tmp_path, colours, monkeypatch) -> Path:
-    """The working folder, with four pictures, a list of three and one that is not there, and a file that is none."""
+    """The working folder, with four images, a list of three and one that is missing, and a file that is no image."""
     pictures = [path.read_bytes() for path in sorted((colours / "test/red").iterdir())]
     for name, content in zip(("b/2.png", "a/ö.PNG", "a/1.png", "top.png"), pictures, strict=False):
         (tmp_path / name).parent.mkdir(exist_ok=True)

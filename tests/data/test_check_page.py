@@ -25,7 +25,7 @@ HOSTILE = [
 
 @pytest.fixture
 def listing(tmp_path):
-    """A class and a picture of each hostile name."""
+    """A class and an image for each hostile name."""
     for name in HOSTILE:
         folder = os.fsencode(tmp_path / "set") + b"/" + name.replace(b"/", b"_")
         os.makedirs(folder)
@@ -107,7 +107,7 @@ def test_sets_are_told_apart_by_an_empty_line(tmp_path, listing):
 
 
 def test_a_page_of_thousands_of_copies_stays_small(tmp_path):
-    """3,000 pictures in one set, and 3,000 sets: so many thumbnails would be 20 MB."""
+    """3,000 images in one set, and 3,000 sets. With all thumbnails the page would have 20 MB."""
     (tmp_path / "a").mkdir()
     for i in range(3000):
         os.link(tmp_path / "a/0.jpg", tmp_path / f"a/{i}.jpg") if i else drawing(0, 60, 40).save(

@@ -18,7 +18,7 @@ def rows(findings):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Makes a data set: of each split and class so many pictures, which hold nothing."""
+    """Makes a data set with a number of empty image files for each split and class."""
 
     def make(**splits):
         for split, classes in splits.items():

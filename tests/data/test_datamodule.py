@@ -230,8 +230,9 @@ def test_prediction_reads_what_it_can_and_names_the_rest(some):
 @pytest.mark.parametrize("split", ["test", "val", "predict"])
 @pytest.mark.parametrize(("limit", "num"), [(1, 8), (9, 30), (0.5, 16), (0.99, 24), (1.0, 30)])
 def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split, limit, num):
-    """Images in 4 batches of 8, of all classes save in a prediction: Lightning's own limit took the first of each
-    device's batches, which are of one class.
+    """Images of all classes in 4 batches of 8; a prediction takes the first ones.
+
+    Lightning's own limit takes the first batches of each rank, which have one class.
     """
     stage = RunningStage[{"test": "TESTING", "val": "VALIDATING", "predict": "PREDICTING"}[split]]
     # 30 or a few more

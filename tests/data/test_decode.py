@@ -442,7 +442,7 @@ def test_files_and_tiles_have_a_limit_too(monkeypatch):
 
 
 def kind_of(kind: str, side: int) -> bytes:
-    """A square picture that takes more memory than its pixels, or is converted."""
+    """A square image that is converted, or takes more memory than its pixels."""
     grey = np.tile(np.arange(side, dtype=np.uint8), (side, 1))
     if kind in ("RGB", "RGBA", "LA", "CMYK", "rotated"):
         bands = [Image.fromarray(grey.T), *[Image.fromarray(grey)] * 3]
@@ -489,7 +489,7 @@ def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, mo
 )
 @pytest.mark.parametrize("kind", ["JPEG with a warning", "16 bits and a transparent colour"])
 def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind):
-    """In an interpreter of its own: what other tests leave in a process counts, too."""
+    """In a new interpreter, because memory that other tests have used would count."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import test_decode; print(test_decode.second_look_fits({kind!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True
@@ -498,7 +498,7 @@ def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind):
 
 
 def second_look_fits(kind: str) -> bool:
-    """Whether decoding a large picture of a kind that is read twice takes at most 9 bytes a pixel."""
+    """Whether decoding a large image of a kind that is read twice takes at most 9 bytes a pixel."""
     side = 2500
     most = 9
     more = 2**24

@@ -17,7 +17,7 @@ CHANNELS = [1, 3]
 
 @pytest.fixture
 def warned(tmp_path, caplog) -> Callable[..., list[str]]:
-    """The lines about pictures with these largest samples, of 8 or 16 bits."""
+    """The warnings about images with these largest samples, of 8 or 16 bits."""
 
     os.mkfifo(tmp_path / "pipe.png")  # to open it would wait
 

@@ -22,7 +22,7 @@ def test_without_cuda_a_batch_is_just_moved():
 
 
 def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
-    """Without a GPU: what CUDA is told, and in which order."""
+    """The order of the CUDA calls, recorded without a GPU."""
     told = []
 
     class Pixels(torch.Tensor):

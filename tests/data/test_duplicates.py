@@ -138,7 +138,7 @@ def test_gradients_are_alike_by_their_hashes_and_are_no_copies():
 
 
 def test_smooth_gradients_are_no_parts_of_each_other(tmp_path, monkeypatch):
-    """Two cloudless skies: of them nothing is left but what a blur makes of their rim."""
+    """Two cloudless skies: apart from their blurred rims they have no structure."""
     rng = np.random.default_rng(0)
     for i, (top, bottom) in enumerate(((200, 90), (240, 100))):
         rows = np.linspace(top, bottom, 240)[:, None, None] + rng.normal(0, 0.5, (240, 320, 3))

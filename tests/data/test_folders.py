@@ -17,7 +17,7 @@ from finetune.system.messages import WrongUsage
 
 
 def make(root: Path, *names: str) -> Path:
-    """Files of one byte each: nothing here looks into a picture."""
+    """Files of one byte each, because these tests decode no image."""
     root.mkdir(parents=True, exist_ok=True)
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def test_splits_by_the_names_of_their_folders(tmp_path, train, val, test):
 
 
 def test_a_class_may_be_called_as_a_split_is(tmp_path):
-    """What holds pictures beside other class folders is a class: here vehicles."""
+    """A folder that holds images, next to class folders, is a class: here vehicles."""
     make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")
     names, files = scan(tmp_path)
     assert (
@@ -439,7 +439,7 @@ def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_fo
 
 
 def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
-    """As lost+found is, where the data have a disk of their own."""
+    """For example lost+found, if the data set has its own disk."""
     make(tmp_path, *TRAIN, "lost+found/1.png")
     listed = os.scandir
 
@@ -467,7 +467,7 @@ COMMANDS = ("fit", "validate", "test", "predict")
     "folder", [*(f"runs/{command}" for command in COMMANDS), "fit", "runs/a/fit", "cat/runs/fit"]
 )
 def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, folder):
-    """`cd pictures; finetune fit .` writes ./runs; the next command there is of the same classes."""
+    """`cd photos; finetune fit .` writes ./runs. The next command there must find the same classes."""
     run = f"{folder}/version_0"
     make(tmp_path / "data", "cat/1.png", "dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
     names, files = scan(tmp_path / "data")

@@ -16,7 +16,7 @@ from finetune.system.messages import WrongUsage
 
 
 def write(root: Path, *names: str) -> Path:
-    """Files that nobody decodes, each with its own content."""
+    """Files that are not decoded, each with its own content."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name * 9)

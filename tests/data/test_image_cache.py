@@ -52,7 +52,7 @@ def folder(
 
 
 def draw(root: Path) -> Path:
-    """A data set in every kind of picture: rotated, grey, transparent, of the network's own size; and one damaged."""
+    """A data set of all kinds of images: rotated, grey, transparent, of the network's own size, and a damaged one."""
     rng = np.random.default_rng(0)
     rotated = Image.Exif()
     rotated[0x0112] = 6
@@ -378,7 +378,7 @@ def test_predictions_have_no_cache(root):
 
 @pytest.fixture
 def small_disk(tmp_path: Path, folder: Path) -> Iterator[Path]:
-    """A disk of 24 kB for the caches, or where that can't be had a limit of as much on any file."""
+    """A disk of 24 kB for the caches; if it cannot be mounted, the same limit on every file."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode == 0:
@@ -590,10 +590,10 @@ def test_small_pictures_are_not_made_larger(root):
     ("image_size", "cache_size", "bound"), [(112, 128, 0.0), (56, 64, 6), (32, 37, 6), (48, 64, 20)]
 )
 def test_on_photographs_smaller_pictures_are_evaluated_nearly_alike(image_size, cache_size, bound):
-    """Mean absolute difference of a picture after the evaluation transform, in grey levels, largest of 100 pictures.
+    """Mean absolute difference of an image after the evaluation transform, in grey levels: the largest of 100 images.
 
-    At 8/7 of the image size (128 for 112) the evaluation transform has nothing left to resize: no difference, but for
-    JPEGs of four times that size or more, decoded at a fraction. Elsewhere it averages a second time.
+    At 8/7 of the image size (128 for 112) the evaluation transform has nothing left to resize. Only JPEGs of at least
+    four times that size differ, because they are decoded at a fraction. Other sizes are averaged a second time.
     """
     transform = eval_transform(image_size)
     differences = []

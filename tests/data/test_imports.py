@@ -19,7 +19,7 @@ STEPS = {
 
 @pytest.mark.slow
 def test_parts_are_light_and_no_update_is_asked_for():
-    """albumentations asks a server when it is imported, unless a variable is set before."""
+    """albumentations contacts a server on import unless an environment variable is set before."""
     lines = [
         "import sys",
         *(f"import {names}; print({heavy!r} & set(sys.modules))" for names, heavy in STEPS.items()),

@@ -34,7 +34,7 @@ def test_a_small_jpeg_can_t_take_hours(shorter_side):
 
 
 def test_what_follows_a_jpeg_or_its_metadata_are_no_scans():
-    """Phones put a film behind it, whose bytes may be any."""
+    """Phones append a video to the JPEG, with arbitrary bytes."""
     many = b"\xff\xda" * 200
     comment = b"\xff\xfe" + struct.pack(">H", 2 + len(many)) + many
     content = progressive(0)

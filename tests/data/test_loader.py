@@ -177,7 +177,7 @@ def test_workers_end_with_a_main_process_that_is_killed():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [Loader, pytest.param(DataLoader, marks=pytest.mark.slow)])
 def test_a_worker_obeys_from_its_first_moment(kind, monkeypatch):
-    """It is forked with the handlers of the main process, which may swallow the one SIGTERM."""
+    """It is forked with the signal handlers of the main process, which could swallow the only SIGTERM."""
     original = signal_handling._set_worker_signal_handlers  # the first that a worker does
     monkeypatch.setattr(
         signal_handling, "_set_worker_signal_handlers", lambda: time.sleep(1) or original()
@@ -328,7 +328,7 @@ def raise_stopped(*_: Any) -> None:
 @MORE_THAN_CORES
 @pytest.mark.parametrize("kind", ["at once", "of a fit"])
 def test_ctrl_c_is_heard_while_workers_start(slow_starts, kind):
-    """It was once heard only when all had started: of 900 processes that took ten minutes."""
+    """It was once handled only after all workers had started: ten minutes for 900 of them."""
     flag = SignalFlag()
     if kind == "of a fit":
         flag.install()

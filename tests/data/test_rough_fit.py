@@ -80,7 +80,7 @@ def threads_of_a_fork() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux")
 def test_it_leaves_no_threads_that_begin_anew_in_workers():
-    """There they would take signals that the worker has blocked; scipy.fft's own threads do."""
+    """Threads in a worker would receive signals that it has blocked. scipy.fft starts such threads."""
     code = """
 import sys
 sys.path[:0] = sys.argv[1:]

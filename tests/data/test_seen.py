@@ -21,7 +21,7 @@ from finetune.data.targets import ClassIndex
 
 
 def write(root: Path, *names: str, size: int | None = None) -> Path:
-    """Files that nobody decodes, each with its own content, and of another size where none is given."""
+    """Files that are not decoded, each with its own content, and of different sizes unless a size is passed."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         content = os.fsencode(f"{name} of {root} ")

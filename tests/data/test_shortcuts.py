@@ -31,7 +31,7 @@ def test_all_labels_at_once_are_each_by_itself():
 
 
 def test_chance_has_no_strength_and_a_rule_without_errors_has_one():
-    """Right by guessing are a half of each side's N pictures, with a deviation of 0.5 / sqrt(N): six of them."""
+    """Guessing is right for half of the N images of each side, with a deviation of 0.5 / sqrt(N): six of them."""
     num = 4000
     for seed in range(5):
         labels, cells = np.random.default_rng(seed + 1).integers(0, (2, 12), (num, 2)).T

@@ -17,7 +17,7 @@ def numbered(*sizes: int) -> list[str]:
 
 
 def in_words(*sizes: int) -> list[str]:
-    """Names that no number ends, as those of pictures from the web."""
+    """File names that end in no number, such as those of images from the web."""
     return [f"{label}/{i:04d} von Ä.jpg" for label, size in enumerate(sizes) for i in range(size)]
 
 
@@ -94,7 +94,7 @@ def by_counting(
 
 
 def num_moved(rule: Callable, make: Callable, seed: int) -> int:
-    """Pictures that are elsewhere after one of each class was added, one removed, one renamed, one class added."""
+    """Number of images that change their split if one of each class is added, removed or renamed, or a class added."""
     before = make(40, 100)
     after = [
         *before[1:90],
@@ -191,7 +191,7 @@ def test_names_that_differ_have_hashes_that_differ():
 
 
 def patients(*sizes: int, spelling: str = "patient {}") -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names, classes and groups of images, of which some patients have one and some have five, in every class."""
+    """Names, classes and groups of images. Every class has patients with one image and with five."""
     names: list[str] = []
     groups: list[str] = []
     for label, size in enumerate(sizes):

@@ -19,7 +19,7 @@ from finetune.data.transforms import (
 
 
 def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
-    """Resize to 8/7, as torchvision does it to a picture that Pillow read, and take the centre."""
+    """Resize to 8/7 as torchvision does with an image read by Pillow, and take the centre."""
     side, (height, width) = round(image_size * 256 / 224), image.shape[:2]
     shorter = min(height, width)
     squash = (side, side)

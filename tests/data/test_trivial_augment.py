@@ -33,7 +33,7 @@ def ours(image: np.ndarray, name: str, strength: float) -> np.ndarray:
 
 
 def square() -> np.ndarray:
-    """A picture as training has them behind the crop, and of little contrast."""
+    """An image as after the training crop, with little contrast."""
     return picture(96, 96) // 2 + 40
 
 
