@@ -28,7 +28,7 @@ STARTED = [
 def start_two(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, Any], ends: bool
 ) -> tuple[int, int]:
-    """Start a process that starts another one; return the first one's pid, and what the second one says."""
+    """Start a process that starts another one; return the pid of the first and the output of the second."""
     read, write = os.pipe()
     first = os.fork()
     if first == 0:
@@ -58,7 +58,7 @@ def test_a_process_ends_with_the_one_that_started_it(monkeypatch):
 
 
 def observe(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int]) -> tuple[int, int]:
-    """Start a process that observes others, which end with these codes; return its pid, and what it says."""
+    """Start a process that observes others, which end with these codes; return its pid and its output."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -81,7 +81,7 @@ def observe(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int]) -> tuple[in
 
 @pytest.mark.slow
 def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch):
-    """It has them to notice by itself; Lightning kills it without a word."""
+    """It has these seconds to notice the failure itself; Lightning kills it without a message."""
     expected = {(0, 3): 1, (0, -9): 1, (0, 130): 130, (0, 0): 7}
     started = {codes: observe(monkeypatch, codes) for codes in expected}
     for codes, (pid, read) in started.items():
@@ -98,7 +98,7 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, 7), (60.0, 1)])
 def test_the_first_process_may_end_with_an_error_of_its_own(monkeypatch, seconds, expected):
-    """Once it is at that, it has its time to write what waits, but not for ever."""
+    """After its error it has a limited time to write deferred checkpoints."""
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

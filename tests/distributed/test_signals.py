@@ -94,7 +94,7 @@ def test_what_nohup_has_turned_off_stays_off(flag):
 
 
 def test_a_signal_that_can_not_be_told_of_is_not_lost(flag):
-    """`finetune fit 2>&1 | tee log`: Ctrl-C ends `tee` too."""
+    """`finetune fit 2>&1 | tee log`: Ctrl-C also ends `tee`, so the message cannot be printed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

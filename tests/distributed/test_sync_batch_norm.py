@@ -62,7 +62,7 @@ def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, 
 
 
 def test_the_control_a_gradient_without_the_statistics_is_another(group_of_one):
-    """What a backward that takes mean and variance for constants would give is far outside the tolerance."""
+    """A backward that treats mean and variance as constants must be far outside the tolerance."""
     torch.manual_seed(0)
     _, shared = flag_names(nn.BatchNorm2d(4))
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
@@ -100,7 +100,7 @@ def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
 
 
 def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
-    """What a device with so many pictures sends in a step under bf16, where another has four."""
+    """The numbers that a rank with so many images sends in a step under bf16, while another rank has four images."""
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     share_statistics(network)
     seen = []

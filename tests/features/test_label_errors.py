@@ -94,7 +94,7 @@ def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
 
 
 def test_nor_of_one_whose_pictures_are_all_copies_of_each_other():
-    """They are held out together, by a head that has seen none of their class."""
+    """They are held out together, so the head was fitted on no other image of their class."""
     features, labels = blobs(38)
     labels[30:] = 3
     groups = np.array([*range(30), *[30] * 8])

@@ -330,7 +330,7 @@ def test_errors(features, strengths, message):
 
 
 def several(num: int, num_features: int, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features as above, and labels of which an image may have several or none; the last one is rare."""
+    """Features as above, with several labels or none for each image; the last label is rare."""
     features, _ = pictures(num, num_features, num_labels)
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(num_labels, num_features)) / scale(features)

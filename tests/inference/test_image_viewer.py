@@ -9,7 +9,7 @@ from finetune.inference.image_viewer import image_viewer
 
 
 class Eyes:
-    """A predictor that sees a picture's middle, and a class in its upper left."""
+    """A predictor that only uses the centre of an image, and predicts a class from its upper left."""
 
     has_maps = True
     cells = 5

@@ -58,7 +58,7 @@ def ints(exported, images, tmp_path_factory) -> Path:
 
 
 def distance(floats, ints, images) -> float:
-    """How far probabilities are from each other, over how far those of the pictures are, in standard deviations."""
+    """Distance of probabilities relative to the distance between images, in standard deviations."""
     own, found = (load_exported(path)(images) for path in (floats, ints))
     return float((own - found).std() / (own - own.mean(axis=0)).std())
 

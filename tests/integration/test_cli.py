@@ -98,7 +98,7 @@ def test_a_failing_process_waits_for_no_other_at_its_end(tmp_path, backend, fail
 
 
 def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Start what `pip install` puts beside the interpreter."""
+    """Start the script that `pip install` puts next to the interpreter."""
     command = [str(Path(sys.executable).with_name("finetune")), *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
 
@@ -660,7 +660,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_outside_training_ends_at_once(fitted, colours, tmp_path):
-    """While pictures are predicted, where there is nothing to save."""
+    """During a prediction, when there is nothing to save."""
     many = tmp_path / "list.txt"
     many.write_text("\n".join(str(path) for path in colours.rglob("*.png")) * 200)
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
@@ -738,7 +738,7 @@ def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, c
 
 
 def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
-    """Python leaves SIGTERM to the system, which ignores it for the first process of a container."""
+    """By default, Linux ignores SIGTERM for the first process of a container."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
         "finetune.cli.run", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(9)
@@ -831,7 +831,7 @@ def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, m
     ],
 )
 def test_a_signal_while_libraries_are_imported_ends_it(tmp_path, signum, module):
-    """numpy and torch swallow what is raised in the middle of them, or break."""
+    """If an exception is raised during their import, numpy and torch swallow it or break."""
     (tmp_path / "sitecustomize.py").write_text(f"""
 import os, sys
 class Finder:

@@ -50,11 +50,11 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
 
 @pytest.mark.slow
 def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
-    """The first ten losses through the real command; a change that moves them says why in its message.
+    """The first ten losses of the real command. The message of a commit that changes them explains why.
 
-    In float64, for in float32 the order in which a CPU adds moves them by 1e-3 within ten steps. What is left are
-    pixels that OpenCV and torch round otherwise on another CPU: 7e-4 without torch's code for AVX. A rate
-    that is 1 % higher moves them by 6e-2.
+    They are in float64: in float32, the order of additions on a CPU changes them by 1e-3 within ten steps. Pixels that
+    OpenCV and torch round differently on another CPU remain: 7e-4 without torch's code for AVX. A learning rate that
+    is 1 % higher changes them by 6e-2.
     """
     options = ["--model.weights", "null", "--trainer.accelerator", "cpu", "--trainer.max_steps", 10]
     options += [

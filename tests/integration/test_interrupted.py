@@ -86,7 +86,7 @@ POINTS = [
 def trained(
     cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str
 ) -> list[Any]:
-    """Fit, seeing a signal at `stop`, and return (epoch, batch, pictures) of each step."""
+    """Fit with a signal at `stop`, and return (epoch, batch, images) of each step."""
     seen = []
     received = []
     step, validation_step = Classifier.training_step, Classifier.validation_step
@@ -262,7 +262,7 @@ def max_time(seconds: int) -> tuple[str, ...]:
 def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
     cli, colours, tmp_path, whole, caplog, extra, limit, larger, told
 ):
-    """It ends as one that no limit but that of epochs has ended; with the same limit it is finished."""
+    """It ends as a run whose only limit is that of epochs. With the same limit it is finished."""
     extra = (*extra, "--model.scheduler", "null")  # else the rate would fall with the first length
     trained(cli, colours, tmp_path, None, *extra, *limit)
     ended = last(tmp_path)[0]

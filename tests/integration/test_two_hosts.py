@@ -237,7 +237,7 @@ def in_this_process(root: Path, name: str) -> dict[str, Any]:
 def of_first_host(
     batches: Callable[[TrainBatches], Iterator[list]],
 ) -> Callable[[TrainBatches], Iterator[list]]:
-    """Control: the first host's pictures alone, as if gradients never crossed the cable."""
+    """Control: only the images of the first host, as if gradients were not all-reduced between hosts."""
 
     def halves(self: TrainBatches) -> Iterator[list]:
         for batch in batches(self):

@@ -301,7 +301,7 @@ def test_prediction_over_replicas_is_that_of_one(monkeypatch, num, k):
 
 @pytest.fixture
 def clothes(tmp_path, monkeypatch):
-    """A run on 200 pictures in batches of 24, and a last one of 8; keeps what each batch was."""
+    """A run on 200 images in batches of 24, and a last one of 8; it records each batch."""
     write_unpacked(tmp_path)
     seen: list = []
 

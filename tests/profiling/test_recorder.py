@@ -34,7 +34,7 @@ def fit(monkeypatch, clock):
 
 
 def warm_up(fit, seconds: float) -> None:
-    """The steps before a measurement: slow, as the first are, but for the last, which says how many to take."""
+    """The slow steps before a measurement. The last one is fast, and decides how many steps are measured."""
     for _ in range(fit.recorder._warm_up - 1):
         fit.step(seconds)
     fit.step()

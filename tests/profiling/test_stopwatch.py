@@ -10,7 +10,7 @@ from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _seconds_
 
 
 def measured(*epochs, between=0.5, of_one=0.1):
-    """What is made of epochs of batches of so many pictures, each of which takes as long."""
+    """The measurement of epochs with batches of so many images, which all take equally long."""
     ends = []
     sizes = []
     is_first = []
@@ -35,7 +35,7 @@ def test_without_an_end_of_an_epoch_it_is_what_is_usual():
 
 
 def test_where_a_whole_batch_follows_none_of_its_epoch_all_is_the_batches():
-    """A small second batch says little of a whole one: most of its time may be what each batch takes."""
+    """A small second batch does not predict the time of a full one: most of its time may be constant."""
     batch, between = measured([8, 1], [8, 1], [8, 1])
     assert between == 0.0
     # an epoch, seen from the end of a batch on
@@ -48,7 +48,7 @@ def test_batches_of_bad_pictures_alone_take_their_time():
 
 
 class Timed(torch.nn.Module):
-    """Takes 0.1 s for each picture of 10 pixels, by their number; 0.001 s for each one's features."""
+    """Takes 0.1 s for each image of 10 pixels, in proportion; 0.001 s for the features of each."""
 
     device = torch.device("cpu")
 

@@ -261,7 +261,7 @@ def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 6])
 def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
-    """All devices together have more: batch norm, which they share, can train on them."""
+    """The global batch has more images, and synchronised batch norm can train on them."""
     _, data = made(image_size=32, batch_size=batch_size)
     # 3 + 3 + 3 + 1
     data.splits["train"] = data.splits["train"].take(np.arange(10))
@@ -304,7 +304,7 @@ def test_the_first_of_the_fit_s_devices_is_tried(monkeypatch):
 
 @pytest.mark.slow
 def test_what_is_made_before_the_first_step_and_kept_is_not_of_its_start(made, advance):
-    """Features of what is frozen: the fit finds them. A head from a probe is fitted again."""
+    """Cached features of a frozen backbone are not part of it; a head from a probe is, because it is fitted again."""
     for head_init, seconds in (("xavier", 0.0), ("probe", 7.0)):
         model, data = made()
         model.head_init = head_init

@@ -198,11 +198,10 @@ def test_control_installs_without_hashes():
 
 
 def is_sent(path: str, ignore: str) -> bool:
-    """Tell whether a file goes to the engine.
+    """Return whether a file is part of the build context.
 
-    Of the patterns that match it or a folder above it, the last decides. Into a folder that is left out itself an
-    engine may look only where what is taken back begins with its name (Docker's own builder, buildah; BuildKit always
-    does).
+    The last pattern that matches it or a folder above it decides. An engine may look into an ignored folder only for
+    patterns that begin with its name (Docker's own builder, buildah); BuildKit always looks.
     """
 
     def is_taken(path: str) -> bool:

@@ -12,7 +12,7 @@ from finetune.review.review_session import ReviewSession
 
 @pytest.fixture
 def wrong(colours: Path, tmp_path: Path) -> Path:
-    """Three classes of 20 images, three of which lie in the folder `blue` and should not."""
+    """Three classes of 20 images. Three images in the folder `blue` belong to another class."""
     return copy_with_wrong_labels(colours, tmp_path / "wrong")
 
 
