@@ -116,7 +116,7 @@ def file_of(nodeid: str) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of decoded pictures, apart from the user's own."""
+    """The folder of cached images, separate from that of the user."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("caches")
         patch.setenv("FINETUNE_CACHE", str(folder))
@@ -131,7 +131,7 @@ def no_seed_of_another_run() -> None:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in three easy classes: 20 pictures each in train, 10 in test."""
+    """A folder of three easy classes: 20 images of each in train, 10 in test."""
     from colours import draw_colours
 
     return draw_colours(tmp_path_factory.mktemp("data") / "colours", train=20, test=10)

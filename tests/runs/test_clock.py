@@ -44,7 +44,7 @@ def test_each_second_has_one_phase(tmp_path, now):
 
 
 def test_a_test_by_other_processes_than_the_fit_keeps_its_seconds(tmp_path, now):
-    """A resumed run may have its test left alone to do."""
+    """A resumed run may only have its test left."""
     run = Run(tmp_path, "fit", tmp_path)
     fit(run, now, (3, 10, 2, 0.5, 0.25, 0, 0))
     parents = Clock(run)

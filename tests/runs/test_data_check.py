@@ -13,7 +13,7 @@ from finetune.system.messages import WrongUsage
 
 @pytest.fixture
 def begun(tmp_path):
-    """A run that was begun in tmp_path, on eight pictures of each of three classes in tmp_path/pictures."""
+    """A run that was started in tmp_path, on eight images of each of three classes in tmp_path/pictures."""
     p = np.eye(3)[[0, 1, 2]] * 0.9 + 0.03
     return write_run(
         tmp_path / "run", [0, 1, 2], p / p.sum(axis=1, keepdims=True), folder=str(tmp_path)

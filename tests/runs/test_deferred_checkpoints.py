@@ -251,7 +251,7 @@ def fit(colours, tmp_path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(colours, tmp_path_factory) -> dict[str, Any]:
-    """A fit that nothing stops and of which no checkpoint waits."""
+    """An uninterrupted fit without deferred checkpoints."""
     return fitted(tmp_path_factory.mktemp("whole") / "whole", colours)
 
 

@@ -245,7 +245,7 @@ FOUND = {
 
 
 def part(text: str) -> str:
-    """What the page says of the data's faults."""
+    """The part of the page about findings in the data."""
     return text[text.index('id="health"') : text.index('id="reproduce"')]
 
 

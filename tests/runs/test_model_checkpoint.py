@@ -19,7 +19,7 @@ from finetune.training.task import SingleLabel
 
 
 def validated(callback: Checkpoints, *accuracies: float) -> list[bool]:
-    """For each accuracy of 30 pictures: whether it is to be kept as the best so far."""
+    """For each accuracy on 30 images: whether it becomes the best checkpoint so far."""
     kept = []
     for accuracy in accuracies:
         trainer = SimpleNamespace(
@@ -106,7 +106,7 @@ def saved(monkeypatch) -> list[tuple[str, int, list[dict[str, str]]]]:
 
 @pytest.mark.slow
 def test_what_a_checkpoint_has_done_is_in_steps_csv_before_it(colours, cli, tmp_path, saved):
-    """A kill right behind the checkpoint would lose the row, which the resumed run does not write again."""
+    """A kill right after the checkpoint would lose the row, which the resumed run does not write again."""
     fit = [
         "fit",
         "--data.root",
@@ -171,7 +171,7 @@ def test_a_validation_within_an_epoch_is_kept_at_once(colours, cli, monkeypatch,
 
 
 def test_a_kill_between_the_two_leaves_the_last_epoch_to_be_done_again(callback, monkeypatch):
-    """Or the best would be lost: what is written first is what the later run does not look for."""
+    """Otherwise the best checkpoint would be lost, so last.ckpt is written second."""
     written, linked = [], []
 
     def save(path):

@@ -125,7 +125,7 @@ def test_runs_that_lie_elsewhere_are_reported(tmp_path):
 
 
 def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoint(tmp_path):
-    """Its folder is not there before all of its processes have looked, so that none refuses the others."""
+    """Its folder is created after all of its ranks have searched, so that none of them refuses the others."""
     (begun := tmp_path / "fit/version_1").mkdir(parents=True)
     find = partial(find_run, tmp_path)
     other = another(begun)

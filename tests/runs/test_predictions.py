@@ -38,7 +38,7 @@ def probabilities(num: int, num_classes: int = len(NAMES)) -> torch.Tensor:
 def outputs_of(
     index: torch.Tensor, probs: torch.Tensor, said: torch.Tensor | None = None
 ) -> dict[str, Any]:
-    """What a step gives of good pictures; the most probable class is said unless `said` is another."""
+    """The output of a step for readable images; the most probable class is predicted unless `said` is another."""
     return {
         "index": index,
         "probabilities": probs,
@@ -71,7 +71,7 @@ def predict(
     abstain_below: float | None = None,
     said: torch.Tensor | None = None,
 ) -> Path:
-    """Write what a network gave for each picture, each device its part, the last device first."""
+    """Write the predictions of a network; each rank writes its part, the last rank first."""
     bad = bad or {}
     model = model_of(names or NAMES)
     counts = {}

@@ -146,7 +146,7 @@ def test_a_run_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_f
 
 
 def test_a_place_that_can_not_be_written_is_told(environment, run, tmp_path):
-    """Wandb would write into the temporary folder."""
+    """Without the error, wandb would write into the temporary folder."""
     (tmp_path / "file").touch()
     logger = WandbLogger(save_dir=str(tmp_path / "file"))
     logger.attach(run, "WandbLogger")

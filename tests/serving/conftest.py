@@ -49,7 +49,7 @@ def client(service):
 
 @pytest.fixture(scope="session")
 def picture():
-    """Return the bytes of a picture of noise, and of others by their numbers."""
+    """Return the bytes of an image of noise; other numbers give other images."""
 
     def drawn(number: int = 0, size: tuple[int, int] = (48, 40), format: str = "PNG") -> bytes:
         pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)

@@ -10,7 +10,7 @@ from finetune.serving.batcher import Batcher
 
 
 class Network:
-    """A function of pictures that waits until it may go on, and notes its batches."""
+    """A network that blocks until it is released, and records its batches."""
 
     def __init__(self) -> None:
         self.may_go = threading.Event()

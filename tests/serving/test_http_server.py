@@ -58,7 +58,7 @@ def test_the_address_of_all_interfaces_is_one_that_a_browser_takes():
 
 
 def test_of_two_that_began_at_once_the_second_is_told():
-    """Both could bind the port, since none listened at it while they were loading."""
+    """Both could bind the port, because neither listens on it while it loads its model."""
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
         with pytest.raises(WrongUsage, match=r"--port \d+: Address already in use"):
@@ -113,7 +113,7 @@ def serving(script, folder):
 
 @pytest.mark.slow
 def test_who_asks_at_once_is_answered_though_it_stops_at_once(tmp_path):
-    """It says that it serves when it takes connections: what the system holds till then is lost with the socket."""
+    """It reports that it serves only when it accepts connections. Earlier ones would be lost with the socket."""
     # what a start does last, on a busy machine
     slow = "import gc; gc.collect = lambda: time.sleep(2)\n"
     script = _BUSY.replace("with listen", slow + "with listen").replace(

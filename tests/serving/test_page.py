@@ -198,7 +198,7 @@ def test_of_a_thing_and_its_absence_it_asks_for_the_thing(page, predictor):
 
 
 def test_another_model_at_the_same_address_is_introduced(page):
-    """A service that was started again knows other classes: too few for the options of before, and other names."""
+    """A restarted service may have other classes: fewer than the selected number, with other names."""
     models = [["a", "b", "c", "d", "e", "f", "g"], ["hotdog", "not-hotdog"], ["x", "y", "z"]]
     asked: list[str] = []
 
@@ -226,7 +226,7 @@ def test_another_model_at_the_same_address_is_introduced(page):
 
 
 def test_a_threshold_is_told(page):
-    """Else the less probable of two would be said without a reason."""
+    """Otherwise the page would show the less probable of two classes without a reason."""
     known = {
         "class_names": ["hotdog", "not-hotdog"],
         "threshold": {"label": "hotdog", "at_least": 0.2509},
@@ -272,7 +272,7 @@ def test_a_folder_is_told_for_what_it_is(page, tmp_path):
 
 
 def test_the_most_probable_comes_first_whatever_it_is_called(page):
-    """A script's object has names that are numbers first, in their order."""
+    """A JavaScript object orders keys that are numbers first."""
     one = {
         "name": "a",
         "label": "10",

@@ -253,7 +253,7 @@ def test_who_goes_away_is_not_computed_for(service, held, picture):
 
 
 def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
-    """Though the threads that would have decoded it are busy with another one's pictures."""
+    """The threads that would decode it are busy with images of another request."""
     may_go, submitted = threading.Event(), []
 
     class Recorded(ThreadPoolExecutor):
@@ -298,7 +298,7 @@ def test_a_request_has_its_time(predictor, picture, monkeypatch):
 
 
 def test_the_sender_of_a_body_that_is_too_large_can_read_why(service):
-    """All of it is taken, and thrown away: else the connection would be closed on who is still sending."""
+    """The body is read completely and discarded. Otherwise the connection would close while the client sends."""
     sent = [{"type": "http.request", "body": bytes(150_000), "more_body": i < 3} for i in range(4)]
 
     async def receive():

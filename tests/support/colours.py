@@ -37,7 +37,7 @@ QUICKEST = [*QUICK, "--data.image_size", "28", "--model.backbone", "small_cnn"]
 
 
 def draw_colours(root: Path, **num_pictures: int) -> Path:
-    """Write `split=n` noisy 48x56 pictures for each of blue, green and red."""
+    """Write `split=n` noisy 48x56 images for each of blue, green and red."""
     rng = np.random.default_rng(0)
     for split, num in num_pictures.items():
         for channel, name in enumerate(("blue", "green", "red")):

@@ -56,7 +56,7 @@ def small(root: Path, **options: Any) -> ImageFolderData:
 
 
 def nowhere(num: int) -> Samples:
-    """A split of so many images of one class, of which there are no files."""
+    """A split of so many images of one class. Their files do not exist."""
     return Samples(["nowhere.png"] * num, ClassIndex(np.zeros(num, np.int64), num_classes=1))
 
 

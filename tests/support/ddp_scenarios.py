@@ -180,7 +180,7 @@ class TornSamples(Samples):
 
 
 def with_bad_batches(data: ImageFolderData) -> ImageFolderData:
-    """Let no picture of the first epoch's second batch be readable, nor one of the third."""
+    """Make all images of the first epoch's second batch unreadable, and one of the third."""
     train = data.splits["train"]
     order = train_order(len(train), 1, 0)
     bad = frozenset(int(i) for i in order[data.batch_size : 2 * data.batch_size + 1])
@@ -291,7 +291,7 @@ def evaluated(
 
 
 def calibrated(root: Path) -> dict[str, Any]:
-    """What a fit finds on seven validation pictures, of which batches of four give the devices uneven shares."""
+    """The calibration of a fit on seven validation images in batches of four, which give the ranks unequal parts."""
     data = ImageFolderData(str(root), val_fraction=0.3, batch_size=4, image_size=32, num_workers=0)
     pl.seed_everything(1, verbose=False)
     with patch("finetune.models.image_classifier.build", small_network):
@@ -350,7 +350,7 @@ def averaged_weighted_means(model: Classifier, batch: dict, batch_idx: int) -> T
 
 
 def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
-    """Output and gradients of a batch of `num` pictures, of which a process may have none, and running statistics."""
+    """Output, gradients and running statistics of a batch of `num` images; a rank may have none."""
     group = torch.distributed if torch.distributed.is_initialized() else None
     own = rank_range(num, group.get_rank() if group else 0, int(sys.argv[3]))
     torch.manual_seed(0)
@@ -375,7 +375,7 @@ def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
 
 
 def padded(root: Path) -> float:
-    """Control: the number of pictures that Lightning's own sampler shows to `test`."""
+    """Control: the number of images that Lightning's own sampler passes to `test`."""
     data = ImageFolderData(
         str(root), image_size=32, num_workers=0, class_names=["blue", "green", "red"]
     )

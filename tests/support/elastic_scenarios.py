@@ -72,7 +72,7 @@ def small_mobilenet(*_: Any) -> nn.Module:
 
 
 def small_efficientnet(*_: Any) -> nn.Module:
-    """One with few blocks: dropout, and stochastic depth beside squeeze and excitation."""
+    """An EfficientNet with few blocks: dropout, stochastic depth, and squeeze and excitation."""
     return copy.deepcopy(calibrated("efficientnet"))
 
 
@@ -190,7 +190,7 @@ def sizes_begun_anew() -> AbstractContextManager:
 
 @contextmanager
 def partners_of_the_batch() -> Iterator[None]:
-    """Control: each picture is mixed with the one before it in the device's own batch, the usual way."""
+    """Control: each image is mixed with the previous one in the per-rank batch, the usual way."""
     collate = Collate.__call__
 
     def mixed(self: Collate, items: list[dict[str, Any]]) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class Run:
         patch.object(Loader, "__iter__", recorded).start()
 
     def _use_up_memory_of_workers(self) -> None:
-        """Let whoever reads an image of the phase's split ask for more memory than there is."""
+        """Make a worker that reads an image of the phase's split request more memory than there is."""
         original = Samples.read
         folder = f"/{SPLITS[self.scenario.phase]}/"
 
@@ -293,7 +293,7 @@ class Run:
         patch.object(Samples, "read", read).start()
 
     def _fail(self) -> None:
-        """Do at the second step, in the process that the scenario says, what the scenario says."""
+        """Apply the failure of the scenario at the second step, in the process that the scenario names."""
         s = self.scenario
         is_decoding = s.phase == "decode"
         is_last = os.environ.get("LOCAL_RANK", "0") == "1"
@@ -326,7 +326,7 @@ class Run:
         return loaders[0][-1]
 
     def strike(self) -> None:
-        """Do from outside what the scenario says, now that its step is reached."""
+        """Apply the failure of the scenario from outside, at its step."""
         s = self.scenario
         self.event = time.monotonic()
         if s.failure == "main_killed":

@@ -69,7 +69,7 @@ def fit_with(colours: Path, capfd: pytest.CaptureFixture[str], *options: str) ->
 
 
 def steps(folder: Path = RUN) -> dict[tuple[str, int], float]:
-    """Return what steps.csv says, by name and step."""
+    """Return the content of steps.csv, by name and step."""
     rows = read_metrics(folder / "steps.csv")
     return {
         (name, int(row["step"])): float(v)
@@ -80,7 +80,7 @@ def steps(folder: Path = RUN) -> dict[tuple[str, int], float]:
 
 
 def settings(folder: Path = RUN) -> dict[str, Any]:
-    """Return what config.yaml says, flat."""
+    """Return the settings in config.yaml, flat."""
     return flatten(yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
 
 
@@ -115,7 +115,7 @@ def hyperparameters(folder: Path = RUN / "tensorboard") -> list[dict[str, object
 
 
 def mlflow_run() -> tuple[Any, Any]:
-    """Return the run that MLflow has, of which there must be one."""
+    """Return the only run in MLflow."""
     # imported only by the tests that need it, since it takes a second
     from mlflow.tracking import MlflowClient
 

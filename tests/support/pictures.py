@@ -38,7 +38,7 @@ def in_memory(num_bytes: int, act: Callable[[], object]) -> bool:
 
 
 def memory(name: str) -> int:
-    """Return what Linux says of this process, in bytes."""
+    """Return what Linux reports about the memory of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 

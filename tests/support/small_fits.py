@@ -34,7 +34,7 @@ def fit(
 
 
 def scramble(path: Path) -> None:
-    """Give the network in a checkpoint random weights, with which it tells any pictures apart."""
+    """Give the network in a checkpoint random weights that separate any two images."""
     known, generator = torch.load(path, weights_only=True), torch.Generator().manual_seed(0)
     for name, value in known["state_dict"].items():
         if name.startswith("network.") and value.dim() > 1:

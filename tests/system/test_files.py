@@ -215,7 +215,7 @@ def test_who_waits_for_another_is_told(tmp_path):
 
 
 def test_a_lock_goes_while_it_is_held(tmp_path, monkeypatch):
-    """Afterwards it may be another's, who would then not hold back a third."""
+    """After the release, the file may be the lock of another process."""
     unlink, held = Path.unlink, []
 
     def watched(self, missing_ok=False):

@@ -72,7 +72,7 @@ def test_what_clips_nothing_of_one_clips_nothing_of_several(colours, value):
 
 
 def test_what_lightning_refuses_to_clip_is_refused_of_several_too():
-    """An optimizer that undoes a scaler's scale itself has no gradients that could be clipped before."""
+    """An optimizer that unscales gradients itself has no gradients to clip before its step."""
     model = classifier(members=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer._step_supports_amp_scaling = True  # as of fused ones

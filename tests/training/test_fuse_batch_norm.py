@@ -30,7 +30,7 @@ SIZES = {
 
 
 def learned(backbone: str) -> nn.Module:
-    """A network whose batch norm does something, as in one that has learned."""
+    """A network with non-trivial batch norm, as after training."""
     torch.manual_seed(0)
     network = (few_blocks("vit") if backbone == "vit" else build(backbone, 4)).eval()
     for module in network.modules():

@@ -87,7 +87,7 @@ def test_others_and_those_that_were_told_a_way_are_left_alone(network, make):
 
 
 def test_a_checkpoint_does_not_decide_the_way(network):
-    """One of a single device may be gone on with where weights are spread over several, and torch has no fused way."""
+    """A run on one device may continue with sharded weights, for which torch has no fused optimizer."""
     fused, told = (fuse(SGD(network.parameters(), lr=0.1, foreach=way)) for way in (None, False))
     saved = [optimizer.state_dict() for optimizer in (fused, told)]
     assert [state["param_groups"][0]["fused"] for state in saved] == [True, None]
@@ -98,7 +98,7 @@ def test_a_checkpoint_does_not_decide_the_way(network):
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_state_from_a_checkpoint_is_laid_out_as_the_weights(network, name):
-    """As of a run before, which had none of this: its momentum may lie otherwise."""
+    """A checkpoint of an earlier version may have momentum in another memory format."""
     reference = OPTIMIZERS[name](network.parameters(), foreach=False)
     torch.manual_seed(1)
     for p in network.parameters():

@@ -122,7 +122,7 @@ def test_many_classes_are_not_listed(colours, caplog):
 
 
 def test_doubts(tmp_path):
-    """A class of two pictures, one set apart; a class of one, of which no other split has any; a small test."""
+    """A class with two images, one held out; a class with one, which no other split has; a small test split."""
     root = draw_colours(tmp_path / "few", train=12, test=9)
     for name, left in (("blue", 2), ("green", 1)):
         for path in sorted((root / "train" / name).iterdir())[left:]:
@@ -177,7 +177,7 @@ def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
 
 
 def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
-    """What is said of training pictures of these widths and heights."""
+    """The message about training images of these widths and heights."""
     for name in ("a", "b"):
         (root / "train" / name).mkdir(parents=True)
         for i, size in enumerate(sizes):
@@ -226,7 +226,7 @@ def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
 
 
 def test_the_share_that_is_cut_away_is_that_of_the_pipeline(tmp_path):
-    """Against the pictures that the evaluation pipeline leaves: pixels that are numbered by their column."""
+    """Compared with the output of the evaluation pipeline on images whose pixels have the number of their column."""
     columns = np.tile(np.arange(240, dtype=np.uint8), (80, 1))
     for resize in ("shorter_side", "squash", "whole", "pad"):
         seen = eval_transform(70, resize)(image=np.dstack([columns] * 3))["image"]

@@ -68,7 +68,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
     ],
 )
 def test_how_long_the_others_take_is_told_once(options, told, tmp_path, now):
-    """Of each epoch a minute in which nothing else moves the clock; the first of four takes but a second."""
+    """A minute of each epoch in which nothing else moves the clock. The first of four takes only a second."""
 
     def seconds(trainer: pl.Trainer) -> float:
         is_first_of_four = trainer.max_epochs == 4 and trainer.current_epoch == 0

@@ -15,7 +15,7 @@ from finetune.training.temperature import HIGHEST, LOWEST, PRIOR, Temperature, d
 def overconfident(
     num: int, num_classes: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of which the labels were drawn, and then multiplied by the temperature that would bring them back."""
+    """Logits multiplied by the temperature that calibrates them; the labels are drawn from the original ones."""
     generator = torch.Generator().manual_seed(num * num_classes)
     logits = 2 * torch.randn(num, num_classes, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(dim=1), 1, generator=generator).squeeze(1)

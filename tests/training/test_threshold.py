@@ -12,7 +12,7 @@ NAMES = ["hotdog", "not-hotdog"]
 
 
 def measured(p: np.ndarray, is_positive: np.ndarray, threshold: float) -> dict[str, float]:
-    """The four measures by counting, one picture after the other."""
+    """The four metrics, by counting images one by one."""
     counts = {(said, true): 0 for said in (False, True) for true in (False, True)}
     for probability, true in zip(p, is_positive, strict=True):
         counts[bool(probability >= threshold), bool(true)] += 1
