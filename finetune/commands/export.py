@@ -29,7 +29,7 @@ from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
 from finetune.inference.export_check import (
     Agreement,
-    Run,
+    PredictionFunction,
     compare_any_size,
     compare_prepared,
     drawn_image,
@@ -334,7 +334,10 @@ def _quantize(
 
 
 def _prepend_preparation(
-    predictor: Predictor, source: Path, reference: Run, pictures: Sequence[Callable[[], np.ndarray]]
+    predictor: Predictor,
+    source: Path,
+    reference: PredictionFunction,
+    pictures: Sequence[Callable[[], np.ndarray]],
 ) -> tuple[Path, Agreement]:
     """Return the file that takes images of any size, and how well it agrees with `reference` on prepared images."""
     from finetune.inference.any_size import prepend

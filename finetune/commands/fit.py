@@ -78,9 +78,14 @@ def fit(parts: Parts, typed: str) -> None:
     if not finished:
         train(parts, changed, typed)
     try:
-        if finished and _has_nothing_left(parts):
+        if finished:
+            assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
+            restore_progress(parts.trainer, parts.run, parts.plan.start)
+        if finished and _is_complete(parts):
             _print_finished(parts, "; ".join(filter(None, [finished, changed])))
         else:
+            if finished and parts.trainer.is_global_zero:
+                _lock_finished(parts)
             _conclude(parts, bool(finished))
     finally:
         if parts.trainer.is_global_zero:
@@ -110,7 +115,9 @@ def _close(parts: Parts) -> None:
         return
     freed = drop_last(run.path)
     if freed:
-        log.info("what only resuming needs is deleted: %s freed (--keep_last)", bytes_text(freed))
+        log.info(
+            "deleted the files that only resuming needs: %s freed (--keep_last)", bytes_text(freed)
+        )
 
 
 def prepare(parts: Parts) -> tuple[str, str]:
@@ -176,8 +183,8 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     trainer.ckpt_path = first
     trainer.fit(parts.model, datamodule=parts.data)
     trainer.ckpt_path = None
-    is_try = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    if is_try and trainer.is_global_zero:
+    is_fast_dev_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    if is_fast_dev_run and trainer.is_global_zero:
         # `--resume` must continue the previous run, not a fast_dev_run
         run.checkpoint("last").unlink(missing_ok=True)
 
@@ -227,23 +234,25 @@ def _begin(parts: Parts, licence_of_weights: str | None) -> None:
         log.log(logging.WARNING if restricted else logging.INFO, "weights: %s", run.licence)
 
 
-def _has_nothing_left(parts: Parts) -> bool:
-    """Load a run that has reached its limit; return whether its best checkpoint is also final and tested."""
-    trainer = parts.trainer
+def _is_complete(parts: Parts) -> bool:
+    """Return whether the best checkpoint of a run that has reached its limit is final and tested."""
     run = parts.run
-    plan = parts.plan
-    assert plan.start is not None, "a run that has reached a limit has a checkpoint"
-    restore_progress(trainer, run, plan.start)
     result = run.file("test.json")
     best = run.checkpoint("best")
     # a prolonged run has a newer best.ckpt
     is_tested = result.exists() and best.stat().st_mtime <= result.stat().st_mtime
-    if (is_tested or not parts.has_test) and is_settled(trainer, parts.data, run):
-        return True
-    if trainer.is_global_zero:
-        hold(run.checkpoint("last").parents[1])  # another process may be testing it
-        plan.start.check_unchanged()
-    return False
+    return (is_tested or not parts.has_test) and is_settled(parts.trainer, parts.data, run)
+
+
+def _lock_finished(parts: Parts) -> None:
+    """Lock a run that has reached its limit, because another process may be testing it.
+
+    Raises:
+        ValueError: Another process has locked it, or has written its checkpoint.
+    """
+    assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
+    hold(parts.run.checkpoint("last").parents[1])
+    parts.plan.start.check_unchanged()
 
 
 def _print_finished(parts: Parts, why: str) -> None:

@@ -27,8 +27,8 @@ def check_folds(
 ) -> None:
     """Check that the images can be split into the folds.
 
-    It does not check a data set that is yet to be downloaded, nor a data class that is not part of finetune, nor flags
-    that cannot be parsed: the first fold reports these.
+    Some cases are left to the first fold: a data set that must be downloaded first, a data class that is not part of
+    finetune, and flags that cannot be parsed.
 
     Args:
         record: The record of the cross-validation.
@@ -36,7 +36,7 @@ def check_folds(
         config: The config.yaml of a continued one; None for a new one.
 
     Raises:
-        ValueError: They cannot, or they cannot be read.
+        ValueError: They cannot be split, or cannot be read.
     """
     with contextlib.chdir(record.working_dir), silent(logging.getLogger("finetune.data")):
         data = _data_of(record, changes, config)
@@ -85,7 +85,7 @@ def _data_of(
 
 
 def _data_settings(flags: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
-    """Return the settings of the data that the configs among some flags give."""
+    """Return the `data` settings of the configs among some flags."""
     configs = read_explicit_settings(format_line("fit", ParsedLine(list(flags)))).configs
     return {
         name.removeprefix("data."): value

@@ -25,7 +25,7 @@ _CALLS = 5
 
 _MOST_TIMED = 4  # images of their original size, which may be large
 # From images (N, h, w, 3) uint8, prepared or not, to probabilities (N, K).
-Run = Callable[[np.ndarray], np.ndarray]
+PredictionFunction = Callable[[np.ndarray], np.ndarray]
 
 
 def drawn_image(seed: int, size: int = 96) -> np.ndarray:
@@ -63,7 +63,7 @@ class Agreement(NamedTuple):
         return self.largest <= MAX_DIFFERENCE and self.num_other == 0
 
 
-def load_exported(path: Path) -> Run:
+def load_exported(path: Path) -> PredictionFunction:
     """Load an exported file as another program would, and return the function that it computes."""
     if path.suffix == ".onnx":
         session = open_session(str(path))
@@ -75,7 +75,9 @@ def load_exported(path: Path) -> Run:
     return Predictor(path).classify
 
 
-def compare_prepared(predictor: Predictor, run: Run, images: np.ndarray) -> Agreement:
+def compare_prepared(
+    predictor: Predictor, run: PredictionFunction, images: np.ndarray
+) -> Agreement:
     """Compare a file with the checkpoint on prepared images (N, h, w, 3), in batches of 1, 2 and N."""
     expected = predictor.classify(images)
     differences = [
@@ -87,7 +89,10 @@ def compare_prepared(predictor: Predictor, run: Run, images: np.ndarray) -> Agre
 
 
 def compare_any_size(
-    predictor: Predictor, reference: Run, run: Run, images: Iterable[np.ndarray]
+    predictor: Predictor,
+    reference: PredictionFunction,
+    run: PredictionFunction,
+    images: Iterable[np.ndarray],
 ) -> Agreement:
     """Compare two runs on images (H, W, 3) of any sizes.
 
@@ -144,7 +149,7 @@ def _differences(
 
 
 def time_in_turns(
-    first: Run, second: Run, images: Sequence[np.ndarray] | np.ndarray
+    first: PredictionFunction, second: PredictionFunction, images: Sequence[np.ndarray] | np.ndarray
 ) -> tuple[float, float]:
     """Return the median milliseconds of two runs for one image (h, w, 3).
 

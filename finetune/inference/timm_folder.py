@@ -1,6 +1,6 @@
 """Writes a network of timm as a folder in timm's own layout, which `timm.create_model` and the Hugging Face hub read.
 
-Calibration is part of the head: softmax or sigmoid of the network's output is the probability that `predict` gives.
+The head contains the calibration, so softmax or sigmoid of its logits gives the probabilities of `predict`.
 """
 
 import copy
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from finetune.data.transforms import CROP_SHARE, resized_side
-from finetune.inference.export_check import Run
+from finetune.inference.export_check import PredictionFunction
 from finetune.inference.predictor import Predictor
 from finetune.models.stages import head
 from finetune.models.timm_backbones import is_timm
@@ -30,10 +30,10 @@ _CROP_MODES = {"shorter_side": "center", "squash": "squash", "whole": "squash"}
 
 
 def check_supported(predictor: Predictor) -> None:
-    """Check that timm has a network and a preparation of images like those of a checkpoint.
+    """Check that timm supports the network and the preparation of images of a checkpoint.
 
     Raises:
-        WrongUsage: It has not.
+        WrongUsage: It does not.
     """
     if not is_timm(predictor.backbone):
         reason = f"{predictor.backbone} is not a network of timm"
@@ -101,7 +101,7 @@ def _preparation(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def load_timm_folder(folder: Path, label_kind: str) -> Run:
+def load_timm_folder(folder: Path, label_kind: str) -> PredictionFunction:
     """Return the function that timm's network of a folder computes, from prepared images to probabilities (N, K)."""
     import timm
 
@@ -114,8 +114,9 @@ def load_timm_folder(folder: Path, label_kind: str) -> Run:
     def probabilities(images: np.ndarray) -> np.ndarray:
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2) / 255
         logits = network((pixels - mean) / std)
-        both = logits.sigmoid() if label_kind == "several" else logits.softmax(dim=1)
-        return both.numpy()
+        if label_kind == "several":
+            return logits.sigmoid().numpy()
+        return logits.softmax(dim=1).numpy()
 
     return probabilities
 

@@ -35,8 +35,7 @@ class Start:
 
     Attributes:
         path: Its file.
-        content: Its content; but for the record of the images that it has seen, tensors have shapes and types, and no
-            values.
+        content: Its content. Tensors have shapes and types, but no values, except in the record of seen images.
         version: Inode, modification time and size of the file, by which a replaced file is detected.
     """
 
@@ -114,7 +113,7 @@ def is_of_data(start: Start, data: ImageDataModule, allow_changes: bool) -> bool
     """Return whether a run was trained on these images; if changes are allowed, on any images of the same classes."""
     if start.content["hyper_parameters"]["class_names"] != data.class_names:
         return False
-    return allow_changes or not _has_other_pictures(start.content, data)
+    return allow_changes or not _has_other_images(start.content, data)
 
 
 class Changes(NamedTuple):
@@ -122,7 +121,7 @@ class Changes(NamedTuple):
 
     Attributes:
         before: The content of the run's config.yaml.
-        now: The same of the command, before settings of the run replace some.
+        now: The settings of the command, before settings of the run replace some.
     """
 
     before: dict[str, Any]
@@ -130,12 +129,12 @@ class Changes(NamedTuple):
 
 
 def limit_reached(start: Start | None, is_resumed: bool, limits: Limits) -> str:
-    """Return the limit that the run to resume has reached, in words; "" if there is something to train.
+    """Return the limit that the run to resume has reached, in words; "" if training continues.
 
     Args:
         start: The first checkpoint; None for none.
-        is_resumed: Whether its run continues; else a new one starts from it.
-        limits: Those of the trainer.
+        is_resumed: Whether its run continues. Otherwise a new run starts from it.
+        limits: The limits of the Trainer.
 
     Raises:
         ValueError: A new run has nothing to train.
@@ -155,7 +154,7 @@ def check_changes(
     """Return what has changed since a run began, in words; "" for nothing.
 
     Raises:
-        ValueError: Something has changed that must not change.
+        ValueError: A setting has changed that must not change.
     """
     names = start.content["hyper_parameters"]["class_names"]
     if names != data.class_names:
@@ -164,9 +163,9 @@ def check_changes(
             f"{run} is of the classes {', '.join(names)}, and {data.root} holds {', '.join(data.class_names)}: "
             "begin a new run without --resume"
         )
-    has_other_pictures = _has_other_pictures(start.content, data)
+    has_other_images = _has_other_images(start.content, data)
     message, _ = compare_settings(
-        changes.before, changes.now, has_other_pictures, allow_changes, is_finished
+        changes.before, changes.now, has_other_images, allow_changes, is_finished
     )
     return message
 
@@ -223,7 +222,7 @@ def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
         link(last, best)
 
 
-def _has_other_pictures(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
+def _has_other_images(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
     facts = checkpoint["finetune"]
     # A checkpoint of an earlier version has no record and another kind of fingerprint. `data.seen` warns about that.
     return bool(facts.get("seen")) and facts["data_fingerprint"] != data.fingerprint
