@@ -31,12 +31,12 @@ class UnsureImage(NamedTuple):
 
     Attributes:
         certainty: The probability of the predicted class; of several labels the result of `label_certainty`.
-        index: Position of the image in the input.
+        position: Index of the image in the input.
         row: Its row in the table.
     """
 
     certainty: float
-    index: int
+    position: int
     row: Row
 
     @property
@@ -110,7 +110,7 @@ class UnsureImages(pl.Callback):
         if not trainer.is_global_zero or not is_kept:
             return
         # by index, because without other ranks all parts are the same one
-        images = {image.index: image for part in gathered for image in part}
+        images = {image.position: image for part in gathered for image in part}
         least = sorted(images.values(), key=lambda image: image[:2])[: self.num]
         predictions = Path(self.output) if self.output else self.run.file(FILES["predict"])
         table = _target(predictions, ".csv")
