@@ -486,7 +486,9 @@ GUIDE = (Path(__file__).parents[2] / "docs/export.md").read_text()
 
 
 def lines_of_the_guide(language: str) -> str:
-    (code,) = re.findall(rf"```{language}\n(.*?)```", GUIDE, re.S)
+    """Return the example with onnxruntime."""
+    section = GUIDE.partition("## With onnxruntime alone")[2]
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.S)
     return code
 
 

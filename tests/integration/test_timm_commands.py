@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import timm
 import torch
 from colours import QUICK
+from paths import ROOT
 from PIL import Image
 from timm.models import save_for_hf
 from timm_scenarios import FAMILIES
@@ -26,6 +28,8 @@ from finetune.models.timm_weights import read_timm
 
 pytestmark = pytest.mark.slow
 
+GUIDE = (ROOT / "docs/export.md").read_text("utf-8")
+SECTION = GUIDE.partition("## For timm and the Hugging Face hub")[2].partition("\n## ")[0]
 NETWORK = "test_convnext.r160_in1k"  # timm's smallest of its kind: 160 pixels, bicubic, 0.95
 
 
@@ -163,7 +167,7 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
     checkpoint["finetune"]["calibration"]["temperature"] = 0.5
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
-    cli("export", fitted, "--format", "timm", "--out", "mine", "--verify_on", colours / "test")
+    cli("export", fitted, "--format", "timm", "--out", "mushrooms", "--verify_on", colours / "test")
     assert "same classes" in capsys.readouterr().out
     ours = Predictor(fitted / "checkpoints/best.ckpt")
     images = [decode(path) for path in sorted((colours / "test").glob("*/*"))]
@@ -171,21 +175,30 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     expected = ours(images)
     # float32 in another order
     np.testing.assert_allclose(
-        probabilities_of_timm("mine", prepared, 40), expected, rtol=0, atol=1e-5
+        probabilities_of_timm("mushrooms", prepared, 40), expected, rtol=0, atol=1e-5
     )
     # timm resizes with another library: some grey levels differ
-    np.testing.assert_allclose(probabilities_of_timm("mine", images), expected, rtol=0, atol=0.02)
-    config = json.loads(Path("mine/config.json").read_text())
+    np.testing.assert_allclose(
+        probabilities_of_timm("mushrooms", images), expected, rtol=0, atol=0.02
+    )
+    config = json.loads(Path("mushrooms/config.json").read_text())
     assert config["label_names"] == ours.class_names
-    assert json.loads(Path("mine/finetune.json").read_text())["temperature"] == 1
-    card = Path("mine/README.md").read_text()
+    assert json.loads(Path("mushrooms/finetune.json").read_text())["temperature"] == 1
+    card = Path("mushrooms/README.md").read_text()
     assert "test images of colours" in card and card.startswith("---\nlibrary_name: timm\n")
     assert not any(
-        str(tmp_path) in file.read_text("utf-8", "ignore") for file in Path("mine").iterdir()
+        str(tmp_path) in file.read_text("utf-8", "ignore") for file in Path("mushrooms").iterdir()
     )
-    about = describe(f"timm/{NETWORK}", "mine")  # a next fit can start from the folder
+    Image.fromarray(images[0]).save("picture.png")
+    capsys.readouterr()
+    (code,) = re.findall(r"```python\n(.*?)```", SECTION, re.S)
+    exec(code, {})
+    name, probability = capsys.readouterr().out.split()
+    assert name == ours.class_names[expected[0].argmax()]
+    assert float(probability) == pytest.approx(expected[0].max(), abs=0.02)
+    about = describe(f"timm/{NETWORK}", "mushrooms")  # a next fit can start from the folder
     assert about.class_names == ours.class_names and about.resize == "shorter_side"
-    head = read_timm("mine", f"timm/{NETWORK}").state["head.fc.weight"]
+    head = read_timm("mushrooms", f"timm/{NETWORK}").state["head.fc.weight"]
     np.testing.assert_allclose(head, checkpoint["state_dict"]["network.head.fc.weight"] / 0.5)
 
 
