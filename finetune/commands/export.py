@@ -118,7 +118,9 @@ def export(
         kind += ".int8"
     target = Path(output) if output else Path(ckpt_path).with_suffix(f"{kind}{suffix}")
     if target.suffix != suffix:
-        raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}")
+        others = [name for name, (other, _) in WRITERS.items() if other == target.suffix]
+        hint = f"; --format {others[0]} writes a {target.suffix}" if others else ""
+        raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}{hint}")
     description_path = target.with_name(f"{target.name}.json")
     for path in (target, description_path):
         check_target(path, "--output")

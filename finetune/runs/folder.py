@@ -1,5 +1,6 @@
 """A run is a folder, `<root>/<command>/version_N` or a name, with config, metrics, checkpoints and predictions."""
 
+import errno
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from finetune.runs.run_lock import check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, now, read_about
 from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
-from finetune.system.messages import WrongUsage, shown
+from finetune.system.messages import WrongUsage, reason, shown
 
 # Keys of about.json that describe how a run began. A resumed run does not change them.
 _OF_THE_BEGINNING = ("command", "began", "lines", "backbone_ranking")
@@ -69,9 +70,20 @@ class Run:
 
         Raises:
             WrongUsage: The name is in use.
+            OSError: The folder cannot be created; the message names the option for another one.
         """
         if self.path is not None:
             return self.path
+        try:
+            self._create()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            raise OSError(f"{reason(error)}; --out FOLDER writes elsewhere") from error
+        assert self.path is not None
+        return self.path
+
+    def _create(self) -> None:
         folder = self.root / self.command
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +96,6 @@ class Run:
         self._choose_version(folder)
         assert self.path is not None
         self._made = [self.path, *missing]
-        return self.path
 
     def _choose_version(self, folder: Path) -> None:
         number = 1 + max(map(_version, versions(self.root, self.command)), default=-1)

@@ -1,6 +1,8 @@
 """Run folders never collide, and are the same on all ranks."""
 
+import errno
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +25,21 @@ def test_each_run_is_a_new_version(tmp_path):
         "runs/fit/version_2",
     ]
     assert all(path.is_dir() for path in chosen)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_option_for_another(
+    tmp_path, monkeypatch
+):
+    run = Run(tmp_path, "fit")
+    run.choose()
+
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write everywhere
+    message = f"Permission denied: {tmp_path / 'fit'}; --out FOLDER writes elsewhere"
+    with pytest.raises(OSError, match=re.escape(message)):
+        Run(tmp_path, "fit").choose()
 
 
 def test_versions_count_on_from_the_highest_and_sort_as_numbers(tmp_path):
