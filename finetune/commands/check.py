@@ -115,7 +115,7 @@ def check(
     except OSError as error:
         raise WrongUsage(reason(error)) from error
     _print_findings(listing, findings)
-    print(f"page in {Path(output, 'check.html')}, all of it in {Path(output, 'check.json')}")
+    print(f"report in {Path(output, 'check.html')}, as JSON in {Path(output, 'check.json')}")
     if lists is not None:
         print(f"lists in {lists}")
         written = {f"{finding.kind}.txt" for finding in findings}

@@ -57,7 +57,7 @@ def review(
         output: The file to append to. By default corrections.csv in the folder.
         weights: Weights of a ResNet-18, as `--model.weights` takes them, for similar images and doubtful labels. By
             default the network of the run, of any kind, or published weights that an earlier command has downloaded.
-        port: Port to listen at; 0 takes one that is free.
+        port: Port to listen at; 0 takes a free one.
         root: Folder that paths in a table are relative to.
         columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
         labels: Whether an image of a table has one label (`single`) or several; `auto` decides by the table.

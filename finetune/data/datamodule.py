@@ -290,7 +290,7 @@ class ImageDataModule(pl.LightningDataModule):
         Each rank reads them itself. They differ if files change during the start, such as a file of corrections.
 
         Raises:
-            ValueError: They have not. All ranks raise it.
+            ValueError: The images or labels differ. All ranks raise it.
         """
         if self.trainer is None or self.trainer.world_size == 1 or not dist.is_initialized():
             return

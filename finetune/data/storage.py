@@ -19,7 +19,7 @@ import numpy as np
 
 _UNKNOWN = -1
 
-# "link" is a link to nothing, "other" for example a pipe; None if there is nothing
+# "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
 Starts = Callable[
     [int], Sequence[int]

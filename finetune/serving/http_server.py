@@ -68,7 +68,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port < 2**16:
         raise WrongUsage(
-            f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes one that is free"
+            f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes a free one"
         )
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -89,7 +89,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _taken(host: str, port: int, error: OSError) -> WrongUsage:
-    hint = "; --port 0 takes one that is free" if is_loopback(host) else ""
+    hint = "; --port 0 takes a free one" if is_loopback(host) else ""
     return WrongUsage(f"--host {host} --port {port}: {reason(error)}{hint}")
 
 

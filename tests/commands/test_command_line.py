@@ -152,7 +152,7 @@ def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
     ]
     assert (
         capsys.readouterr().err
-        == "early has no best checkpoint: early/checkpoints/last.ckpt it is\n"
+        == "early has no best checkpoint: taking early/checkpoints/last.ckpt\n"
     )
     monkeypatch.setenv("LOCAL_RANK", "1")
     in_full_spelling(["test", "early"])

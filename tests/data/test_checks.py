@@ -101,7 +101,7 @@ def test_what_is_not_read_is_named(folder, tmp_path):
     found = rows(folder_findings(list_pictures(tmp_path)))
     assert found["loose"] == [f"1 image in {tmp_path / 'train'}"]
     assert found["other_files"] == ["2 files .psd", "1 file .svg"]
-    assert found["unread"] == [f"{tmp_path / 'train/gone'}: a link to nothing"]
+    assert found["unread"] == [f"{tmp_path / 'train/gone'}: a dangling link"]
     assert rows(folder_findings(listing)) == {}
 
 

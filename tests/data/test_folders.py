@@ -308,7 +308,7 @@ def test_links_to_nothing_are_told(tmp_path, caplog):
     (tmp_path / "train/hen").symlink_to(tmp_path / "gone")
     class_names, _ = scan(tmp_path)
     assert class_names == ["cat", "dog"]
-    assert f"skipped {tmp_path}/train/hen: a link to nothing" in caplog.messages
+    assert f"skipped {tmp_path}/train/hen: a dangling link" in caplog.messages
 
 
 def test_find_pictures_of_an_empty_folder_are_none(tmp_path):

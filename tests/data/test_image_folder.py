@@ -81,7 +81,7 @@ def test_the_fingerprint_is_that_of_the_training_part(colours):
 
 @pytest.mark.parametrize("target", ["nowhere.png", "99.png", None])
 def test_a_file_that_is_gone_is_named_or_skipped(few, tmp_path, monkeypatch, target):
-    """A link to nothing, to itself, and a file that goes between the search and the look at its size."""
+    """A dangling link, a link to itself, and a file that goes between the search and the look at its size."""
     path = shutil.copytree(few, tmp_path / "few") / "train/red/99.png"
     (path.parent / "03.png").unlink()
     (path.parent.parent / "blue/03.png").unlink()

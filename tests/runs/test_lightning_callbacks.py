@@ -164,7 +164,7 @@ def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
         # these were once 0 and 1
         fit("StochasticWeightAveraging", "--model.freeze", "features.3", **averaged)
     lenet = ("--model.backbone", "lenet", "--data.image_size", "28")
-    with pytest.raises(ValueError, match="needs batch norm, which lenet has not"):
+    with pytest.raises(ValueError, match="needs batch norm, which lenet does not have"):
         fit("StochasticWeightAveraging", *lenet, **averaged)
     with pytest.raises(ValueError, match="other weights than best.ckpt holds with WeightAveraging"):
         fit("EMAWeightAveraging")

@@ -330,7 +330,7 @@ def read_split(
     Raises:
         OSError: A folder cannot be read, and `skipped.skip_unreadable` is false.
     """
-    skipped.unread += [f"{link}: a link to nothing" for link in dangling_links(folder)]
+    skipped.unread += [f"{link}: a dangling link" for link in dangling_links(folder)]
     if loose := num_loose(folder):
         skipped.loose[folder] = loose
     labels: list[int] = []
