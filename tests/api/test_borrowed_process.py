@@ -119,13 +119,6 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    """Restore a process once, so that what the first restoring imports is there before each test."""
-    with preserved_process():
-        pass
-
-
 @pytest.mark.parametrize(
     ("names", "change"), CHANGES, ids=[f"{i}-{names}" for i, (names, _) in enumerate(CHANGES)]
 )
