@@ -208,6 +208,7 @@ def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
         cli("check", folder, "--ckpt_path", __file__)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
     for i in range(3000):
         os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
