@@ -27,7 +27,6 @@ def fit(cli, colours):
     return run
 
 
-@pytest.mark.slow
 def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
     fit(colours, *QUICKEST, *NO_TEST, "--name", "exp1", "--resume")
