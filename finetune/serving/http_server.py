@@ -67,9 +67,7 @@ def listen(host: str, port: int) -> socket.socket:
         WrongUsage: This machine does not have the address, or the port is in use.
     """
     if not 0 <= port < 2**16:
-        raise WrongUsage(
-            f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes a free one"
-        )
+        raise WrongUsage(f"--port {port}: a port is from 1 to {2**16 - 1}; 0 takes a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
