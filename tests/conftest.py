@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported out of garbage collections, of which it would be the most."""
+    """Leave all that was imported out of garbage collections, which would mostly visit it."""
     gc.freeze()
 
 

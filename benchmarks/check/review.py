@@ -47,7 +47,7 @@ def plan(records: list[dict]) -> Iterator[Run]:
 
 
 def changed_labels(labels: np.ndarray, names: list[str], seed: int) -> Any:
-    """Return labels of which 30 are changed to a similar class, and which are changed."""
+    """Return labels with 30 of them changed to a similar class, and whether each is changed."""
     rng = np.random.default_rng(seed)
     is_moved = np.isin(np.arange(len(labels)), rng.permutation(len(labels))[:NUM_MOVED])
     changed = labels.copy()

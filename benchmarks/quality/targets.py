@@ -136,7 +136,8 @@ def calibration(records: Records) -> str:
     ]
     if not found:
         return ""
-    names = ("calibration_error_before_scaling", "calibration_error", "calibration_error_if_true")
-    before, after, if_true = (statistics.fmean(r[name] for r in found) for name in names)
+    before = statistics.fmean(r["calibration_error_before_scaling"] for r in found)
+    after = statistics.fmean(r["calibration_error"] for r in found)
+    if_true = statistics.fmean(r["calibration_error_if_true"] for r in found)
     text = f"{verdict(before <= CALIBRATION)}. {before:.3f}, after scaling {after:.3f} (n = {len(found)})"
     return f"{text}; with so few images {if_true:.3f} would be measured if all probabilities were true."

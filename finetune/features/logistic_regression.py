@@ -249,7 +249,7 @@ class _CrossEntropy:
         return targets
 
     def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Softmax":
-        """Return what is minimised in fits of which each uses some of the images, (F, N)."""
+        """Return the objectives of fits that each use some of the images, (F, N)."""
         weights = images.weights * is_used
         total = (weights * self.class_weights[images.y]).sum(axis=1, keepdims=True)
         rows = len(images.y) * weights / total
@@ -286,7 +286,7 @@ class _BinaryCrossEntropy:
     label_smoothing: float
 
     def problem(self, images: _Images, is_used: NDArray[np.bool_]) -> "_Sigmoids":
-        """Return what is minimised in fits of which each uses some of the images, (F, N)."""
+        """Return the objectives of fits that each use some of the images, (F, N)."""
         weights = images.weights * is_used
         rows = len(images.y) * weights / weights.sum(axis=1, keepdims=True)
         wanted = self._wanted(images.y)

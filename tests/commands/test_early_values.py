@@ -74,16 +74,16 @@ MORE = [
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [*WRONG, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
+    ("wrong", "message"), [*WRONG, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
 )
-def test_a_wrong_value_is_refused_before_data_or_weights_are_fetched(cli, tmp_path, wrong, told):
+def test_a_wrong_value_is_refused_before_data_or_weights_are_fetched(cli, tmp_path, wrong, message):
     data = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
     at = QUICKEST.index("--model.weights")
     quick = [*QUICKEST[:at], *QUICKEST[at + 2 :]]  # weights would be fetched
     fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
     with fetched as obtain, pytest.raises((ValueError, MisconfigurationException)) as caught:
         cli("fit", *data, *quick, *wrong)
-    assert re.search(told, one_line(caught.value) or "")
+    assert re.search(message, one_line(caught.value) or "")
     assert exit_code(caught.value) == 2 and not obtain.called
 
 

@@ -246,7 +246,7 @@ def max_time(seconds: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("extra", "limit", "larger", "told"),
+    ("extra", "limit", "larger", "message"),
     [
         ((), ("--trainer.max_steps", "7"), ("--trainer.max_steps", "-1"), "trainer.max_steps 7"),
         ((), ("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
@@ -260,14 +260,14 @@ def max_time(seconds: int) -> tuple[str, ...]:
     ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
 )
 def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
-    cli, colours, tmp_path, whole, caplog, extra, limit, larger, told
+    cli, colours, tmp_path, whole, caplog, extra, limit, larger, message
 ):
     """It ends as a run whose only limit is that of epochs. With the same limit it is finished."""
     extra = (*extra, "--model.scheduler", "null")  # else the rate would fall with the first length
     trained(cli, colours, tmp_path, None, *extra, *limit)
     ended = last(tmp_path)[0]
     assert trained(cli, colours, tmp_path, None, *extra, *limit, "--resume") == []
-    assert f"is finished, with {told}" in caplog.text
+    assert f"is finished, with {message}" in caplog.text
     assert same_weights(last(tmp_path)[0], ended)
     root, steps = whole(*extra)
     after = trained(cli, colours, tmp_path, None, *extra, *larger, "--resume")

@@ -38,7 +38,7 @@ from finetune.training.lr_schedulers import WarmupCosine
 
 # of five steps an epoch, the last on one picture: two of three processes have none
 AT, STEPS = 7, 10
-FROM = {1: 3, 3: 1}  # each goes on from a checkpoint of so many processes
+FROM = {1: 3, 3: 1}  # number of processes: that of the checkpoint from which it continues
 
 
 def noisy_network(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:
