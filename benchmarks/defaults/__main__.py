@@ -4,7 +4,8 @@
     python -m benchmarks.defaults SET ... --weights resnet18=resnet18.pt,TIMM_FOLDER [--seeds 3] [--size 128]
     python -m benchmarks.defaults --document
 
-Each SET has train/CLASS and test/CLASS. The results go to defaults.json and into benchmarks/NOTEBOOK.md.
+Each SET has train/CLASS and test/CLASS. The results go to defaults.json and into benchmarks/NOTEBOOK.md. The tables of
+other benchmarks take their row of the logistic regression from defaults.json (`--seeds 0` measures it alone).
 Stop at any time, and start again to continue; `--again` repeats the runs that failed.
 """
 
@@ -27,6 +28,7 @@ from finetune.commands.backbone_choice import candidates_of
 from finetune.models.candidates import Candidate
 
 RECORDS = Path(__file__).with_name("defaults.json")
+IMAGE_SIZE = 128  # of the table
 STRENGTH = 0.1  # scikit-learn's C in the ten lines
 LABELS = {"regression": "logistic regression", "fit": "`finetune fit FOLDER`"}
 
@@ -75,12 +77,14 @@ def fit(candidate: Candidate, folder: Path, run: Run) -> dict:
 
 def tables(records: Sequence[dict]) -> dict[str, str]:
     """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
-    good = [r for r in records if "accuracy" in r]
-    sets = list(dict.fromkeys(record["set"] for record in good))
+    good = [r for r in records if "accuracy" in r and r["size"] == IMAGE_SIZE]
+    fitted = {r["set"] for r in good if r["what"] == "fit"}
+    sets = [name for name in dict.fromkeys(r["set"] for r in good) if name in fitted]
     rows = []
     for start in dict.fromkeys(record["start"] for record in good):
         for what in LABELS:
-            found = [r for r in good if (r["start"], r["what"]) == (start, what)]
+            wanted = (start, what)
+            found = [r for r in good if (r["start"], r["what"]) == wanted and r["set"] in sets]
             if found:
                 rows.append([start, LABELS[what], *cells(found, sets, what)])
     head = ["start", "what", *sets, "mean", "calibration error before and after the temperature"]
@@ -109,7 +113,7 @@ def main() -> None:
     parser = benchmark.parser(__doc__)
     parser.add_argument("sets", nargs="*", type=Path)
     parser.add_argument("--weights", help="networks with their weights, separated by commas")
-    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--size", type=int, default=IMAGE_SIZE)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     for candidate in [] if args.document else candidates_of("auto", args.weights):

@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Sequence
 
+from benchmarks.common.baseline import LABEL, baseline_accuracies
 from benchmarks.common.documents import markdown, spread
-from benchmarks.peers.tools import PREDICTING, TOOLS
+from benchmarks.peers.tools import IMAGE_SIZE, PREDICTING, TOOLS
 
 Records = Sequence[dict]
 _PREDICTORS = {
@@ -67,6 +68,8 @@ def job_table(records: Records) -> str:
             cells = [cell(results, key, digits) for _, key, digits in _JOB_COLUMNS]
             cells += [ratio(ours, results), str(len(results)), when(results)]
             rows.append([label, *cells])
+    baseline = f"{baseline_accuracies(IMAGE_SIZE)['hotdog']:.3f}"
+    rows.append([LABEL, "–", baseline, *["–"] * 5])
     head = ["", *(heading for heading, _, _ in _JOB_COLUMNS), "ours ÷ this", "n", "measured"]
     return markdown(head, rows)
 

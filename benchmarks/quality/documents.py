@@ -1,6 +1,11 @@
 """The records as tables of benchmarks/NOTEBOOK.md and docs/benchmarks.md."""
 
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.common.baseline import LABEL, baseline_accuracies
 from benchmarks.common.documents import markdown, mean_and_spread, period
+from benchmarks.peers.tools import IMAGE_SIZE
 from benchmarks.quality.plan import SEEDS, SETS
 from benchmarks.quality.points import (
     Point,
@@ -37,7 +42,20 @@ def table(records: Records) -> str:
         for row in rows()
         if any(row in points for points in columns.values())
     ]
-    return markdown(["", *columns], lines)
+    return markdown(["", *columns], [*lines, baseline_row(names, mean_sets(records))])
+
+
+def baseline_row(names: Sequence[str], averaged: Sequence[str]) -> list[str]:
+    """Return the row of the logistic regression: its accuracy on each set, and the mean over `averaged`."""
+    by_set = baseline_accuracies(IMAGE_SIZE)
+    cells = [f"{by_set[name]:.3f}" if name in by_set else "–" for name in names]
+    return [LABEL, *cells, baseline_mean(averaged)]
+
+
+def baseline_mean(names: Sequence[str]) -> str:
+    """Return the mean accuracy of the logistic regression over sets."""
+    by_set = baseline_accuracies(IMAGE_SIZE)
+    return f"{statistics.fmean(by_set[name] for name in names):.3f}"
 
 
 def means(records: Records) -> str:
@@ -47,6 +65,7 @@ def means(records: Records) -> str:
         [name_of(p), f"{p.seconds:.0f}", mean_and_spread(p.accuracies, 3), str(len(p.accuracies))]
         for p in points
     ]
+    lines.append([LABEL, "–", baseline_mean(mean_sets(records)), "–"])
     return markdown(["tool", "seconds", "mean accuracy", "seeds"], lines)
 
 

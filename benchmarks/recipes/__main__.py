@@ -198,8 +198,8 @@ def tables(records: Sequence[dict]) -> dict[str, str]:
     """Return the Markdown tables of benchmarks/NOTEBOOK.md."""
     hotdog, fashion = ([r for r in records if r["data"] == data] for data in ("hotdog", "fashion"))
     return {
-        "recipes": table(hotdog, names_in(hotdog), SIZES),
-        "fashion": table(fashion, FASHION, (64,)),
+        "recipes": table("hotdog", hotdog, names_in(hotdog), SIZES),
+        "fashion": table("fashion", fashion, FASHION, (64,)),
     }
 
 

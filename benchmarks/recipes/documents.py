@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks.common.baseline import LABEL, baseline_accuracies
 from benchmarks.common.documents import markdown, mean_and_spread
 
 Records = Sequence[dict]
@@ -22,8 +23,15 @@ def results_of(records: Records, name: str, size: int) -> Records:
     return [r for r in records if (r["name"], r["image_size"]) == (name, size)]
 
 
-def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
-    """Return a row for each recipe: accuracy, calibration error and seconds for each picture size."""
+def table(data: str, records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
+    """Return a row for each recipe: accuracy, calibration error and seconds for each image size.
+
+    Args:
+        data: Name of the data set.
+        records: The results on it.
+        names: The recipes.
+        sizes: Sides of the images in pixels.
+    """
     rows = []
     for name in names:
         row = [label(name)]
@@ -34,6 +42,9 @@ def table(records: Records, names: Iterable[str], sizes: Sequence[int]) -> str:
             row += [mean_and_spread([r["accuracy"] for r in found], 3), mean_and_spread(errors, 3)]
             row.append(f"{min(seconds):.0f}" if seconds else "–")
         rows.append(row)
+    rows.append([LABEL])
+    for size in sizes:
+        rows[-1] += [f"{baseline_accuracies(size)[data]:.3f}", "–", "–"]
     head = ["recipe"]
     for size in sizes:
         head += [f"accuracy at {size}", "ECE", "seconds"]
