@@ -299,6 +299,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     overrides = {"class_names": class_names, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):
         data: ImageDataModule = kind(**{**arguments, **overrides})
+        data.read()
     if data.class_names != class_names:
         raise WrongUsage(f"{place} has other classes than the checkpoint")
     if not {"train", "test"} <= data.splits.keys():

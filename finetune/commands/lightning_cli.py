@@ -225,6 +225,7 @@ class FinetuneCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
+        self.datamodule.read()  # a fit did so for the classes of its network
         config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
         self.run = Run(config["default_root_dir"], self.subcommand, name=options.get("name"))
         if self.subcommand == "predict":
@@ -293,7 +294,7 @@ class FinetuneCLI(LightningCLI):
                 self.checkpoint,
                 self.trainer.is_global_zero,
             )
-            corrections = self.datamodule.applied_corrections
+            corrections = self.datamodule.scanned.corrections
             if corrections is not None and self.trainer.is_global_zero:
                 log.info("%s", corrections.line())
         if subcommand == "predict":

@@ -177,7 +177,7 @@ def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) 
 
 def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
     data_class = explicit.get("data.class_path")
-    made: dict[str, ImageDataModule] = {}  # each scans the folder
+    made: dict[str, ImageDataModule] = {}  # each scans the folder once
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         class_path = settings["data"].get("class_path")

@@ -24,8 +24,8 @@ Batches:
 - `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
-`datamodule` is the base class of all data modules. `data_settings` holds its settings, `class_weights` parses the
-weights of classes, `data_place` says where the images lie. `depth` warns of images
+`datamodule` is the base class of all data modules. `scanned_data` holds its images, `data_settings` its settings.
+`class_weights` parses the weights of classes, `data_place` says where the images lie. `depth` warns of images
 that would be black in training. The package `checking` looks for faults in a data set.
 
 Code that creates, changes or mixes images belongs here. Its result must be a function of (seed, epoch, index), never of

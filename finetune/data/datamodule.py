@@ -4,7 +4,8 @@ import hashlib
 import math
 import os
 from abc import abstractmethod
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
@@ -12,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from finetune.data.corrected_samples import AppliedCorrections
 from finetune.data.data_settings import (
     Augmentation,
     Preparation,
@@ -47,6 +47,7 @@ from finetune.data.samplers import (
     run_seed,
 )
 from finetune.data.samples import Samples
+from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import SeenRecord, merge_records
 from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform
 from finetune.data.storage import kind_of
@@ -77,6 +78,8 @@ def position(trainer: pl.Trainer | None) -> tuple[int, int]:
 
 class ImageDataModule(pl.LightningDataModule):
     """Labelled images, split in train, val and test. The global batches are the same for any number of devices.
+
+    The constructor reads no files. `read` finds the images. So does the first use of `splits` and similar properties.
 
     Args:
         root: Folder of the data set; with a table, the folder that paths in it are relative to.
@@ -127,8 +130,8 @@ class ImageDataModule(pl.LightningDataModule):
     default_root: ClassVar[str | None] = None
     # Whether a class with a `default_root` accepts a table instead.
     reads_tables: ClassVar[bool] = False
-    # Whether each image has exactly one class, or several labels or none. `scan` may set it.
-    label_kind: LabelKind = "single"
+    # The classes of a data set whose class folders are not in the order of their names.
+    default_class_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -213,7 +216,6 @@ class ImageDataModule(pl.LightningDataModule):
             raise WrongUsage("--data.correct_test needs a file: --data.corrections FILE")
         self.corrections = corrections
         self.correct_test = correct_test
-        self.applied_corrections: AppliedCorrections | None = None
         self.batch_size = batch_size
         self.image_size = image_size
         self.sizes = self.preparation.sizes
@@ -233,26 +235,64 @@ class ImageDataModule(pl.LightningDataModule):
         )
         self.mixing = Mixing(mixup, cutmix)
         self.collate = Collate(image_size, self.eval_image_size, *self.sizes)
-        self.splits: dict[str, Samples] = {}
-        self.folder = ""  # of the images
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
-        self.class_names = class_names or []
-        self.remark = ""  # how the labels were found
-        self.skipped_rows: tuple[str, ...] = ()  # rows of a table, and why they were skipped
-        self.fingerprint = ""
+        # the classes in order; None for those of the training images
+        self.expected_classes = class_names or list(self.default_class_names) or None
+        self.predict = predict
+        if predict is None and table is None:
+            required_folder(self.root)
         self.is_fitted = False
-        self.seen: SeenRecord | None = None  # images of this fit
         # images of the run that wrote the checkpoint from which this fit continues
         self.seen_before: SeenRecord | None = None
-        if predict is not None:
-            self.splits["predict"] = unlabelled_samples(
-                predict, on_bad_image == "skip", is_rank_zero(), self.columns
+
+    def read(self) -> None:
+        """Find the images, their classes and their splits. Later calls do nothing.
+
+        A missing data set is created or downloaded first.
+
+        Raises:
+            OSError: A file or folder cannot be read.
+            ValueError: The data set has a fault, or settings do not fit it.
+        """
+        _ = self.scanned
+
+    @cached_property
+    def scanned(self) -> ScannedData:
+        """The images and their classes. The first use finds them; see `read`. What changes them replaces this."""
+        if self.predict is not None:
+            images = unlabelled_samples(
+                self.predict, self.on_bad_image == "skip", is_rank_zero(), self.columns
             )
-        else:
-            if table is None:
-                self.folder = self.obtain(required_folder(self.root))
-            self.scan(self.folder)
+            return ScannedData(self.expected_classes or [], {"predict": images})
+        if self.table is not None:
+            return self.scan("")
+        return self.scan(self.obtain(required_folder(self.root)))
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes, in the order of their indices. The first use reads the data set."""
+        return self.scanned.class_names
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """Whether each image has exactly one class, or several labels. The first use reads the data set."""
+        return self.scanned.label_kind
+
+    @property
+    def splits(self) -> dict[str, Samples]:
+        """The images of each split. The first use reads the data set."""
+        return self.scanned.splits
+
+    @property
+    def seen(self) -> SeenRecord | None:
+        """The record of the images of this fit. The first use reads the data set."""
+        return self.scanned.seen
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the training images and their targets. The first use reads the data set."""
+        return self.scanned.fingerprint
 
     def obtain(self, root: str) -> str:
         """Return the folder of the images. A missing data set is created or downloaded first.
@@ -267,17 +307,23 @@ class ImageDataModule(pl.LightningDataModule):
         return kind_of(root) not in (None, "link")
 
     @abstractmethod
-    def scan(self, root: str) -> None:
-        """Set `class_names`, `splits`, `seen` and `fingerprint`; `label_kind` if images have several labels."""
+    def scan(self, root: str) -> ScannedData:
+        """Return the images of the data set. Use `read` to call it.
+
+        Args:
+            root: The folder of the images; "" if there is a table.
+        """
 
     def use_all_images(self, split: str) -> None:
         """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""
 
     def setup(self, stage: str) -> None:
+        self.read()
         self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
         if stage == "fit" and self.seen and self.seen_before:
-            self.seen = merge_records(self.seen, self.seen_before)
+            seen = merge_records(self.seen, self.seen_before)
+            self.scanned = replace(self.scanned, seen=seen)
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):
             self.use_cache()
@@ -390,12 +436,13 @@ class ImageDataModule(pl.LightningDataModule):
         if self.trainer is None:
             return
         num = len(self.splits["train"]) if "train" in self.splits else 0
-        self.splits |= read_from_cache(
+        cached = read_from_cache(
             self.splits,
-            root=(self.root if self.table is None else self.folder) or "",
+            root=(self.root if self.table is None else self.scanned.folder) or "",
             limit_gb=self.cache_limit_gb,
             build=num > 0 and is_worthwhile(self._num_reads(reads), num),
         )
+        self.scanned = replace(self.scanned, splits=self.splits | cached)
 
     def pictures(self, split: str, train: bool = False) -> ImageDataset:
         """Return the dataset of a split, with the transforms of training or of evaluation."""

@@ -81,8 +81,10 @@ def list_images(folder: str | Path, options: TableOptions = _AS_FOUND) -> Review
             f"{folder} has a class {EXCLUDED!r}, which means an excluded image in a file of corrections: rename it"
         )
     folders = np.ones((len(data.splits), len(data.class_names)), bool)
-    listing = listing_of(data.folder, data.splits, data.class_names, folders, SkippedFiles())
-    names = list(relative_paths(listing.paths, data.folder))
+    listing = listing_of(
+        data.scanned.folder, data.splits, data.class_names, folders, SkippedFiles()
+    )
+    names = list(relative_paths(listing.paths, data.scanned.folder))
     labels = np.concatenate([samples.targets.labels for samples in data.splits.values()])
     targets: Targets = ClassIndex(labels, len(data.class_names))
     if data.label_kind == "several":

@@ -82,9 +82,9 @@ class Results(pl.Callback):
             else None,
         }
         # without a data module there are no corrections
-        corrections = getattr(getattr(trainer, "datamodule", None), "applied_corrections", None)
-        if corrections is not None:
-            details["corrections"] = corrections.plain()
+        scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)
+        if scanned is not None and scanned.corrections is not None:
+            details["corrections"] = scanned.corrections.plain()
         if split == "test" and "label_counts" in details:
             bounds = self._interval({**values, **details})
             if bounds is not None:
@@ -162,7 +162,8 @@ class Skipped(pl.Callback):
             dist.all_gather_object(of_ranks, self.errors)
         paths = set().union(*of_ranks)
         if trainer.is_global_zero:
-            rows: Sequence[str] = getattr(trainer.datamodule, "skipped_rows", ())  # type: ignore[attr-defined]
+            scanned = getattr(trainer.datamodule, "scanned", None)  # type: ignore[attr-defined]
+            rows: Sequence[str] = () if scanned is None else scanned.skipped_rows
             self._write(paths | set(rows))
         return len(paths)
 

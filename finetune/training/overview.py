@@ -49,14 +49,14 @@ def log_overview(
     if not trainer.is_global_zero:
         return {}
     lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
-    corrections = data.applied_corrections
+    corrections = data.scanned.corrections
     if corrections is not None:
         lines.insert(1, corrections.line())
     weights = data.splits["train"].weights
     if weights is not None:
         lines.insert(1, _image_weights(weights))
     doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
-    look = first_look(data.splits, data.class_names, data.folder, data.table)
+    look = first_look(data.splits, data.class_names, data.scanned.folder, data.table)
     doubtful += filter(None, [look.line(), frames_line(look.listing.paths)])
     for line in lines:
         log.info("%s", line)
@@ -171,7 +171,7 @@ def _pictures(data: ImageDataModule) -> str:
     classes = f"{len(counts)} classes in train: {', '.join(shown)}"
     if data.label_kind == "several":
         classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
-    remark = f"; {data.remark}" if data.remark else ""
+    remark = f"; {data.scanned.remark}" if data.scanned.remark else ""
     return f"images: {data.root}: {', '.join(splits)}; {classes}{remark}"
 
 

@@ -11,6 +11,11 @@ from tiers import sweep
 from finetune.commands.error_lines import exit_code, one_line
 from finetune.data.datasets.image_folder import Hotdog
 
+# the first expensive step of a command that needs no image
+BUILT = {
+    "fit": "finetune.training.classifier.build_image_classifier",
+    "test": "finetune.commands.lightning_cli.complete",
+}
 WRONG = [
     (["--lr", "-1"], r"--lr \(--model.optimizer.lr\): Invalid learning rate: -1.0"),
     (
@@ -123,3 +128,19 @@ def test_control_right_values_get_as_far_as_the_data(cli, tmp_path):
             "--devices",
             "2",
         )
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_folder_with_wrong_classes_is_refused_before_anything_is_built(
+    cli, untested_run, tmp_path, command
+):
+    (tmp_path / "wrong/train/other").mkdir(parents=True)
+    (tmp_path / "wrong/train/other/0.png").touch()
+    quick = QUICKEST
+    if command == "test":
+        quick = ["--ckpt_path", str(untested_run / "checkpoints/last.ckpt")]
+    built = patch(BUILT[command], side_effect=ValueError("something is built"))
+    with built as build, pytest.raises((OSError, ValueError)) as caught:
+        cli(command, "--data.root", str(tmp_path / "wrong"), *quick)
+    assert "'other'" in (one_line(caught.value) or "") and exit_code(caught.value) == 1
+    assert not build.called

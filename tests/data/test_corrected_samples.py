@@ -58,7 +58,7 @@ def test_labels_change_and_images_go_but_none_moves(colours, write):
     (key,) = changed
     assert key.endswith(" train/blue/00.png") and changed[key] == "red"
     assert [key for key in before if key in after] == list(after)  # in the same order
-    assert data.applied_corrections.line() == (
+    assert data.scanned.corrections.line() == (
         f"corrections: {file}: 1 label changed, 1 image excluded; 2 of test images not applied "
         "(--data.correct_test true); 1 skipped, because the label has changed since; "
         "1 of images that are not in the data set"
@@ -84,7 +84,7 @@ def test_test_images_are_corrected_when_asked(colours, write):
     data = small(colours, corrections=file, correct_test=True)
     assert len(data.splits["test"]) == 29
     assert labels(data)["test: test/red/00.png"] == "blue"
-    plain = data.applied_corrections.plain()
+    plain = data.scanned.corrections.plain()
     assert plain["in_test"] == 0 and plain["splits"]["test"] == {
         "changed": 1,
         "excluded": 1,
@@ -92,7 +92,7 @@ def test_test_images_are_corrected_when_asked(colours, write):
         "outdated": 0,
         "pairs": [["red", "blue", 1]],
     }
-    assert ", 2 of them in test" in data.applied_corrections.line()
+    assert ", 2 of them in test" in data.scanned.corrections.line()
     with pytest.raises(ValueError, match="--data.correct_test needs a file"):
         small(colours, correct_test=True)
 
@@ -124,13 +124,13 @@ def test_an_unknown_class_is_refused_by_its_name(colours, write):
 def test_an_image_of_an_excluded_class_is_excluded(colours, write):
     file = write({"train/blue/00.png": ("blue", "red")})
     data = small(colours, corrections=file, exclude=["red"])
-    assert sum(split.excluded for split in data.applied_corrections.splits.values()) == 1
+    assert sum(split.excluded for split in data.scanned.corrections.splits.values()) == 1
 
 
 def test_of_merged_classes_both_names_are_understood(colours, write):
     file = write({"train/blue/00.png": ("blue", "red"), "train/red/00.png": ("red", "green")})
     data = small(colours, corrections=file, merge="red,green:warm", val_fraction=0.2)
-    applied = data.applied_corrections
+    applied = data.scanned.corrections
     assert data.class_names == ["blue", "warm"]
     assert sum(split.changed for split in applied.splits.values()) == 1
     assert sum(split.confirmed for split in applied.splits.values()) == 1
@@ -147,11 +147,11 @@ def test_a_table_is_corrected_as_its_folder_is(colours, tmp_path, write):
     options = {"val_fraction": 0.2, "corrections": file}
     data = ImageFolderData(table=str(table), root=str(colours), test_fraction=0.0, **options)
     assert (
-        data.applied_corrections.line()
+        data.scanned.corrections.line()
         .split(": ", 2)[2]
         .startswith("1 label changed, 1 image excluded")
     )
-    assert data.applied_corrections.unknown == 1
+    assert data.scanned.corrections.unknown == 1
 
 
 SEVERAL = {
@@ -192,11 +192,14 @@ def test_several_labels_of_an_image_are_corrected(several, write):
     assert names(data, "red/05.png") == ["red", "warm"] == names(data, "red/06.png")
     with pytest.raises(LookupError):
         names(data, "red/03.png")
-    line = data.applied_corrections.line()
+    line = data.scanned.corrections.line()
     assert "labels of 3 images changed, 1 image excluded; 1 skipped" in line
-    assert sum(split.confirmed for split in data.applied_corrections.splits.values()) == 1
+    assert sum(split.confirmed for split in data.scanned.corrections.splits.values()) == 1
     with pytest.raises(ValueError, match="red/00.png is corrected to 'worm', .*'warm'"):
-        ImageFolderData(**several, corrections=write({"red/00.png": ("red;warm", "red;worm")}))
+        data = ImageFolderData(
+            **several, corrections=write({"red/00.png": ("red;warm", "red;worm")})
+        )
+        data.read()
 
 
 def test_a_listing_of_several_labels_is_corrected_as_the_data_are(several, write):
@@ -214,7 +217,7 @@ def test_a_listing_of_several_labels_is_corrected_as_the_data_are(several, write
     assert (
         listing.label_counts.sum(axis=0).tolist() == data.splits["train"].targets.counts().tolist()
     )
-    assert applied.line() == data.applied_corrections.line()
+    assert applied.line() == data.scanned.corrections.line()
 
 
 def test_corrections_move_no_image_between_folds_and_groups(colours, write):
@@ -231,7 +234,7 @@ def test_corrections_move_no_image_between_folds_and_groups(colours, write):
         tested += sorted(is_tested)
         # two labels change; those of the images that this fold tests do not
         assert changed == {"blue/00.png", "blue/01.png"} - is_tested
-        assert data.applied_corrections.in_test == len(is_tested & {"blue/00.png", "blue/01.png"})
+        assert data.scanned.corrections.in_test == len(is_tested & {"blue/00.png", "blue/01.png"})
     assert sorted(tested) == sorted(path for path in rows if path != "red/gone.png")
 
 

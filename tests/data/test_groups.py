@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_files import read
 
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
@@ -36,7 +37,7 @@ def patients(root: Path, num: int = 40) -> Path:
 
 
 def data(root: Path, **options) -> ImageFolderData:
-    return ImageFolderData(str(root), num_workers=0, **options)
+    return read(ImageFolderData(str(root), num_workers=0, **options))
 
 
 def names_of(data: ImageFolderData, split: str) -> list[str]:
@@ -211,9 +212,9 @@ def test_images_of_a_group_that_was_trained_on_are_not_tested(tmp_path, caplog):
     write(tmp_path, *(f"{name}/p{i} of {name}/1.png" for i in range(60) for name in ("a", "b")))
     write(tmp_path, "a/x/1.png", "a/x/2.png")
     before = data(tmp_path, group_by="folder")
-    before.seen = add_digests(before.seen, before.splits["train"], before.splits.get("val"))
+    seen = add_digests(before.seen, before.splits["train"], before.splits.get("val"))
     checkpoint = {
-        "finetune": {"data_fingerprint": before.fingerprint, "seen": before.seen.pack()},
+        "finetune": {"data_fingerprint": before.fingerprint, "seen": seen.pack()},
         "datamodule_hyper_parameters": dict(before.hparams),
     }
     trained = {

@@ -1,9 +1,12 @@
 """Which image is in which split, and where the named data sets come from."""
 
+import copy
 import logging
+import pickle
 import shutil
 import unicodedata
 from pathlib import Path
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -12,8 +15,49 @@ import torch
 from colours import draw_colours
 from data_files import paths, real_data, small
 
+from finetune import FashionMNIST, SampleData
 from finetune.data.datasets import image_folder
 from finetune.data.datasets.image_folder import Hotdog, ImageFolderData
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (ImageFolderData, {"root": "absent"}),
+        (ImageFolderData, {"table": "absent.csv"}),
+        (ImageFolderData, {"predict": "absent"}),
+        (ImageFolderData, {"root": ".", "corrections": "absent.csv"}),
+        (Hotdog, {}),
+        (FashionMNIST, {"root": "absent", "exclude": "Bag"}),
+        (SampleData, {"root": "absent"}),
+    ],
+)
+def test_a_data_module_reads_nothing_until_it_is_used(tmp_path, monkeypatch, kind, place):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(image_folder, "fetch_archive", Mock(side_effect=OSError("fetched")))
+    data = pickle.loads(pickle.dumps(kind(**place)))
+    assert not list(tmp_path.iterdir())
+    for use in (data.read, lambda: data.splits, lambda: data.class_names, data.read):
+        with pytest.raises((OSError, ValueError)):
+            use()
+
+
+def test_a_data_module_is_read_once_and_after_an_error_again(colours, tmp_path):
+    folder = tmp_path / "colours"
+    data = small(colours)
+    late = ImageFolderData(str(folder), class_names=["red", "green", "blue"], num_workers=0)
+    with pytest.raises(FileNotFoundError, match="colours' does not exist"):
+        late.setup("fit")
+    folder.symlink_to(colours)
+    unread = copy.deepcopy(late)
+    late.setup("fit")
+    unread.read()
+    folder.unlink()
+    for each in (late, unread, copy.deepcopy(late), pickle.loads(pickle.dumps(late))):
+        each.read()
+        assert each.class_names == ["red", "green", "blue"] != data.class_names
+        assert paths(each, "val") == paths(data, "val") and each.hparams == late.hparams
+    assert unread.seen.digests is None and late.seen.digests is not None
 
 
 def test_a_validation_split_is_a_part_of_train(colours):
@@ -148,7 +192,7 @@ def test_class_folders_are_left_out_and_a_checkpoint_knows_it(tmp_path, exclude)
     draw_colours(tmp_path, train=3)
     (tmp_path / "train" / "results").mkdir()
     with pytest.raises(ValueError, match="--data.exclude results"):  # control
-        ImageFolderData(str(tmp_path), image_size=32)
+        ImageFolderData(str(tmp_path), image_size=32).read()
     found = ImageFolderData(str(tmp_path), image_size=32, exclude=exclude)
     assert found.class_names == ["blue", "green", "red"] and found.hparams["exclude"] == exclude
 

@@ -45,7 +45,7 @@ def test_nothing_to_predict(some, pattern):
     Path("empty").mkdir()
     Path("empty.txt").write_text("\n \n")
     with pytest.raises(FileNotFoundError) as caught:
-        ImageFolderData(predict=pattern)
+        ImageFolderData(predict=pattern).read()
     assert repr(pattern) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_nothing_to_predict(some, pattern):
 def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
     shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
     with pytest.raises(ValueError, match=rf"^'{name}' is an {what}"):
-        ImageFolderData(predict=name)
+        ImageFolderData(predict=name).read()
     # The control: a picture with an archive behind it, as some programs write, is a picture.
     Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
     assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
@@ -123,7 +123,7 @@ def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog, wi
     for name in ("a/1.heic", "a/2.HEIC", "a/notes.txt", "only/1.heic"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
-    ImageFolderData(predict=["a", "top.png"])
+    ImageFolderData(predict=["a", "top.png"]).read()
     (line,) = caplog.messages
     assert line.startswith("skipped in a, not images: 2 .heic; supported are ")
     advice = "; to read HEIC images: pip install '.[heic]' in a checkout of finetune"
@@ -132,7 +132,7 @@ def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog, wi
         files_to_predict("only", is_logged=False)
     caplog.clear()
     monkeypatch.setenv("LOCAL_RANK", "1")
-    ImageFolderData(predict="a")
+    ImageFolderData(predict="a").read()
     assert not caplog.messages
 
 
@@ -141,7 +141,7 @@ def test_a_link_that_leads_back_can_be_left_out_as_its_line_says(some, caplog):
     with pytest.raises(
         OSError, match=r"a/back is a link .* or leave it out with --data.on_bad_image skip"
     ):
-        ImageFolderData(predict="a")
+        ImageFolderData(predict="a").read()
     data = ImageFolderData(predict="a", on_bad_image="skip")
     assert list(data.splits["predict"].paths) == ["a/1.png", "a/ö.PNG"]
     assert caplog.messages == ["skipped a/back is a link to a folder that it lies in"]

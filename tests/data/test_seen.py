@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from colours import QUICKEST
+from data_files import read
 
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samples import Samples
@@ -37,13 +39,14 @@ def plain(root: Path, num: int = 30, **options) -> Path:
 
 
 def data(root: Path, **options) -> ImageFolderData:
-    return ImageFolderData(str(root), num_workers=0, **options)
+    return read(ImageFolderData(str(root), num_workers=0, **options))
 
 
 def checkpoint_of(data: ImageFolderData) -> dict:
     """What matters here of a checkpoint of a fit on this data, once through a file."""
     if data.seen.digests is None:
-        data.seen = add_digests(data.seen, data.splits["train"], data.splits.get("val"))
+        seen = add_digests(data.seen, data.splits["train"], data.splits.get("val"))
+        data.scanned = replace(data.scanned, seen=seen)
     finetune = {"data_fingerprint": data.fingerprint, "seen": data.seen.pack()}
     return {"finetune": finetune, "datamodule_hyper_parameters": dict(data.hparams)}
 

@@ -151,7 +151,7 @@ def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     options = {"cache_size": 40, "cache_limit_gb": 0}
     expected, cached = epochs(pictures(colours, **options)), pictures(colours, **options)
-    cached.splits |= read_from_cache(cached.splits, colours, 1.0, build=True)
+    cached.splits.update(read_from_cache(cached.splits, colours, 1.0, build=True))
     assert cached.splits["train"].cached is not None
     for batches, others in zip(expected, epochs(cached), strict=True):
         assert all(

@@ -164,7 +164,7 @@ def test_a_second_kind_of_storage_needs_no_other_change(colours, tmp_path, monke
     with pytest.raises(
         FileNotFoundError, match="does not exist"
     ):  # the control: no folder of the disk
-        ImageFolderData(PLACE)
+        ImageFolderData(PLACE).read()
     storage = MemoryStorage(colours)
     monkeypatch.setitem(STORAGES, "memory", storage)
     here = ImageFolderData(str(colours), image_size=24, num_workers=0)

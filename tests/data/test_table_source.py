@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import small
+from data_files import read, small
 
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.folders import scan
@@ -25,7 +25,7 @@ OPTIONS = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations"
 
 
 def of_table(path: Path, **options) -> ImageFolderData:
-    return ImageFolderData(table=str(path), **{**OPTIONS, **options})
+    return read(ImageFolderData(table=str(path), **{**OPTIONS, **options}))
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -170,7 +170,9 @@ def test_a_faulty_row_is_one_line_and_can_be_skipped(tmp_path, caplog, monkeypat
     data = of_table(table, on_bad_image="skip", val_fraction=0, test_fraction=0)
     is_twice = "in line 3" in message
     assert len(data.splits["train"]) == 12 - is_twice
-    assert len(data.skipped_rows) == 1 + is_twice and message in data.skipped_rows[0]
+    assert (
+        len(data.scanned.skipped_rows) == 1 + is_twice and message in data.scanned.skipped_rows[0]
+    )
     assert f"x.csv: skipped {1 + is_twice} row" in caplog.text and message in caplog.text
 
 
@@ -252,8 +254,10 @@ def test_groups_are_those_of_the_table(tmp_path):
     samples = data.splits["train"]
     expected = group_ids(Path(path).stem[1] for path in samples.paths)
     assert samples.groups.tolist() == expected.tolist()
-    assert data.remark.startswith("path in column 'path' (not 'image'), one label per image in")
-    assert data.remark.endswith(", groups in column 'patient'")
+    assert data.scanned.remark.startswith(
+        "path in column 'path' (not 'image'), one label per image in"
+    )
+    assert data.scanned.remark.endswith(", groups in column 'patient'")
     rows[3]["patient"] = ""
     with pytest.raises(ValueError, match="line 5, column patient: the group is empty"):
         of_table(write(tmp_path / "x.csv", rows))
@@ -302,7 +306,7 @@ def test_several_labels_are_read_however_they_are_written(tmp_path, name):
     data = of_table(write(tmp_path / name, rows), val_fraction=0, test_fraction=0)
     samples = data.splits["train"]
     assert data.label_kind == "several" and isinstance(samples.targets, MultiHot)
-    assert "several labels per image" in data.remark
+    assert "several labels per image" in data.scanned.remark
     assert [Path(path).name for path in samples.paths] == [f"{i}.jpg" for i in range(6)]
     if name == "columns.tsv":
         assert sorted(data.class_names) == ["bird", "cat", "dog"]
@@ -373,7 +377,7 @@ def test_a_table_is_for_images_of_your_own(tmp_path):
 )
 def test_settings_of_a_table_are_refused_for_a_folder(colours, setting):
     with pytest.raises(WrongUsage, match=f"--data.{next(iter(setting))} is for tables"):
-        ImageFolderData(root=str(colours), **setting)
+        ImageFolderData(root=str(colours), **setting).read()
 
 
 def test_each_file_is_asked_once(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_a_missing_sample_folder_is_drawn(tmp_path, monkeypatch, task, num_class
     }
     assert data.label_kind == ("several" if task == "several" else "single")
     with pytest.raises(ValueError, match="called source, target or several"):
-        SampleData(str(tmp_path / "other"))
+        SampleData(str(tmp_path / "other")).read()
 
 
 def test_the_network_of_a_sample_can_be_tested_on_a_table(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The head that is fitted on the features of the backbone before training."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -70,7 +71,7 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
     split = pictures.splits["train"]
     rare = np.flatnonzero((split.targets.labels != 0) | (np.arange(len(split)) < 3))
     pictures.splits["train"] = split.take(rare)
-    pictures.seen = None  # the record of all of them
+    pictures.scanned = replace(pictures.scanned, seen=None)  # the record of all of them
     model = Classifier(pictures.class_names, **SMALL, head_init="probe", class_weights=weights)
     fit(model, pictures, max_steps=0)
     counts = pictures.splits["train"].targets.counts()

@@ -57,8 +57,8 @@ def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
     counts = session.state()["counts"]
     assert [counts[name] for name in ("decided", "changed", "excluded", "right")] == [3, 1, 1, 1]
     data = ImageFolderData(root=str(wrong), corrections=str(session.file.path), val_fraction=0.2)
-    applied = data.applied_corrections.splits.values()
-    assert sum(split.excluded for split in applied) <= 1 and data.applied_corrections.unknown == 0
+    applied = data.scanned.corrections.splits.values()
+    assert sum(split.excluded for split in applied) <= 1 and data.scanned.corrections.unknown == 0
 
 
 def test_the_next_image_is_the_first_without_a_decision(wrong, begin):
@@ -247,8 +247,8 @@ def test_several_labels_of_an_image_are_reviewed(several, begin):
     assert lines[item["name"]] == ("any;blue", f"any;{session.images.class_names[right]}")
     assert lines[session.images.names[other]][1] == "[]"
     data = ImageFolderData(table=str(several), corrections=str(session.file.path))
-    changed = sum(split.changed for split in data.applied_corrections.splits.values())
-    assert changed + data.applied_corrections.in_test == 2
+    changed = sum(split.changed for split in data.scanned.corrections.splits.values())
+    assert changed + data.scanned.corrections.in_test == 2
     again = begin(several)
     assert again.state()["counts"]["changed"] == 2 and again.state()["counts"]["right"] == 1
     with pytest.raises(IndexError):

@@ -52,7 +52,13 @@ def write_unpacked(root: Path, num_train: int = 200, num_test: int = 50) -> Path
 
 def small(root: Path, **options: Any) -> ImageFolderData:
     plain = {"image_size": 24, "num_workers": 0, "min_crop": 0.08, "augmentations": None}
-    return ImageFolderData(str(root), **{**plain, **options})
+    return read(ImageFolderData(str(root), **{**plain, **options}))
+
+
+def read(data: ImageFolderData) -> ImageFolderData:
+    """Read the images now, before the test changes the files."""
+    data.read()
+    return data
 
 
 def nowhere(num: int) -> Samples:

@@ -8,6 +8,7 @@ import numpy as np
 
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samples import PathList, Samples
+from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import build_record
 from finetune.data.splits import SET_APART, stratified
 from finetune.data.storage import file_stats
@@ -42,10 +43,8 @@ def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
 class LabelledFiles(ImageDataModule):
     """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
 
-    def scan(self, root: str) -> None:
+    def scan(self, root: str) -> ScannedData:
         folder = Path(root)
-        self.class_names = list(LABELS)
-        self.label_kind = "several"
         train = _read(folder / "train", "")
         rest, val = stratified(
             train.names(),
@@ -53,13 +52,16 @@ class LabelledFiles(ImageDataModule):
             (self.splitting.val_fraction,),
             self.splitting.split_seed,
         )
-        self.splits["train"] = train.take(rest)
+        splits = {"train": train.take(rest)}
         if len(val):
-            self.splits["val"] = replace(train.take(val), origin=SET_APART)
+            splits["val"] = replace(train.take(val), origin=SET_APART)
         if (folder / "test").is_dir():
-            self.splits["test"] = _read(folder / "test", "test/")
-        self.seen = build_record(self.splits["train"], self.splits.get("val"))
-        self.fingerprint = self.seen.fingerprint(self.splits["train"].targets)
+            splits["test"] = _read(folder / "test", "test/")
+        seen = build_record(splits["train"], splits.get("val"))
+        fingerprint = seen.fingerprint(splits["train"].targets)
+        return ScannedData(
+            list(LABELS), splits, label_kind="several", seen=seen, fingerprint=fingerprint
+        )
 
 
 def _read(folder: Path, tag: str) -> Samples:

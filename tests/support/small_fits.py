@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from data_files import read
 
 from finetune import Classifier, ImageFolderData
 
@@ -15,7 +16,7 @@ SMALL = {"backbone": "mobilenet_v3_small", "weights": None, "scheduler": None}
 
 def data(root: Path, **options: Any) -> ImageFolderData:
     quick = {"image_size": 32, "batch_size": 12, "num_workers": 0, "augmentations": None}
-    return ImageFolderData(str(root), **{**quick, **options})
+    return read(ImageFolderData(str(root), **{**quick, **options}))
 
 
 def fit(

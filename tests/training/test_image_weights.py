@@ -111,7 +111,7 @@ def test_equal_weights_are_no_weights(place, tmp_path):
     data = ImageFolderData(table=equal, **WHOLE)
     assert data.splits["train"].weights is None
     assert data.fingerprint == plain.fingerprint
-    assert "'weight'; the weights are equal in training and have no effect" in data.remark
+    assert "'weight'; the weights are equal in training and have no effect" in data.scanned.remark
     other = ImageFolderData(table=weighted(tmp_path, rows), **WHOLE)  # the control
     assert other.splits["train"].weights.sum() == 23 and other.fingerprint != plain.fingerprint
     batch = next(iter(other.loader("train", train=True)))

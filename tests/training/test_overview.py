@@ -109,15 +109,13 @@ def test_training_pictures_are_looked_at_for_dark_samples(colours, caplog, monke
 
 def test_many_classes_are_not_listed(colours, caplog):
     pictures = data(colours)
-    pictures.class_names = [f"class {i}" for i in range(20)]
-    split = pictures.splits["train"]
-    pictures.splits = {
-        "train": replace(
-            split.take(np.arange(30)),
-            targets=ClassIndex(np.arange(30) % 20, 20),
-            origin="folder train",
-        )
-    }
+    train = replace(
+        pictures.splits["train"].take(np.arange(30)),
+        targets=ClassIndex(np.arange(30) % 20, 20),
+        origin="folder train",
+    )
+    names = [f"class {i}" for i in range(20)]
+    pictures.scanned = replace(pictures.scanned, class_names=names, splits={"train": train})
     assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 images each")
 
 

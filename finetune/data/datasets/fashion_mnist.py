@@ -12,6 +12,7 @@ class FashionMNIST(ImageFolderData):
 
     default_root = "data/fashion-mnist"
     reads_tables = False
+    default_class_names = CLASS_NAMES
 
     def obtain(self, root: str) -> str:
         if self.merge:
@@ -27,8 +28,3 @@ class FashionMNIST(ImageFolderData):
     @classmethod
     def is_in(cls, root: str) -> bool:
         return is_available(Path(root))
-
-    def scan(self, root: str) -> None:
-        if not self.class_names:
-            self.class_names = list(CLASS_NAMES)
-        super().scan(root)

@@ -1,11 +1,12 @@
 """Data modules of image folders and tables: any labelled images, and the hotdog set."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from finetune.data.corrected_samples import Classes, correct_splits
+from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
 from finetune.data.corrections import read_corrections
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.class_changes import ClassChanges
@@ -16,6 +17,7 @@ from finetune.data.datasets.image_source import ImageSource
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
+from finetune.data.scanned_data import FoldFaults, ScannedData
 from finetune.data.seen_record import add_digests, build_record
 from finetune.data.splits import (
     NOT_SET_APART,
@@ -32,26 +34,6 @@ from finetune.data.targets import Targets
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, counted, shown
-
-
-@dataclass(frozen=True)
-class FoldFaults:
-    """What is wrong with the folds of a cross-validation.
-
-    Attributes:
-        rare: Indices of the classes that at most one fold tests, so that its network could not learn them.
-        empty: The first fold that tests no image; None if there is none.
-        untrained: The first fold without training images of another class, and the index of that class; None if there
-            is none.
-        num_units: Number of groups or images of each class, if there are rare ones.
-        num_all_units: Number of groups or images that are split into folds.
-    """
-
-    rare: frozenset[int] = frozenset()
-    empty: int | None = None
-    untrained: tuple[int, int] | None = None
-    num_units: tuple[int, ...] = ()
-    num_all_units: int = 0
 
 
 def fold_faults(targets: Targets, units: Units, num_folds: int, val_fraction: float) -> FoldFaults:
@@ -85,39 +67,40 @@ class ImageFolderData(ImageDataModule):
     """Any labelled images: train/CLASS/*, optionally with val/ and test/, or only class folders; or a table."""
 
     reads_tables = True
-    # classes without training images, if `class_names` was given
-    classes_without_images: tuple[str, ...] = ()
-    fold_faults = FoldFaults()
-    has_only_zero_weights = False  # whether all training images have the weight 0
 
-    def scan(self, root: str) -> None:
+    def scan(self, root: str) -> ScannedData:
         is_skipped = self.on_bad_image == "skip"
-        images = self.source(root).find(self.class_names or None, is_skipped, is_rank_zero())
-        self.class_names = images.class_names
-        self.folder = images.folder
-        self.label_kind = images.label_kind
-        self.remark = images.remark
-        self.skipped_rows = images.skipped
+        images = self.source(root).find(self.expected_classes, is_skipped, is_rank_zero())
+        class_names = images.class_names
         found = {
             split: put_into_groups(part, self.splitting.group_by)
             for split, part in images.splits.items()
         }
-        splits, lacking, self.fold_faults = self._split(found)
-        self.classes_without_images = tuple(name for name in self.class_names if name in lacking)
+        parts, lacking, faults = self._split(found, class_names)
         # a missing file is an error where it would be trained or validated on
         is_lenient = is_skipped or "train" not in found
-        self.splits |= {
+        splits = {
             split: self._prepared(split, part, skip=is_lenient or split == "test")
-            for split, part in splits.items()
+            for split, part in parts.items()
             if len(part)
         }
         # after the split, so that no image moves to another one
-        self._correct()
-        if "train" in self.splits:
-            self._drop_equal_weights()
-            train = self.splits["train"]
-            self.seen = build_record(train, self.splits.get("val"))
-            self.fingerprint = self.seen.fingerprint(train.targets, train.weights)
+        splits, corrections = self._corrected(splits, class_names, images.folder)
+        if corrections is not None and "train" in splits:
+            rare = lacking if self.splitting.fold is not None else set()
+            lacking = rare | set(empty_classes(splits["train"], class_names))
+        scanned = ScannedData(
+            class_names,
+            splits,
+            label_kind=images.label_kind,
+            folder=images.folder,
+            remark=images.remark,
+            skipped_rows=images.skipped,
+            corrections=corrections,
+            classes_without_images=tuple(name for name in class_names if name in lacking),
+            fold_faults=faults,
+        )
+        return _recorded(_without_equal_weights(scanned)) if "train" in splits else scanned
 
     def source(self, folder: str) -> ImageSource:
         """Return the source of the images: the table, or else a folder.
@@ -151,7 +134,9 @@ class ImageFolderData(ImageDataModule):
             if is_set:
                 raise WrongUsage(f"--{name} is for tables, and {self.root} is a folder")
 
-    def _split(self, found: dict[str, Samples]) -> tuple[dict[str, Samples], set[str], FoldFaults]:
+    def _split(
+        self, found: dict[str, Samples], class_names: Sequence[str]
+    ) -> tuple[dict[str, Samples], set[str], FoldFaults]:
         """Return the splits, after splitting the images that have none; the classes without images; faults of folds."""
         faults = FoldFaults()
         if "all" not in found and "train" not in found:
@@ -159,12 +144,12 @@ class ImageFolderData(ImageDataModule):
         settings = self.splitting
         everything = found["all"] if "all" in found else found["train"]
         names, strata = list(everything.names()), everything.targets.strata()
-        lacking = set(empty_classes(everything, self.class_names))
+        lacking = set(empty_classes(everything, class_names))
         if settings.fold is not None and settings.num_folds is not None:
             units = units_of(names, strata, settings.split_seed, everything.groups)
             val_share = 0.0 if "val" in found else settings.val_fraction
             faults = fold_faults(everything.targets, units, settings.num_folds, val_share)
-            lacking |= {self.class_names[k] for k in faults.rare}
+            lacking |= {class_names[k] for k in faults.rare}
             parts = fold_parts(units, settings.fold, settings.num_folds, val_share)
         elif "all" in found:
             fractions: tuple[float, ...] = (settings.val_fraction, settings.test_fraction)
@@ -178,7 +163,7 @@ class ImageFolderData(ImageDataModule):
         if "all" in found:
             train = replace(train, origin=NOT_SET_APART)
         if settings.fold is None and has_groups({"train": everything}):
-            lacking |= set(empty_classes(train, self.class_names))
+            lacking |= set(empty_classes(train, class_names))
         splits = {name: part for name, part in found.items() if name != "all"}
         splits["train"] = train
         for name, rows in zip(("val", "test"), parts[1:], strict=False):
@@ -186,41 +171,27 @@ class ImageFolderData(ImageDataModule):
                 splits[name] = replace(everything.take(rows), origin=SET_APART)
         return splits, lacking, faults
 
-    def _correct(self) -> None:
-        """Apply the file of corrections to the splits."""
+    def _corrected(
+        self, splits: dict[str, Samples], class_names: Sequence[str], folder: str
+    ) -> tuple[dict[str, Samples], AppliedCorrections | None]:
+        """Return the splits with the corrected labels, and what the file of corrections changed; None without one."""
         if self.corrections is None:
-            return
-        self.splits, self.applied_corrections = correct_splits(
-            self.splits,
+            return splits, None
+        return correct_splits(
+            splits,
             read_corrections(self.corrections),
-            self.folder,
-            Classes(self.class_names, self.exclude, self.merge),
+            folder,
+            Classes(class_names, self.exclude, self.merge),
             self.correct_test,
         )
-        if "train" in self.splits:
-            lacking = set(empty_classes(self.splits["train"], self.class_names))
-            if self.splitting.fold is not None:  # those that are in too few folds
-                lacking |= set(self.classes_without_images)
-            self.classes_without_images = tuple(n for n in self.class_names if n in lacking)
-
-    def _drop_equal_weights(self) -> None:
-        """Drop the weights of the training images if all have the same, since only their ratios matter.
-
-        Training is then the same as without weights, bit for bit.
-        """
-        train = self.splits["train"]
-        if train.weights is None or train.weights.min() != train.weights.max():
-            return
-        self.has_only_zero_weights = not train.weights.any()
-        self.remark += "; the weights are equal in training and have no effect"
-        self.splits["train"] = replace(train, weights=None)
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_can_train()
             # only on rank 0, which writes checkpoints
             if self.seen and self.seen.digests is None and is_rank_zero():
-                self.seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
+                seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
+                self.scanned = replace(self.scanned, seen=seen)
         super().setup(stage)
 
     def check_can_train(self) -> None:
@@ -231,21 +202,22 @@ class ImageFolderData(ImageDataModule):
             WrongUsage: No group has more than one image.
         """
         settings = self.splitting
+        faults = self.scanned.fold_faults
         num_folds = settings.num_folds
-        if self.classes_without_images:
+        if self.scanned.classes_without_images:
             raise ValueError(self._lacking_classes())
-        if self.has_only_zero_weights:
+        if self.scanned.has_only_zero_weights:
             raise ValueError(
                 f"all training images of {self.root} have the weight 0: correct the weights"
             )
-        if self.fold_faults.empty is not None:
-            units = counted(self.fold_faults.num_all_units, self._unit())
+        if faults.empty is not None:
+            units = counted(faults.num_all_units, self._unit())
             raise ValueError(
-                f"{self.root} has {units}, and fold {self.fold_faults.empty} would test none of them: take fewer folds "
+                f"{self.root} has {units}, and fold {faults.empty} would test none of them: take fewer folds "
                 f"than {num_folds}"
             )
-        if self.fold_faults.untrained is not None:
-            fold, k = self.fold_faults.untrained
+        if faults.untrained is not None:
+            fold, k = faults.untrained
             name = self.class_names[k]
             raise ValueError(
                 f"fold {fold} of {num_folds} would have no images of {name} to train on: it tests and validates "
@@ -260,7 +232,7 @@ class ImageFolderData(ImageDataModule):
 
     def _lacking_classes(self) -> str:
         """Return the error message for classes without images to train on, or with too few for folds."""
-        names = self.classes_without_images
+        names = self.scanned.classes_without_images
         lacking = ", ".join(names)
         if self.splitting.fold is None:
             message = f"{self.root} has no images to train on of {lacking}"
@@ -268,8 +240,8 @@ class ImageFolderData(ImageDataModule):
                 seed = self.splitting.split_seed
                 message += f" with split_seed {seed}, which keeps groups whole"
             return f"{message}: add some, or remove that class"
-        if self.fold_faults.num_units:
-            of_class = dict(zip(self.class_names, self.fold_faults.num_units, strict=True))
+        if self.scanned.fold_faults.num_units:
+            of_class = dict(zip(self.class_names, self.scanned.fold_faults.num_units, strict=True))
             numbers = [counted(of_class[name], self._unit()) for name in names]
             lacking = ", ".join(f"{name} ({n})" for name, n in zip(names, numbers, strict=True))
         kind = "label" if self.label_kind == "several" else "class"
@@ -283,16 +255,19 @@ class ImageFolderData(ImageDataModule):
         return "group" if has_groups(self.splits) else "image"
 
     def use_all_images(self, split: str) -> None:
-        if split in self.splits and self.splits[split].origin != SET_APART:
+        before = self.scanned
+        if split in before.splits and before.splits[split].origin != SET_APART:
             return
         is_skipped = self.on_bad_image == "skip"
-        found = self.source(self.folder).find(self.class_names, is_skipped, False).splits
-        self.splits = {}
+        found = self.source(before.folder).find(before.class_names, is_skipped, False).splits
+        splits: dict[str, Samples] = {}
+        corrections = before.corrections
         if "all" in found:
             found[split] = replace(found["all"], origin="all")
         if split in found:
-            self.splits[split] = self._prepared(split, found[split], skip=True)
-            self._correct()
+            splits[split] = self._prepared(split, found[split], skip=True)
+            splits, corrections = self._corrected(splits, before.class_names, before.folder)
+        self.scanned = replace(before, splits=splits, corrections=corrections)
 
     def _prepared(self, split: str, samples: Samples, skip: bool) -> Samples:
         """Return samples with the stats of their files (see `file_stats`) and the size for decoding.
@@ -304,6 +279,30 @@ class ImageFolderData(ImageDataModule):
         stats = file_stats(samples.paths, skip=skip) if samples.stats is None else samples.stats
         weights = samples.weights if split == "train" else None
         return replace(samples, shorter_side=shorter_side, stats=stats, weights=weights)
+
+
+def _without_equal_weights(scanned: ScannedData) -> ScannedData:
+    """Return the data without the weights of the training images if all are equal, since only their ratios matter.
+
+    Training is then the same as without weights, bit for bit.
+    """
+    train = scanned.splits["train"]
+    if train.weights is None or train.weights.min() != train.weights.max():
+        return scanned
+    return replace(
+        scanned,
+        splits={**scanned.splits, "train": replace(train, weights=None)},
+        remark=scanned.remark + "; the weights are equal in training and have no effect",
+        has_only_zero_weights=not train.weights.any(),
+    )
+
+
+def _recorded(scanned: ScannedData) -> ScannedData:
+    """Return the data with the record and the fingerprint of the training images."""
+    train = scanned.splits["train"]
+    seen = build_record(train, scanned.splits.get("val"))
+    fingerprint = seen.fingerprint(train.targets, train.weights)
+    return replace(scanned, seen=seen, fingerprint=fingerprint)
 
 
 def _num_units(targets: Targets, units: Units) -> np.ndarray:
