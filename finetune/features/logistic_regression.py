@@ -226,7 +226,7 @@ class _Images:
         centred = features - centre
         scale = math.sqrt(np.average((centred**2).sum(axis=1), weights=weights)) or 1.0
         x = torch.ones(len(y), len(centre) + 1, dtype=torch.float64)
-        x[:, :-1] = torch.from_numpy(centred) / scale
+        x[:, :-1] = torch.from_numpy(centred).div_(scale)
         return cls(x, x.float(), y, weights, centre, scale)
 
 
@@ -508,12 +508,12 @@ def _path(
     centres = []  # of the scaled features that a fit uses
     spreads = []
     for rows in is_used:
-        x = images.x[torch.from_numpy(rows), :-1]
+        x = images.x[torch.from_numpy(rows), :-1]  # a copy
         weights = torch.from_numpy(images.weights[rows] / images.weights[rows].sum())
         centre = weights @ x
         centres.append(centre)
-        # 1 if all images are equal
-        spreads.append(float(weights @ (x - centre).square().sum(dim=1)) or 1.0)
+        x.sub_(centre).square_()
+        spreads.append(float(weights @ x.sum(dim=1)) or 1.0)  # 1 if all images are equal
     centre = torch.stack(centres)[:, None]  # (F, 1, D)
     problem = cross_entropy.problem(images, is_used)
     classes = torch.from_numpy(np.flatnonzero(cross_entropy.solvable(images.y[is_used[0]])))
