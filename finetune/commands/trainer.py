@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
 from finetune.commands.fit_summary import has_panel
+from finetune.distributed.heartbeat import watch_ranks
 from finetune.distributed.launch import cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
@@ -229,6 +230,7 @@ def make_ready(trainer: Trainer) -> Trainer:
             f"several devices would validate by different clocks, and wait for one another: {hint}"
         )
     take_over(trainer)
+    watch_ranks(trainer)
     # Lightning reads the rank from the environment, which may still have that of another job.
     if trainer.world_size == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]

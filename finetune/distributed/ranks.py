@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from finetune import lightning_private
 from finetune.system.terminal import write_line
@@ -24,6 +24,7 @@ _STOPPED = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, signal.SIG
 _TIME_TO_STOP = 30.0
 
 ending = threading.Event()  # set while this process ends; that may take a while
+_children: list[subprocess.Popen] = []  # of rank 0: the ranks that Lightning has started
 
 
 def drop_stale_ranks() -> None:
@@ -76,6 +77,7 @@ def _observe(processes: list[subprocess.Popen]) -> None:
 
     Lightning's observer kills rank 0 at once.
     """
+    _children[:] = processes
 
     def run() -> None:
         while not any(codes := [process.poll() for process in processes]):
@@ -92,11 +94,21 @@ def _observe(processes: list[subprocess.Popen]) -> None:
             os._exit(code)
         if ending.wait(_GRACE):
             time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
-        write_line(
+        end_run(
             f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
         )
-        for process in processes:
-            process.kill()
-        os._exit(1)
 
     threading.Thread(target=run, name="observe-processes", daemon=True).start()
+
+
+def end_run(message: str | None) -> NoReturn:
+    """End this process at once, and the ranks that Lightning has started if it is rank 0.
+
+    Args:
+        message: What is printed before; None for nothing.
+    """
+    if message is not None:
+        write_line(message)
+    for process in _children:
+        process.kill()
+    os._exit(1)
