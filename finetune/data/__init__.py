@@ -7,7 +7,8 @@ Lists of images:
 - `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
   `splits` splits them.
 - `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
-- `storage`: lists folders, stats files and opens them. `prediction_paths`: the images to predict.
+- `storage`: lists folders, stats files and opens them; `object_storage` does so at `addresses` such as s3://bucket/x,
+  and `fetching` reads ahead from it. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:

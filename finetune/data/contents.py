@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from finetune.data.fetching import map_files
 from finetune.data.storage import read_pieces
 
 PIECE = 4096  # bytes
@@ -24,18 +25,19 @@ def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
         indices: Indices of the files to read. All others, and unreadable files, get `UNKNOWN`.
     """
     digests = np.full(len(paths), UNKNOWN)
-    for i in indices.tolist():
-        try:
-            digests[i] = _digest(paths[i])
-        except OSError:  # reading the image will report it
-            continue
+    files = (paths[i] for i in indices.tolist())
+    for i, digest in zip(indices.tolist(), map_files(_digest, files), strict=True):
+        digests[i] = digest
     return digests
 
 
 def _digest(path: str) -> int:
-    size, pieces = read_pieces(
-        path, PIECE, lambda size: (0, max(0, size // 2 - PIECE // 2), max(0, size - PIECE))
-    )
+    try:
+        size, pieces = read_pieces(
+            path, PIECE, lambda size: (0, max(0, size // 2 - PIECE // 2), max(0, size - PIECE))
+        )
+    except OSError:  # reading the image will report it
+        return int(UNKNOWN)
     digest = blake2b(size.to_bytes(8, "little"), digest_size=8)
     for piece in pieces:
         digest.update(piece)

@@ -23,7 +23,7 @@ from finetune.data.data_settings import (
     parse_merge,
     required_folder,
 )
-from finetune.data.dataset import Collate, ImageDataset
+from finetune.data.dataset import Collate, FetchedImages, ImageDataset
 from finetune.data.device_copy import DeviceCopy
 from finetune.data.image_cache import is_worthwhile, read_from_cache
 from finetune.data.loader import (
@@ -415,7 +415,9 @@ class ImageDataModule(pl.LightningDataModule):
             batches = EvalBatches(
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
-        dataset = self.pictures(split, train)
+        dataset: Any = self.pictures(split, train)
+        if self.splits[split].has_remote_files():
+            dataset = FetchedImages(dataset, self.splits[split])
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)

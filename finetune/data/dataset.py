@@ -1,7 +1,9 @@
 """The dataset, which maps an index to a sample, and the function that collates samples to a batch."""
 
+import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import albumentations as A
@@ -11,8 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from finetune.data.decode import DecodeError
+from finetune.data.fetching import Fetched, fetch_ahead
 from finetune.data.mixing import Mixing
 from finetune.data.samplers import augmentation_seed
+from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, Targets
 from finetune.data.transforms import set_random_seed
 
@@ -77,6 +81,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
             mixed["partner_weight"] = partner["weight"]
         return mixed
 
+    def indices_of(self, key: int | tuple[int, int]) -> list[int]:
+        """Return the images that a key needs: its own, and the partner with mixing."""
+        epoch, index = key if isinstance(key, tuple) else (None, key)
+        mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
+        return [index] if mix is None else [index, mix.partner]
+
     def _load(self, epoch: int | None, index: int) -> dict[str, Any]:
         item: dict[str, Any] = {
             "index": index,
@@ -109,6 +119,51 @@ class ImageDataset(Dataset[dict[str, Any]]):
         transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
         set_random_seed(transform, augmentation_seed(self.seed, epoch, index))
         return transform(image=picture)["image"]
+
+
+class FetchedImages(Dataset[dict[str, Any]]):
+    """An `ImageDataset` whose files the main process fetches. Its index is a batch of `FetchedBatches`.
+
+    Args:
+        images: The dataset.
+        samples: Its images.
+    """
+
+    def __init__(self, images: ImageDataset, samples: Samples) -> None:
+        self.images = images
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, batch: Fetched[Sequence[Any]]) -> list[dict[str, Any]]:
+        images = copy.copy(self.images)
+        images.read = partial(self.samples.read, contents=batch.contents)
+        return [images[key] for key in batch.group]
+
+    def files_of(self, keys: Sequence[Any]) -> dict[str, int]:
+        """Return the files that a batch of keys of the dataset needs: the size of each, by path."""
+        indices = [index for key in keys for index in self.images.indices_of(key)]
+        return self.samples.files_to_read(indices)
+
+
+class FetchedBatches:
+    """The batches of a sampler, each with the content of its files.
+
+    Args:
+        batches: Batches of keys of `images`.
+        images: The dataset that they are for.
+    """
+
+    def __init__(self, batches: Any, images: FetchedImages) -> None:
+        self.batches = batches
+        self.images = images
+
+    def __iter__(self) -> Iterator[Fetched[Sequence[Any]]]:
+        return fetch_ahead(self.batches, self.images.files_of)
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
 
 class Collate:

@@ -27,6 +27,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from finetune.data.addresses import StorageError
 from finetune.data.bit_depths import (
     bytes_of_samples,
     rows_at_once,
@@ -103,6 +104,7 @@ def decode(
 
     Raises:
         DecodeError: The file cannot be read, or is not a complete image within the limits.
+        StorageError: Object storage cannot be reached.
     """
     name = name or ("image" if isinstance(source, bytes) else os.fspath(source))
     silence_pillow()
@@ -112,20 +114,36 @@ def decode(
             if shorter_side is None or min(image.size) <= shorter_side:
                 return read_pixels(image, file)[0]
             return _decode_smaller(image, file, shorter_side)
+    except StorageError:  # not a fault of this file
+        raise
     except Exception as error:  # for damaged files Pillow raises nearly any, such as KeyError
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = " ".join(reason.split()) or type(error).__name__
-        name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
-        raise DecodeError(f"{name}: cannot be decoded: {reason}") from error
+        raise decode_error(name, error) from error
+
+
+def decode_error(name: str, error: Exception) -> DecodeError:
+    """Return the error of a file that cannot be read or decoded.
+
+    Args:
+        name: Name of the image.
+        error: The cause.
+    """
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    reason = " ".join(reason.split()) or type(error).__name__
+    name = _BREAKS.sub(lambda match: ascii(match[0])[1:-1], name)
+    return DecodeError(f"{name}: cannot be decoded: {reason}")
 
 
 def stored_size(path: str) -> tuple[int, int]:
     """Return height and width from the header of an image, before EXIF rotation; (0, 0) if it cannot be read."""
     silence_pillow()
-    with contextlib.suppress(Exception), open_file(path) as file:  # any exception: see `decode`
-        width, height = read_header(file).size
-        return height, width
-    return 0, 0
+    try:
+        with open_file(path) as file:
+            width, height = read_header(file).size
+    except StorageError:
+        raise
+    except Exception:  # any exception: see `decode`
+        return 0, 0
+    return height, width
 
 
 def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from finetune.data.addresses import StorageError
 from finetune.data.decode import DecodeError, decode, read_header
 from finetune.data.storage import open_file
 
@@ -37,8 +38,12 @@ def warn_of_dark_samples(paths: Sequence[str]) -> None:
 
 def has_16_bits(path: str) -> bool:
     """Return whether the header of an image states samples of 9 to 16 bits."""
-    with suppress(Exception), open_file(path) as file:  # any exception: see `decode`
-        image = read_header(file)
-        # Pillow loads 16-bit colours as 8 bits, so their mode does not show the depth
-        return image.mode.startswith("I;16") or ";16" in str(image.tile)
-    return False
+    try:
+        with open_file(path) as file:
+            image = read_header(file)
+            # Pillow loads 16-bit colours as 8 bits, so their mode does not show the depth
+            return image.mode.startswith("I;16") or ";16" in str(image.tile)
+    except StorageError:
+        raise
+    except Exception:  # any exception: see `decode`
+        return False

@@ -9,7 +9,9 @@ import numpy as np
 from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from finetune.data.addresses import StorageError
 from finetune.data.decode import read_header, silence_pillow
+from finetune.data.fetching import map_files
 from finetune.data.heif import NUM_HEAD_BYTES, is_sequence
 from finetune.data.storage import open_file
 from finetune.system.messages import shown
@@ -27,7 +29,9 @@ def frames_line(paths: Sequence[str]) -> str:
     candidates = [path for path in paths if os.path.splitext(path)[1].lower() not in _SINGLE]
     num = len(candidates)
     chosen = np.linspace(0, num - 1, min(_NUM_SAMPLED, num)).astype(int).tolist()
-    several = [candidates[i] for i in chosen if has_several_frames(candidates[i])]
+    paths = [candidates[i] for i in chosen]
+    answers = zip(paths, map_files(has_several_frames, paths), strict=True)
+    several = [path for path, is_one in answers if is_one]
     if not several:
         return ""
     sampled = f" of {len(chosen):,} sampled images" if len(chosen) < num else ""
@@ -53,6 +57,8 @@ def has_several_frames(path: str) -> bool:
                 file.seek(0)
                 return is_several(read_header(file))
             return is_sequence(head)
+    except StorageError:
+        raise
     except Exception:  # Pillow raises nearly any for a damaged file, which is reported elsewhere
         return False
 

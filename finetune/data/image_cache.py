@@ -29,6 +29,7 @@ from rich.progress import track
 
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
+from finetune.data.fetching import Content, fetch_ahead, map_files
 from finetune.data.heif import heic_version
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.samplers import ESTIMATE, draw_indices
@@ -172,8 +173,8 @@ def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
     """Return an estimate of the bytes of all decoded images, from the headers of some."""
     num_pixels = []
     # Random, because sizes may be periodic in the list. The seed is fixed, because all processes must agree.
-    for i in draw_indices(len(paths), _NUM_SAMPLED, ESTIMATE):
-        height, width = stored_size(paths[i])
+    drawn = [paths[i] for i in draw_indices(len(paths), _NUM_SAMPLED, ESTIMATE)]
+    for height, width in map_files(stored_size, drawn):
         scale = min(1.0, (shorter_side or math.inf) / max(1, min(height, width)))
         num_pixels.append(height * width * scale**2)
     return 3 * len(paths) * float(np.mean(num_pixels))
@@ -184,18 +185,23 @@ def _decode_all(
 ) -> Iterator[np.ndarray | None]:
     """Yield the decoded images in order, with a progress bar on a terminal. The pool decodes a few images ahead."""
 
-    def load(path: str) -> np.ndarray | None:
+    def load(path: str, contents: Mapping[str, Content]) -> np.ndarray | None:
+        content = contents.get(path, path)
+        if isinstance(content, OSError):
+            return None
         try:
-            return decode(path, shorter_side=shorter_side)
+            return decode(content, name=path, shorter_side=shorter_side)
         except DecodeError:
             return None
 
     screen = console()
     waiting: deque[Future[np.ndarray | None]] = deque()
-    for path in track(
+    shown_paths = track(
         paths, "decoding images", console=screen, transient=True, disable=not screen.is_terminal
-    ):
-        waiting.append(pool.submit(load, path))
+    )
+    # sizes are not needed: there are few images ahead
+    for fetched in fetch_ahead(shown_paths, lambda path: {path: 0}):
+        waiting.append(pool.submit(load, fetched.group, fetched.contents))
         if len(waiting) > 4 * num_cores():
             yield waiting.popleft().result()
     while waiting:

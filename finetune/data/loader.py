@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
+from finetune.data.dataset import FetchedBatches, FetchedImages
 from finetune.data.worker_start import SIGNALS, Forks, Workers, is_forking
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.machine import num_cores
@@ -170,6 +171,8 @@ class Loader(DataLoader):
 
     Ctrl-C, a closed terminal and a scheduler's SIGTERM reach every process of a job. Workers ignore these signals,
     because the main process decides how to stop and needs its workers until then.
+
+    Files of object storage are fetched by the main process and sent to the workers, for datasets of `FetchedImages`.
     """
 
     _iterator: Any
@@ -188,6 +191,13 @@ class Loader(DataLoader):
         if self.num_workers:
             _started.add(iterator)
         return iterator
+
+    @property
+    def _index_sampler(self) -> Any:
+        # torch 2.11 reads the batches of indices from this property
+        if isinstance(self.dataset, FetchedImages):
+            return FetchedBatches(self.batch_sampler, self.dataset)
+        return super()._index_sampler
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:

@@ -15,7 +15,7 @@ from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.frames import frames_line
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
-from finetune.data.storage import kind_of, open_file
+from finetune.data.storage import is_local, kind_of, normal_path, open_file, refresh
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
@@ -65,6 +65,9 @@ def files_to_predict(
 def _expand(
     pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
+    if not is_local(pattern):
+        pattern = normal_path(pattern)
+        refresh(pattern)
     kind = kind_of(pattern)
     if kind == "folder":
         skipped = SkippedFiles(skip)

@@ -1,11 +1,12 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-`LocalStorage` is the only kind so far. Another kind, such as object storage, is a class with the methods of `Storage`
-and an entry in `STORAGES`. Then a data set may lie in `SCHEME://...`, because all other modules use a path as text and
-ask `storage_of` for its storage.
+There are two kinds: `LocalStorage`, and `object_storage.ObjectStorage` for addresses such as s3://bucket/folder. The
+latter is imported when it is needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
+All other modules use a path as text and ask `storage_of` for its storage.
 """
 
 import hashlib
+import importlib
 import os
 import stat
 from array import array
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
+
+from finetune.data.addresses import check_address, is_address
 
 _UNKNOWN = -1
 
@@ -56,7 +59,13 @@ class Entry(NamedTuple):
 
 
 class Storage(Protocol):
-    """A place of files. Paths are text, with / between their parts. It is used in threads and forked workers."""
+    """A place of files. Paths are text, with / between their parts. It is used in threads.
+
+    Only `LocalStorage` is used in forked workers: they get the content of other files from the main process.
+    """
+
+    def refresh(self, folder: str) -> None:
+        """Forget what is known of a folder. Object storage lists it again, with all subfolders."""
 
     def normal(self, path: str) -> str:
         """Return a path in the form that messages and the paths of `entries` have, without redundant parts."""
@@ -89,6 +98,9 @@ class Storage(Protocol):
 
 class LocalStorage:
     """Files of this machine, and of disks that are mounted."""
+
+    def refresh(self, folder: str) -> None:
+        pass
 
     def normal(self, path: str) -> str:
         return str(Path(path))
@@ -162,13 +174,35 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 LOCAL = LocalStorage()
-STORAGES: dict[str, Storage] = {}  # by the scheme of their paths, such as s3
+# By the scheme of their paths, such as s3. Object storage is added when it is first used.
+STORAGES: dict[str, Storage] = {}
 
 
 def storage_of(path: str) -> Storage:
-    """Return the storage of a path, by its scheme."""
+    """Return the storage of a path, by its scheme.
+
+    Raises:
+        WrongUsage: The path is an address, and the extra for object storage is not installed.
+    """
     scheme, separator, _ = path.partition("://")
-    return STORAGES.get(scheme, LOCAL) if separator else LOCAL
+    if not separator:
+        return LOCAL
+    if scheme not in STORAGES and is_address(path):
+        check_address(path)
+        # imported here, because fits on local folders do not need obstore
+        STORAGES[scheme] = importlib.import_module("finetune.data.object_storage").ObjectStorage()
+    return STORAGES.get(scheme, LOCAL)
+
+
+def is_local(path: str) -> bool:
+    """Return whether a file is on a disk of this machine, so that any process may open it."""
+    return "://" not in path or storage_of(path) is LOCAL
+
+
+def refresh(folder: str | os.PathLike[str]) -> None:
+    """Forget what is known of a folder, before its images are searched for."""
+    text = os.fspath(folder)
+    storage_of(text).refresh(text)
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:

@@ -13,6 +13,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.depth import warn_of_dark_samples
+from finetune.data.fetching import map_files
 from finetune.data.frames import frames_line
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.samplers import batches_within, num_within
@@ -136,7 +137,8 @@ def crop_line(data: ImageDataModule) -> str:
     paths = data.splits["train"].paths
     preparation = data.preparation
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_MEASURED, len(paths))).astype(int)
-    sizes = [size for size in (stored_size(paths[i]) for i in chosen.tolist()) if min(size) > 0]
+    drawn = [paths[i] for i in chosen.tolist()]
+    sizes = [size for size in map_files(stored_size, drawn) if min(size) > 0]
     cut = np.array(
         [cropped_area(*size, preparation.resize, preparation.crop_share) for size in sizes]
     )

@@ -23,6 +23,9 @@ class MemoryStorage:
             if path.is_file()
         }
 
+    def refresh(self, folder: str) -> None:
+        pass
+
     def normal(self, path: str) -> str:
         return path.rstrip("/")
 

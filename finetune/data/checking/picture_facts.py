@@ -6,7 +6,6 @@ Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
 
+from finetune.data.addresses import StorageError
 from finetune.data.decode import read_header, read_pixels, silence_pillow
 from finetune.data.frames import is_several
 from finetune.data.storage import file_stats, open_file
@@ -177,6 +177,8 @@ def inspect_image(path: str) -> ImageFacts:
             # rotated by its EXIF orientation
             if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
                 size = size[::-1]
+    except StorageError:
+        raise
     except Exception as error:  # for damaged files Pillow raises nearly any exception
         text = (
             (error.strerror if isinstance(error, OSError) else None)
@@ -218,11 +220,15 @@ def _cut_share(pixels: np.ndarray) -> float:
 def small_copy(path: str, side: int) -> np.ndarray | None:
     """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable."""
     silence_pillow()
-    with suppress(Exception), open_file(path) as file:  # any exception: see `inspect_image`
-        image = read_header(file)
-        image.draft(None, (side, side))
-        return read_pixels(image, file)[0]
-    return None
+    try:
+        with open_file(path) as file:
+            image = read_header(file)
+            image.draft(None, (side, side))
+            return read_pixels(image, file)[0]
+    except StorageError:
+        raise
+    except Exception:  # any exception: see `inspect_image`
+        return None
 
 
 def kind_of_name(path: str) -> str:

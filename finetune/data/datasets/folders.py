@@ -16,7 +16,7 @@ from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
-from finetune.data.storage import kind_of, normal_path, storage_of
+from finetune.data.storage import kind_of, normal_path, refresh, storage_of
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_only_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
@@ -58,6 +58,7 @@ def scan(
             `class_names` also if a class has no training images.
     """
     root = normal_path(root)
+    refresh(root)
     exclude = changes.exclude
     if fault := folder_fault(root):
         raise FileNotFoundError(

@@ -23,7 +23,7 @@ from finetune.data.datasets.folders import (
     split_folders,
 )
 from finetune.data.samples import PathList, Samples
-from finetune.data.storage import normal_path
+from finetune.data.storage import normal_path, refresh
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
@@ -91,6 +91,7 @@ def list_pictures(root: str | os.PathLike[str]) -> Listing:
         OSError: The folder cannot be read.
     """
     root = normal_path(root)
+    refresh(root)
     if fault := folder_fault(root):
         raise WrongUsage(f"{root!r} {fault}")
     try:

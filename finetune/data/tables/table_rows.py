@@ -16,6 +16,7 @@ from finetune.data.storage import (
     file_stats,
     kind_of,
     normal_path,
+    refresh,
     storage_of,
 )
 from finetune.data.tables.row_faults import Fault, describe
@@ -126,6 +127,7 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     columns = find_columns(table, options.columns)
     labels, faults = read_labels(table, columns, options.labels, options.separator)
     root = normal_path(options.root) if options.root else folder_of(table, columns.path)
+    refresh(root)
     paths, path_faults = read_paths(table, columns.path, root)
     splits, split_faults = _read_splits(table, columns.split)
     groups, group_faults = _read_groups(table, columns.group)

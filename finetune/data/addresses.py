@@ -1,0 +1,73 @@
+"""Addresses of images in object storage, such as s3://bucket/folder.
+
+Credentials and endpoints come from environment variables only. So no address holds a password, and addresses may be
+written to configs, logs and reports. This module imports nothing heavy.
+"""
+
+import importlib.util
+import re
+from typing import NamedTuple
+
+from finetune.system.messages import WrongUsage, install, shown
+
+SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
+EXTRA = "storage"
+
+_BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
+
+
+class StorageError(ValueError):
+    """Object storage that cannot be reached or refuses access, or an object that was replaced while it was in use.
+
+    It is not an OSError: it is no fault of a single file, so that code that skips unreadable files does not catch it.
+    """
+
+
+class Address(NamedTuple):
+    """An address in parts. `key` has no slash at its ends, and is "" for a complete bucket."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        place = f"{self.scheme}://{self.bucket}"
+        return f"{place}/{self.key}" if self.key else place
+
+
+def is_address(path: object) -> bool:
+    """Return whether a path is an address in object storage."""
+    if not isinstance(path, str):
+        return False
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme in SCHEMES
+
+
+def parse_address(path: str) -> Address:
+    """Return the parts of an address, without empty parts and single dots in the key.
+
+    Raises:
+        WrongUsage: The bucket is missing or invalid, or the address has a user name or a password.
+    """
+    scheme, _, rest = path.partition("://")
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket:
+        raise WrongUsage(
+            f"an address of images has a user name or password ({scheme}://…@{shown(bucket.rpartition('@')[2])}): "
+            "remove it, and set environment variables such as AWS_ACCESS_KEY_ID instead"
+        )
+    if not _BUCKET.fullmatch(bucket):
+        raise WrongUsage(f"{shown(path)!r} has no valid bucket: write {scheme}://BUCKET/FOLDER")
+    parts = [part for part in key.split("/") if part not in ("", ".")]
+    return Address(scheme, bucket, "/".join(parts))
+
+
+def check_address(path: str) -> None:
+    """Check an address before anything is imported or read.
+
+    Raises:
+        WrongUsage: It is invalid, or the extra for object storage is not installed.
+    """
+    address = parse_address(path)
+    if importlib.util.find_spec("obstore") is None:
+        raise WrongUsage(f"{address} needs the package obstore: {install(EXTRA)}")

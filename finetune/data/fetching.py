@@ -1,0 +1,143 @@
+"""Fetches the content of files in object storage ahead of need, in threads of the main process.
+
+Clients of object storage do not survive a fork, so DataLoader workers cannot read from it. The main process sends them
+the content of the files with the indices of a batch. Errors of the storage are raised in the main process.
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from finetune.data.storage import is_local, storage_of
+
+_NUM_THREADS = 64  # requests at a time; each waits for the network most of its time
+_NUM_AHEAD = 128  # files that are fetched ahead, at least one group
+_BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
+
+_Group = TypeVar("_Group")
+_Result = TypeVar("_Result")
+Content = bytes | OSError  # of a file, or why it cannot be read
+NO_CONTENTS: Mapping[str, Content] = MappingProxyType({})
+
+
+class _Threads:
+    """Threads that do not delay the end of the process, as a request that is repeated for minutes would."""
+
+    def __init__(self, num: int) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
+        for i in range(num):
+            threading.Thread(target=self._work, name=f"fetch-{i}", daemon=True).start()
+
+    def submit(self, task: Callable[[], _Result]) -> "Future[_Result]":
+        future: Future[_Result] = Future()
+        self._tasks.put((future, task))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, task = self._tasks.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(task())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, task  # or the content of the file stays in memory
+
+
+_threads: _Threads | None = None
+
+
+def _submit(task: Callable[[], _Result]) -> "Future[_Result]":
+    global _threads
+    if _threads is None:
+        _threads = _Threads(_NUM_THREADS)
+    return _threads.submit(task)
+
+
+def _content(path: str) -> Content:
+    try:
+        with storage_of(path).open_file(path) as file:
+            return file.read()
+    except OSError as error:  # of this file only, and reported when it is decoded
+        return error
+
+
+@dataclass(frozen=True)
+class Fetched(Generic[_Group]):
+    """A group of files, and the content of those that are not on a local disk, by path."""
+
+    group: _Group
+    contents: dict[str, Content]
+
+
+def fetch_ahead(
+    groups: Iterable[_Group],
+    files_of: Callable[[_Group], Mapping[str, int]],
+) -> Iterator[Fetched[_Group]]:
+    """Yield groups of files with their content, and fetch the next ones meanwhile. Local files are not read.
+
+    Memory: the content of at most `_NUM_AHEAD` files or `_BYTES_AHEAD` bytes, and one group more.
+
+    Args:
+        groups: The groups.
+        files_of: Returns the paths of a group, with the size of each file in bytes; 0 if it is unknown.
+
+    Raises:
+        StorageError: The storage cannot be reached, or a file was replaced.
+    """
+    waiting: deque[tuple[_Group, dict[str, Future[Content]], int]] = deque()
+    num_files = 0
+    num_bytes = 0
+    source = iter(groups)
+    is_done = False
+    try:
+        while True:
+            while not is_done and (
+                not waiting or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD)
+            ):
+                try:
+                    group = next(source)
+                except StopIteration:
+                    is_done = True
+                    break
+                files = {path: n for path, n in files_of(group).items() if not is_local(path)}
+                size = sum(files.values())
+                futures = {path: _submit(partial(_content, path)) for path in files}
+                waiting.append((group, futures, size))
+                num_files += max(1, len(futures))
+                num_bytes += size
+            if not waiting:
+                return
+            group, futures, size = waiting.popleft()
+            contents = {path: future.result() for path, future in futures.items()}
+            num_files -= max(1, len(futures))
+            num_bytes -= size
+            futures.clear()
+            yield Fetched(group, contents)
+    finally:
+        for _, futures, _ in waiting:
+            for future in futures.values():
+                future.cancel()
+
+
+def map_files(function: Callable[[str], _Result], paths: Iterable[str]) -> Iterator[_Result]:
+    """Yield the result of a function for each file, in order. Files of object storage are read in threads, ahead."""
+    waiting: deque[Future[_Result] | str] = deque()
+
+    def result() -> _Result:
+        first = waiting.popleft()
+        return function(first) if isinstance(first, str) else first.result()
+
+    for path in paths:
+        waiting.append(path if is_local(path) else _submit(partial(function, path)))
+        if isinstance(waiting[0], str) or len(waiting) > _NUM_AHEAD:
+            yield result()
+    while waiting:
+        yield result()

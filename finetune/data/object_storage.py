@@ -1,0 +1,414 @@
+"""Images in object storage: S3 and compatible servers, Google Cloud Storage and Azure Blob Storage, by obstore.
+
+A folder is listed once: the paths, sizes, times and ETags of all objects in it. All questions about its files are
+answered from this list. A file is read in one request that names the ETag of the list, so a replaced object is noticed.
+
+A client of obstore does not survive a fork: the child would hang. DataLoader workers therefore get the content of files
+from the main process; see `fetching`.
+"""
+
+import errno
+import io
+import ipaddress
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from finetune.data.addresses import Address, StorageError, parse_address
+from finetune.data.limits import MAX_BYTES
+from finetune.data.storage import Entry, FileStats, Kind, Starts
+
+# A request is repeated for this long if the server does not answer or reports an error of its own.
+RETRY_SECONDS = 120.0
+_MAX_RETRIES = 1000  # the time ends first
+_LONGEST_PAUSE = 5.0  # seconds between two attempts
+_ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
+_CONNECT_SECONDS = 5.0
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+_ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+_Result = TypeVar("_Result")
+_forks = 0  # of this process and those it was forked from
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Object(NamedTuple):
+    """An object of a listing. `changed` is its time in ns, `e_tag` the identifier of its content."""
+
+    size: int
+    changed: int
+    e_tag: str | None
+
+    def times(self) -> tuple[int, int]:
+        """Return the time, and a digest of the ETag, as the two times of a file."""
+        digest = blake2b((self.e_tag or "").encode(), digest_size=8).digest()
+        return self.changed, int.from_bytes(digest, "little", signed=True)
+
+
+@dataclass
+class Folder:
+    """The names in a folder: its subfolders and files."""
+
+    folders: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+
+
+class Tree:
+    """All objects in a folder and its subfolders.
+
+    Args:
+        root: The folder.
+        objects: Objects by path.
+    """
+
+    def __init__(self, root: str, objects: dict[str, Object]) -> None:
+        self.root = root
+        self.objects = objects
+        self.folders: dict[str, Folder] = {}
+        for path in objects:
+            parent, _, name = path.rpartition("/")
+            self._folder(parent).files.add(name)
+
+    def _folder(self, path: str) -> Folder:
+        folder = self.folders.get(path)
+        if folder is None:
+            folder = self.folders[path] = Folder()
+            if path != self.root:
+                parent, _, name = path.rpartition("/")
+                self._folder(parent).folders.add(name)
+        return folder
+
+    def kind(self, path: str) -> Kind:
+        if path in self.folders:
+            return "folder"
+        return "file" if path in self.objects else None
+
+    def entries(self, path: str) -> Iterator[Entry]:
+        folder = self.folders[path]
+        for name in folder.folders:
+            yield Entry(name, f"{path}/{name}", is_folder=True, is_link=False)
+        # some programs mark a folder by an empty object of its name
+        for name in folder.files - folder.folders:
+            yield Entry(name, f"{path}/{name}", is_folder=False, is_link=False)
+
+
+class ObjectStorage:
+    """The buckets of one scheme. All methods may be used in threads, but not in forked workers."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, Any] = {}
+        self._trees: dict[str, Tree] = {}
+        self._lock = threading.Lock()
+        self._forks = _forks
+
+    def normal(self, path: str) -> str:
+        return str(parse_address(path))
+
+    def absolute(self, path: str) -> str:
+        return self.normal(path)
+
+    def resolved(self, path: str) -> str:
+        return self.normal(path)
+
+    def refresh(self, folder: str) -> None:
+        address = parse_address(folder)
+        root = str(address)
+        place = str(address._replace(key=""))
+        store = self._store(address)
+        objects: dict[str, Object] = {}
+
+        def read_pages() -> None:
+            objects.clear()
+            for page in obstore.list(store, prefix=address.key or None, chunk_size=1000):
+                for meta in page:
+                    path = f"{place}/{meta['path']}"
+                    if (
+                        path != root
+                    ):  # an empty object of the folder's name, which some programs write
+                        objects[path] = _object(meta)
+
+        self._ask(root, read_pages)
+        self._trees.pop(root, None)  # the newest listing comes last
+        self._trees[root] = Tree(root, objects)
+
+    def kind(self, path: str) -> Kind:
+        address = parse_address(path)
+        path = str(address)
+        tree = self._tree(path)
+        if tree is not None:
+            kind = tree.kind(path)
+            if kind is not None or path != tree.root:
+                return kind
+        if address.key and self._head(address) is not None:
+            return "file"
+        if tree is None and any(True for _ in self._names(address)):
+            return "folder"
+        return None
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        address = parse_address(folder)
+        path = str(address)
+        tree = self._tree(path)
+        if tree is None:
+            return self._names(address)
+        if path not in tree.folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return tree.entries(path)
+
+    def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
+        known = self._objects(paths)
+        if not skip and None in known:
+            missing = paths[known.index(None)]
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing)
+        sizes = [-1 if item is None else item.size for item in known]
+        times = [(-1, -1) if item is None else item.times() for item in known]
+        return FileStats(
+            np.array(sizes, np.int64),
+            np.array(times, np.int64).reshape(-1, 2),
+            np.array([item is not None for item in known], bool),
+        )
+
+    def open_file(self, path: str) -> BinaryIO:
+        return io.BytesIO(self.content(path))
+
+    def content(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            OSError: The file does not exist, or is too large for an image.
+            StorageError: The storage cannot be reached, or the file was replaced since its folder was listed.
+        """
+        address = parse_address(path)
+        path = str(address)
+        store = self._store(address)
+        tree = self._tree(path)
+        listed = None if tree is None else tree.objects.get(path)
+        options: Any = None if listed is None else {"if_match": listed.e_tag}
+
+        def read() -> bytes:
+            result = obstore.get(store, address.key, options=options)
+            size = result.meta["size"]
+            if size > MAX_BYTES:
+                message = f"{size:,} bytes are more than the limit of {MAX_BYTES:,}"
+                raise OSError(errno.EFBIG, message, path)
+            return bytes(result.bytes())
+
+        return self._ask(path, read)
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        address = parse_address(path)
+        path = str(address)
+        item = self._objects([path])[0]
+        if item is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        size = item.size
+        begins = [min(start, size) for start in starts(size)]
+        ends = [min(begin + num_bytes, size) for begin in begins]
+        # a request for no bytes is an error
+        full = [i for i, begin in enumerate(begins) if ends[i] > begin]
+        pieces = [b""] * len(begins)
+        if full:
+            store = self._store(address)
+            ranges = self._ask(
+                path,
+                lambda: obstore.get_ranges(
+                    store,
+                    address.key,
+                    starts=[begins[i] for i in full],
+                    ends=[ends[i] for i in full],
+                ),
+            )
+            for i, piece in zip(full, ranges, strict=True):
+                pieces[i] = bytes(piece)
+        return size, pieces
+
+    def _tree(self, path: str) -> Tree | None:
+        """Return the newest listing that a path belongs to, if there is one."""
+        for root, tree in reversed(list(self._trees.items())):
+            if path == root or path.startswith(root + "/"):
+                return tree
+        return None
+
+    def _objects(self, paths: Sequence[str]) -> list[Object | None]:
+        """Return what is known of files; the common folder of those that no listing has is listed first."""
+        paths = [self.normal(path) for path in paths]
+        unlisted = [path for path in paths if self._tree(path) is None]
+        if len(set(unlisted)) == 1:
+            item = self._head(parse_address(unlisted[0]))
+            return [item if path == unlisted[0] else self._listed(path) for path in paths]
+        for bucket in {parse_address(path).bucket for path in unlisted}:
+            inside = [path for path in unlisted if parse_address(path).bucket == bucket]
+            scheme = parse_address(inside[0]).scheme
+            folders = [os.path.dirname(parse_address(path).key) for path in inside]
+            self.refresh(str(Address(scheme, bucket, os.path.commonpath(folders))))
+        return [self._listed(path) for path in paths]
+
+    def _listed(self, path: str) -> Object | None:
+        tree = self._tree(path)
+        return None if tree is None else tree.objects.get(path)
+
+    def _head(self, address: Address) -> Object | None:
+        store = self._store(address)
+        try:
+            return _object(self._ask(str(address), lambda: obstore.head(store, address.key)))
+        except FileNotFoundError:
+            return None
+
+    def _names(self, address: Address) -> Iterator[Entry]:
+        """Return the names in a folder that is not listed, without those in its subfolders."""
+        store = self._store(address)
+        result = self._ask(
+            str(address), lambda: obstore.list_with_delimiter(store, address.key or None)
+        )
+        place = str(address._replace(key=""))
+        for prefix in result["common_prefixes"]:
+            yield Entry(prefix.rpartition("/")[2], f"{place}/{prefix}", True, False)
+        for meta in result["objects"]:
+            path = meta["path"]
+            yield Entry(path.rpartition("/")[2], f"{place}/{path}", False, False)
+
+    def _store(self, address: Address) -> Any:
+        """Return the client of a bucket, which all threads share."""
+        if self._forks != _forks:
+            raise RuntimeError(
+                "object storage was used before a fork and in the child: it would hang"
+            )
+        with self._lock:
+            store = self._stores.get(address.bucket)
+            if store is None:
+                place = str(address._replace(key=""))
+                store = self._ask(place, lambda: _client(place))
+                self._stores[address.bucket] = store
+            return store
+
+    def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
+        """Return the result of a request, with errors in plain words."""
+        try:
+            return request()
+        except FileNotFoundError as error:
+            if _is_bucket_missing(str(error)):
+                raise StorageError(_bucket_missing(path)) from None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        except exceptions.PreconditionError:
+            message = f"{path} was replaced after its folder was listed (its ETag has changed)"
+            raise StorageError(f"{message}: start again when nothing changes the images") from None
+        except (exceptions.BaseError, PermissionError) as error:
+            raise StorageError(_in_plain_words(path, error)) from None
+
+
+def _object(meta: Mapping[str, Any]) -> Object:
+    seconds = int(meta["last_modified"].timestamp())  # some requests have no fractions of a second
+    return Object(meta["size"], seconds * 10**9, meta["e_tag"])
+
+
+def _client(place: str) -> Any:
+    """Return a client of a bucket, with credentials and endpoint from the environment."""
+    options: Any = {
+        "timeout": timedelta(seconds=_ANSWER_SECONDS),
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+    }
+    if _is_http_allowed(place):
+        options["allow_http"] = True
+    retries: Any = {
+        "max_retries": _MAX_RETRIES,
+        "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        "backoff": {
+            "init_backoff": timedelta(seconds=0.1),
+            "max_backoff": timedelta(seconds=_LONGEST_PAUSE),
+            "base": 2,
+        },
+    }
+    return from_url(place, client_options=options, retry_config=retries)
+
+
+def _is_http_allowed(place: str) -> bool:
+    """Return whether an endpoint without encryption is used: on this machine, or where the user allows it.
+
+    Raises:
+        StorageError: The endpoint is not encrypted, on another machine, and not allowed.
+    """
+    variable = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    if variable is None:
+        return False
+    endpoint = urlsplit(os.environ[variable])
+    if endpoint.username or endpoint.password:
+        raise StorageError(
+            f"{variable} has a user name or password: remove it, and set {_VARIABLES['s3']} instead"
+        )
+    if endpoint.scheme != "http":
+        return False
+    is_allowed = any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP)
+    if is_allowed or _is_this_machine(endpoint.hostname or ""):
+        return True
+    raise StorageError(
+        f"{place}: the endpoint http://{endpoint.hostname} ({variable}) is not encrypted: use https, or set "
+        f"{_ALLOW_HTTP[0]}=true in a network that you trust"
+    )
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_bucket_missing(text: str) -> bool:
+    return any(
+        word in text for word in ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+    )
+
+
+def _bucket_missing(path: str) -> str:
+    address = parse_address(path)
+    place = str(address._replace(key=""))
+    return f"the bucket {place} does not exist: check its name, and the endpoint and region"
+
+
+def _in_plain_words(path: str, error: BaseException) -> str:
+    """Return a message about an error of obstore. It has no URL, which may hold a token."""
+    text = str(error).partition("\n\nDebug source:")[0]
+    if _is_bucket_missing(text):
+        return _bucket_missing(path)
+    variables = _VARIABLES[parse_address(path).scheme]
+    is_refused = isinstance(
+        error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+    )
+    if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
+        return f"{path}: access denied: check {variables}, and the permissions of the bucket"
+    if re.search(r"169\.254\.|metadata|Missing|[Cc]redential", text):
+        return f"{path}: no credentials: set {variables}"
+    if isinstance(error, exceptions.InvalidPathError):
+        return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
+    reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
+    return f"{path}: the storage does not answer as it should ({reason})"
+
+
+def _without_urls(text: str) -> str:
+    return " ".join(re.sub(r"\w+://\S+", "", text).split())

@@ -1,0 +1,119 @@
+"""Images in object storage: one listing answers all questions about files, and they are the same as on a disk."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from object_server import ObjectServer, object_server
+
+from finetune import ImageFolderData
+from finetune.data.addresses import StorageError
+from finetune.data.contents import file_digests
+from finetune.data.datasets.listing import list_pictures
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.storage import (
+    STORAGES,
+    file_stats,
+    kind_of,
+    normal_path,
+    open_file,
+    read_pieces,
+    refresh,
+)
+
+
+@pytest.fixture(scope="module")
+def running(colours: Path) -> Iterator[ObjectServer]:
+    with object_server() as server:
+        server.put_folder(colours, "set")
+        yield server
+
+
+@pytest.fixture
+def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """The server with the images of `colours` in its folder `set`, and no client yet."""
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(STORAGES, "s3", raising=False)
+    running.requests.clear()
+    yield running
+    running.fault = lambda method, path: ""
+    running.delay = 0.0
+
+
+def test_a_folder_is_listed_once_and_its_files_are_not_asked_for(server, colours):
+    place = f"{server.address}/set"
+    there = ImageFolderData(place, num_workers=0)
+    assert server.requests == {"LIST": 1}
+    here = ImageFolderData(str(colours), num_workers=0)
+    assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
+    for split, part in here.splits.items():
+        other = there.splits[split]
+        assert list(other.names()) == list(part.names())
+        assert np.array_equal(other.load_stats().sizes, part.load_stats().sizes)
+    assert server.requests == {"LIST": 1}
+    paths = there.splits["train"].paths
+    assert np.array_equal(
+        file_digests(paths, np.arange(len(paths))),
+        file_digests(here.splits["train"].paths, np.arange(len(paths))),
+    )
+    assert server.requests == {"LIST": 1, "GET": len(paths)}
+    assert np.array_equal(there.splits["val"].read(3), here.splits["val"].read(3))
+
+
+def test_kinds_entries_and_pieces_are_those_of_the_folder(server, colours):
+    for is_listed in (False, True):
+        if is_listed:
+            refresh(f"{server.address}/set")
+        assert kind_of(f"{server.address}/set//train/./red/") == "folder"
+        assert kind_of(f"{server.address}/set/train/red/00.png") == "file"
+        assert kind_of(f"{server.address}/set/train/re") is None
+        assert kind_of(f"{server.address}/other") is None
+        listing = list_pictures(f"{server.address}/set")
+        assert np.array_equal(listing.counts(), list_pictures(colours).counts())
+    assert normal_path(f"{server.address}/set//train/./red/") == f"{server.address}/set/train/red"
+    with pytest.raises(FileNotFoundError):
+        open_file(f"{server.address}/set/gone.png")
+    for num_bytes in (1, 7, 10**6):
+        pieces = [
+            read_pieces(
+                f"{place}/train/red/00.png", num_bytes, lambda n: (0, n // 2, n - 3, n, n + 5)
+            )
+            for place in (f"{server.address}/set", str(colours))
+        ]
+        assert pieces[0] == pieces[1]
+
+
+def test_names_with_unusual_characters_and_marks_of_folders(server):
+    names = ["a%20b.png", "ä ö.png", "c+d&e=f.png", "[1].png"]
+    for name in names:
+        server.put(f"odd/x/{quote(name)}", name.encode())
+    server.put("odd/", b"")
+    server.put("odd/x/", b"")
+    place = f"{server.address}/odd"
+    assert sorted(files_to_predict(place)) == sorted(f"{place}/x/{name}" for name in names)
+    for name in names:
+        assert open_file(f"{place}/x/{name}").read() == name.encode()
+    assert kind_of(f"{place}/x") == "folder"
+    stats = file_stats([f"{place}/x/{names[0]}", f"{place}/x/none.png"])
+    assert stats.sizes.tolist() == [len(names[0]), -1] and stats.is_regular.tolist() == [
+        True,
+        False,
+    ]
+
+
+def test_a_replaced_object_is_noticed_by_its_e_tag(server):
+    path = f"{server.address}/new/x/a.png"
+    server.put("new/x/a.png", b"123")
+    refresh(f"{server.address}/new")
+    before = file_stats([path])
+    assert open_file(path).read() == b"123"
+    server.put("new/x/a.png", b"456")
+    with pytest.raises(StorageError, match=r"new/x/a\.png was replaced"):
+        open_file(path)
+    refresh(f"{server.address}/new")
+    assert open_file(path).read() == b"456"  # the control
+    after = file_stats([path])
+    assert before.sizes == after.sizes and before.times[0, 1] != after.times[0, 1]
