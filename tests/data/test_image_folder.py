@@ -44,8 +44,9 @@ def test_a_data_module_reads_nothing_until_it_is_used(tmp_path, monkeypatch, kin
 
 def test_a_data_module_is_read_once_and_after_an_error_again(colours, tmp_path):
     folder = tmp_path / "colours"
-    data = small(colours)
-    late = ImageFolderData(str(folder), class_names=["red", "green", "blue"], num_workers=0)
+    names = ["red", "green", "blue"]
+    expected = small(colours, class_names=names)
+    late = ImageFolderData(str(folder), class_names=names, num_workers=0)
     with pytest.raises(FileNotFoundError, match="colours' does not exist"):
         late.setup("fit")
     folder.symlink_to(colours)
@@ -55,8 +56,9 @@ def test_a_data_module_is_read_once_and_after_an_error_again(colours, tmp_path):
     folder.unlink()
     for each in (late, unread, copy.deepcopy(late), pickle.loads(pickle.dumps(late))):
         each.read()
-        assert each.class_names == ["red", "green", "blue"] != data.class_names
-        assert paths(each, "val") == paths(data, "val") and each.hparams == late.hparams
+        assert each.class_names == names and each.hparams == late.hparams
+        assert paths(each, "val") == paths(expected, "val")
+        assert each.fingerprint == expected.fingerprint
     assert unread.seen.digests is None and late.seen.digests is not None
 
 
