@@ -26,10 +26,8 @@ from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.corrections import read_corrections
-from finetune.data.datasets.folder_source import FolderSource
-from finetune.data.datasets.image_source import ImageSource
 from finetune.data.datasets.listing import Listing, correct_listing
-from finetune.data.datasets.table_source import TableSource
+from finetune.data.datasets.sources import choose_source
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import TableOptions
@@ -94,7 +92,18 @@ def check(
             check_target(Path(output, name), "--output")
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
-        listing = _source(folder, root, columns, labels, label_separator).listing()
+        options = TableOptions(
+            root=root,
+            columns=parse_columns(columns),
+            separator=label_separator,
+            labels=labels,
+        )
+        table = folder if is_table(folder) else None
+        if table is None:
+            check_supported(folder)
+            if root is not None:
+                raise WrongUsage(f"--root is for tables, and {folder} is a folder")
+        listing = choose_source(folder, table, options, group="").listing()
         if corrections is not None:
             listing, applied = correct_listing(
                 listing, read_corrections(corrections, "--corrections")
@@ -134,26 +143,6 @@ def check(
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
-
-
-def _source(
-    folder: str,
-    root: str | None,
-    columns: str | None,
-    labels: Literal["auto", "single", "several"],
-    label_separator: str | None,
-) -> ImageSource:
-    """Return the source of the images to check."""
-    if not is_table(folder) or os.path.isdir(folder):
-        check_supported(folder)
-        return FolderSource(folder)
-    options = TableOptions(
-        root=root,
-        columns=parse_columns(columns),
-        labels=labels,
-        separator=label_separator,
-    )
-    return TableSource(Path(folder), options)
 
 
 def label_network(

@@ -164,7 +164,7 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
         return
     if is_training:
         _check_no_config(command, folder)
-    if is_table(folder) and not os.path.isdir(folder):
+    if is_table(folder):
         if not os.path.exists(folder):
             raise NotFound(f"the table {folder!r} does not exist{_nearest(folder)}")
         _add_flag(command, line, "data.table", folder)

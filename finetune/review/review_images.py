@@ -64,7 +64,7 @@ def list_images(folder: str | Path, options: TableOptions = _AS_FOUND) -> Review
         ValueError: It is not a data set, or a class has a reserved name.
         OSError: The folder cannot be read.
     """
-    is_of_table = is_table(folder) and not Path(folder).is_dir()
+    is_of_table = is_table(folder)
     # without fractions: the images of a data set without splits stay together
     data = ImageFolderData(
         root=options.root if is_of_table else str(folder),

@@ -190,6 +190,16 @@ def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
         cli("check", pictures, "--weights", "x.pt")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"root": "."}, {"columns": "path:photo"}, {"labels": "several"}, {"label_separator": ";"}],
+)
+def test_options_of_a_table_are_refused_for_a_folder(tmp_path, options):
+    name = next(iter(options))
+    with pytest.raises(WrongUsage, match=f"^--{name} is for tables, and .* is a folder$"):
+        check.check(str(tmp_path), output=str(tmp_path), **options)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
     """On colours that it was trained on, the images with a wrong class come first."""

@@ -105,6 +105,14 @@ def test_other_files_are_refused_by_their_names(tmp_path):
         read_table(tmp_path / "nowhere.csv")
 
 
+def test_a_folder_is_no_table_whatever_its_name(tmp_path):
+    assert is_table(tmp_path / "images.csv")
+    (tmp_path / "images.csv").mkdir()
+    assert not is_table(tmp_path / "images.csv")
+    with pytest.raises(FileNotFoundError, match=r"images\.csv' is not a file"):
+        read_table(tmp_path / "images.csv")
+
+
 def test_many_rows_are_read_fast(tmp_path):
     with open(tmp_path / "x.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(

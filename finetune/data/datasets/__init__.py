@@ -2,7 +2,7 @@
 
 - `image_folder`: any folder of class folders or table, and the hotdog set.
 - `image_source`: the interface of a source of images. `folder_source` and `table_source` are the two sources, between
-  which `ImageFolderData.source` chooses. `folders` finds the classes, splits and images of a folder. `class_changes`:
+  which `sources` chooses. `folders` finds the classes, splits and images of a folder. `class_changes`:
   options that exclude or merge classes.
 - `misplaced`: hints for a folder that is one level too high or too low.
 - `listing`: all images of a data set for `finetune check`, also of a faulty one.
@@ -10,6 +10,6 @@
 - `download`: downloads archives.
 
 A new data set is a module here and a public name in `finetune/__init__.py`. It is a subclass of
-`image_folder.ImageFolderData` that returns the folder of the images, or of `datamodule.ImageDataModule` that sets the
-splits.
+`image_folder.ImageFolderData` that returns the folder of the images, or of `datamodule.ImageDataModule` that returns
+the splits.
 """

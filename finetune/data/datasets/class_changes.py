@@ -31,7 +31,7 @@ def check_names_exist(
     Raises:
         WrongUsage: One does not.
     """
-    for name in names:
+    for name in sorted(names):  # the same message for a set in any order
         if composed(name) not in existing:
             hint = did_you_mean(name, sorted(existing))
             raise WrongUsage(f"{option}: there is no {what} {name!r}{hint}")

@@ -9,12 +9,10 @@ import numpy as np
 from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
 from finetune.data.corrections import read_corrections
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.download import fetch_archive
-from finetune.data.datasets.folder_source import FolderSource
 from finetune.data.datasets.folders import empty_classes
 from finetune.data.datasets.image_source import ImageSource
-from finetune.data.datasets.table_source import TableSource
+from finetune.data.datasets.sources import choose_source
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import FoldFaults, ScannedData
@@ -103,18 +101,11 @@ class ImageFolderData(ImageDataModule):
         return _recorded(_without_equal_weights(scanned)) if "train" in splits else scanned
 
     def source(self, folder: str) -> ImageSource:
-        """Return the source of the images: the table, or else a folder.
-
-        Raises:
-            WrongUsage: A folder has settings of a table, which would have no effect.
-        """
-        if self.table is None:
-            self._check_no_table_settings()
-            return FolderSource(folder, ClassChanges(self.exclude, self.merge))
-        return TableSource(Path(self.table), self.table_options())
+        """Return the source of the images: the table, or else a folder; see `choose_source`."""
+        return choose_source(folder, self.table, self.table_options())
 
     def table_options(self) -> TableOptions:
-        """Return the settings by which a table is read."""
+        """Return the settings by which a table is read. A folder has the same classes to exclude and to merge."""
         return TableOptions(
             root=self.table_root,
             columns=self.columns,
@@ -123,16 +114,6 @@ class ImageFolderData(ImageDataModule):
             exclude=frozenset(map(composed, self.exclude)),
             merge=self.merge,
         )
-
-    def _check_no_table_settings(self) -> None:
-        settings = {
-            "data.columns": bool(self.columns),
-            "data.labels": self.labels == "several",  # checkpoints of folders hold single
-            "data.label_separator": self.label_separator is not None,
-        }
-        for name, is_set in settings.items():
-            if is_set:
-                raise WrongUsage(f"--{name} is for tables, and {self.root} is a folder")
 
     def _split(
         self, found: dict[str, Samples], class_names: Sequence[str]

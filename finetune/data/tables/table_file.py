@@ -41,7 +41,11 @@ class TableFile:
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path has the suffix of a table."""
+    """Return whether a path is that of a table: it has the suffix of one, and is not a folder."""
+    return _has_suffix(path) and not os.path.isdir(path)
+
+
+def _has_suffix(path: str | os.PathLike[str]) -> bool:
     return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
@@ -68,7 +72,7 @@ def read_table(path: str | os.PathLike[str]) -> TableFile:
     """
     path = Path(path)
     check_supported(path)
-    if not is_table(path):
+    if not _has_suffix(path):
         raise WrongUsage(f"{str(path)!r}: a table has one of the suffixes {' '.join(SUFFIXES)}")
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
