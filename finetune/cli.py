@@ -20,6 +20,7 @@ from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
 from finetune.commands.options import WORDS
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
+from finetune.system.interpreter import enter_utf8_mode, install_unraisable_hook
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.quick_process import (
     end_with,
@@ -29,8 +30,6 @@ from finetune.system.quick_process import (
     without_gc,
 )
 from finetune.system.terminal import colored, outlive_terminal, redirect_closed_outputs
-from finetune.system.unraisable_hook import install_unraisable_hook
-from finetune.system.utf8_mode import enter_utf8_mode
 
 # command: text of `--help`; for our own commands also "module:function"
 LIGHTNING = {

@@ -6,8 +6,7 @@
 - `child_command`: a command in a process of its own.
 - `signals`: stop all ranks at the same step.
 - `collectives`: all-reduce and process groups.
-- `global_loss`: the mean loss over the global batch.
-- `empty_batches`: the training step of a rank without images.
+- `global_loss`: the mean loss over the global batch, also if a rank has no images of it.
 - `sync_batch_norm`: batch norm with the statistics of the global batch.
 
 A new way to train on several devices goes here. `commands/trainer` selects it. `parity` compares it with one device.

@@ -1,9 +1,13 @@
-"""The mean loss over the global batch. Each rank has the images of its per-rank batch."""
+"""The loss of a training step over all ranks: the mean over the global batch, also if a rank has no images of it."""
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor, nn
 
+from finetune import lightning_private
 from finetune.distributed.collectives import all_reduce_sum
 
 
@@ -36,3 +40,20 @@ class GlobalLoss:
     def mean(self, loss: Tensor) -> Tensor:
         """Return the mean over the global batch, from the loss of each rank. Every rank must call this."""
         return all_reduce_sum(loss, self.world_size) / self.world_size
+
+
+def zero_loss(module: nn.Module) -> Tensor:
+    """Return the loss of a rank without images: zero, with a zero gradient for every parameter, which DDP waits for."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    total = torch.stack([(parameter * 0).sum() for parameter in trained]).sum()
+    # the dtype of the losses of the other ranks
+    return total.to(torch.promote_types(total.dtype, torch.float32))
+
+
+def disable_buffer_broadcast(trainer: pl.Trainer) -> None:
+    """Keep DDP from broadcasting buffers.
+
+    DDP would also broadcast them in the first evaluation batch. A rank without images has no such batch.
+    """
+    if isinstance(trainer.strategy, DDPStrategy):
+        lightning_private.disable_buffer_broadcast(trainer.strategy)

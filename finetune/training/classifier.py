@@ -19,8 +19,7 @@ from finetune.data.class_weights import (
 )
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
-from finetune.distributed.empty_batches import disable_buffer_broadcast, zero_loss
-from finetune.distributed.global_loss import GlobalLoss
+from finetune.distributed.global_loss import GlobalLoss, disable_buffer_broadcast, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
 from finetune.models.heads import LabelKind, resolved_head_init

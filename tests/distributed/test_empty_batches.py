@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune.distributed.empty_batches import zero_loss
+from finetune.distributed.global_loss import zero_loss
 from finetune.training.loss import Target, loss_sum
 
 

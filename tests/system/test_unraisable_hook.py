@@ -9,7 +9,7 @@ from processes import run_script
 SCRIPT = """
 import os, signal, sys, time
 from finetune.cli import main  # sets nothing up by itself
-from finetune.system.unraisable_hook import install_unraisable_hook
+from finetune.system.interpreter import install_unraisable_hook
 if {taken}:
     install_unraisable_hook()
 class Interrupted(BaseException):

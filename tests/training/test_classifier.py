@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as reference
 from finetune import Classifier, ImageFolderData
 from finetune.data.samplers import train_order
 from finetune.demo.drawing import SOURCE_CLASSES, write_sample
-from finetune.distributed import empty_batches
+from finetune.distributed import global_loss
 from finetune.models.stages import batch_norms, head
 from finetune.runs.metrics_csv import read_metrics
 from finetune.training.lr_schedulers import WarmupCosine
@@ -404,7 +404,7 @@ def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monk
     rows = read_metrics(tmp_path / "runs/fit/version_0/steps.csv")
     losses = [row["train/loss"] for row in rows if row.get("train/loss")]
     assert len(losses) == 4 and losses[3] == losses[2]  # Lightning repeats the last one
-    zero = empty_batches.zero_loss
+    zero = global_loss.zero_loss
     monkeypatch.setattr(
         "finetune.training.classifier.zero_loss", lambda model: zero(model) * math.nan
     )
