@@ -119,6 +119,7 @@ def load(image: ImageFile, file: BinaryIO) -> str:
         warning = check_jpeg(file.read())
     if isinstance(image, PngImageFile | TiffImageFile):
         _check_tiles(image)
+        _check_offsets(image, file)
     image.load()
     if isinstance(image, PngImageFile):
         _check_png(image, file)
@@ -264,6 +265,16 @@ def _check_tiles(image: ImageFile) -> None:
     if covered < num_layers * width * height:
         share = covered / (num_layers * width * height)
         raise IncompleteError(f"the file is truncated: it has {100 * share:.0f} % of the pixels")
+
+
+def _check_offsets(image: ImageFile, file: BinaryIO) -> None:
+    """Check that no strip or tile begins after the end of the file. Pillow would allocate memory up to its offset."""
+    num_bytes = file.seek(0, io.SEEK_END)
+    for i, tile in enumerate(image.tile):
+        if tile.offset > num_bytes:
+            raise IncompleteError(
+                f"the file is truncated: part {i + 1} of its pixels begins at byte {tile.offset:,} of {num_bytes:,}"
+            )
 
 
 def _check_png(image: ImageFile, file: BinaryIO) -> None:

@@ -2,11 +2,12 @@
 
 import io
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import encode
+from pictures import encode, in_memory
 from PIL import Image
 from short_files import RGB, SHORT, H, W, tiff, tiff_strips
 
@@ -198,3 +199,24 @@ def test_a_png_whose_rest_is_zeros_is_refused(mode, share):
     num = int(share * len(content))
     with pytest.raises(DecodeError, match="is damaged|truncated"):
         decode(content[:num] + bytes(len(content) - num))
+
+
+def offsets_of(content: bytes) -> tuple[int, ...]:
+    return Image.open(io.BytesIO(content)).tag_v2[273]
+
+
+def test_a_strip_that_begins_after_the_end_of_the_file_takes_no_memory(tmp_path):
+    content = SHORT["tiff short strip"](1)
+    offsets = struct.pack("<6I", *offsets_of(content))
+    far = struct.pack("<6I", *offsets_of(content)[:4], 2**32 - 10, 2**32 - 5)
+    path = tmp_path / "far.tif"
+    path.write_bytes(content.replace(offsets, far))
+
+    def refuse() -> None:
+        with pytest.raises(
+            DecodeError, match=r"part 5 of its pixels begins at byte 4,294,967,286 "
+        ):
+            decode(path)
+
+    refuse()
+    assert in_memory(2**26, refuse)
