@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all mutations options networks lint docker lock
+.PHONY: demo test quick-tests test-all chaos mutations options networks lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
@@ -22,6 +22,10 @@ quick-tests: .venv/installed
 MARKED = not network
 test-all: .venv/installed
 	$(PYTEST) -m "$(MARKED)" $(PYTEST_OPTIONS)
+
+# Faults by the thousand, with a table of what was tried and how often: in less than an hour.
+chaos: .venv/installed
+	FINETUNE_CHAOS=full timeout 3600 $(BIN)/pytest tests/chaos -m "not network"
 
 # Break the lines that keep promises, one at a time, and check that a test fails.
 mutations: .venv/installed
