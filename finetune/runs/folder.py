@@ -305,4 +305,5 @@ def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
     }.items():
         if command == "fit" and key in config:
             config[key] = value
-    return parser.dump(config, skip_unset=False, format="yaml")
+    # the parser has validated the settings before
+    return parser.dump(config, skip_unset=False, skip_validation=True, format="yaml")
