@@ -9,9 +9,9 @@ options that all these and `help_pages` use.
 
 `lightning_cli` is fit, validate, test and predict. `lightning_flags` has the flags that these take in addition to
 Lightning's. `plan` is the state that a fit starts from. `settle` makes the plan and the settings that depend on it, in
-one order: `resumption` finds the run of `--resume` and checks `--name`, `default_rates` gives an optimizer its usual
-learning rate, `early_values` checks values, `preparation` prepares images as timm's weights require, `backbone_choice`
-chooses among several networks by the images, and `minutes` chooses a length that ends in time. `trainer` makes the
+one order: `resumption` finds the run of `--resume` and checks `--name`, `dependent_defaults` sets defaults that depend
+on other settings, such as the learning rate of an optimizer, `early_values` checks values, `backbone_choice` chooses
+among several networks by the images, and `minutes` chooses a length that ends in time. `trainer` makes the
 arguments of the Trainer. `fit` prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights`
 chooses the weights of best.ckpt, and `fit_summary` prints the result. `cross_validation` runs a fit for each fold;
 `fold_search` decides whether a fit is one, and which one it continues, `fold_data` checks that the images can be split

@@ -17,11 +17,11 @@ import yaml
 from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.commands.dependent_defaults import settle_preparation
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.flag_checks import network_name
 from finetune.commands.minutes import check_minutes
 from finetune.commands.options import flag_names
-from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import data_module
 from finetune.data.data_settings import missing_split_message
 from finetune.data.decode import DecodeError

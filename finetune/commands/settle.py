@@ -7,17 +7,18 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from finetune.commands.backbone_choice import settle_backbone
-from finetune.commands.default_rates import settle_clipping, settle_rate
+from finetune.commands.dependent_defaults import (
+    settle_clipping,
+    settle_head_stages,
+    settle_preparation,
+    settle_rate,
+)
 from finetune.commands.early_values import check_values
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.minutes import settle_minutes
 from finetune.commands.plan import Plan
-from finetune.commands.preparation import settle_preparation
 from finetune.commands.resumption import put_settings_of_run
 from finetune.data.class_weights import parse_class_weights
-from finetune.models.backbones import skeleton
-from finetune.models.heads import SOLVED_STAGES
-from finetune.models.multi_stage import most_stages
 from finetune.profiling.fit_length import Make
 from finetune.runs.resume import check_resumable, read_start
 from finetune.training.run_length import settle_solved_head
@@ -109,25 +110,6 @@ def _head_stages(plan: Plan, command: Command) -> Plan:
     if plan.run is not None:
         return plan
     return plan.with_messages(settle_head_stages(command.options.model, command.explicit))
-
-
-def settle_head_stages(model: Any, explicit: ExplicitSettings) -> str:
-    """Set the number of stages for a fit that solves the head, and return a message if only the last one counts.
-
-    Args:
-        model: The settings of the model, as parsed; changed in place.
-        explicit: The settings that configs and flags give.
-    """
-    if model.freeze != "backbone" or "head_stages" in explicit.arguments_of("model"):
-        return ""
-    most = most_stages(skeleton(model.backbone))
-    model.head_stages = min(SOLVED_STAGES, most)
-    if most > 1:
-        return ""
-    return (
-        "the head takes the features of the last stage only: those of earlier stages are not supported for "
-        + model.backbone
-    )
 
 
 def _minutes(plan: Plan, command: Command) -> Plan:

@@ -7,7 +7,7 @@ import pytest
 from command_lines import ParseOnly
 from jsonargparse import Namespace
 
-from finetune.commands import preparation
+from finetune.commands import dependent_defaults
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.runs import resume
 
@@ -138,6 +138,6 @@ def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
     )
     config.fit.data = Namespace(init_args=Namespace(image_size=96))
     config.fit.update(Namespace(resume=False, ckpt_path=None))
-    told = preparation.settle_preparation(config, ExplicitSettings())
+    told = dependent_defaults.settle_preparation(config, ExplicitSettings())
     assert vars(config.fit.data.init_args) == {"image_size": 224}
     assert "image_size 224" in told and "not interpolation, which its class does not take" in told

@@ -445,10 +445,10 @@ MUTATIONS = [
     ),
     Mutation(
         "another optimizer learns at its usual rate",
-        "commands/default_rates.py",
+        "commands/dependent_defaults.py",
         "    optimizer.init_args.lr = usual[name]\n",
         "",
-        "tests/commands/test_default_rates.py tests/commands/test_lightning_cli.py -k rate",
+        "tests/commands/test_dependent_defaults.py tests/commands/test_lightning_cli.py -k rate",
     ),
     Mutation(
         "our own checkpoint brings its normalisation",

@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression
 from small_fits import data, fit
 
 from finetune import Classifier
+from finetune.commands.dependent_defaults import settle_head_stages
 from finetune.commands.explicit_settings import read_explicit_settings
-from finetune.commands.settle import settle_head_stages
 from finetune.data.decode import decode
 from finetune.features import linear_probe
 from finetune.inference.predictor import Predictor

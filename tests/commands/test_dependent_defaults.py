@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from command_lines import ParseOnly
 
-from finetune.commands import default_rates
-from finetune.commands.default_rates import USUAL, USUAL_OF_FITTED_HEAD
+from finetune.commands import dependent_defaults
+from finetune.commands.dependent_defaults import USUAL, USUAL_OF_FITTED_HEAD
 from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.system.messages import WrongUsage
 
@@ -166,5 +166,7 @@ def test_files_within_files_and_long_texts_are_read(tmp_path, monkeypatch, argum
     given = read_explicit_settings(
         ["fit", *(text if word == "LONG" else word for word in arguments)]
     )
-    rate_is_for = default_rates._rate_is_for(given)
-    assert rate_is_for == ("Adam" if arguments[0] == "--config" else default_rates._COMMAND_LINE)
+    rate_is_for = dependent_defaults._rate_is_for(given)
+    assert rate_is_for == (
+        "Adam" if arguments[0] == "--config" else dependent_defaults._COMMAND_LINE
+    )

@@ -1,11 +1,22 @@
-"""Default settings of an optimizer, which depend on the optimizer and on the initialisation of the head."""
+"""Default settings of a fit that depend on its other settings.
+
+The learning rate depends on the optimizer, clipping on the head, the preparation of images on timm's network, and the
+stages that the head takes on what is frozen.
+"""
 
 import inspect
+import os
 from importlib import import_module
 from typing import Any
 
 from finetune.commands.explicit_settings import ExplicitSettings
-from finetune.models.heads import resolved_head_init
+from finetune.data.transforms import PREPARATION
+from finetune.models.backbones import skeleton
+from finetune.models.candidates import is_choice
+from finetune.models.heads import SOLVED_STAGES, resolved_head_init
+from finetune.models.multi_stage import most_stages
+from finetune.models.timm_backbones import describe, is_timm
+from finetune.runs.resume import Start
 from finetune.system.messages import WrongUsage
 
 _COMMAND_LINE = "the command line"
@@ -67,6 +78,19 @@ def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
     return f"learning rate {usual[name]:g}, as is usual for {name}; {before}; {flag} sets another"
 
 
+def _rate_is_for(explicit: ExplicitSettings) -> str | None:
+    """Return the optimizer that the last explicit rate is for; `_COMMAND_LINE` for a flag, None for no rate."""
+    if f"{_OPTIMIZER}.lr" in explicit.flags:
+        return _COMMAND_LINE
+    name = _DEFAULT
+    rate_is_for = None
+    for config in explicit.configs:
+        name = str(config.settings.get(f"{_OPTIMIZER}.class_path", name)).rpartition(".")[2]
+        if f"{_OPTIMIZER}.lr" in config.settings:
+            rate_is_for = name
+    return rate_is_for
+
+
 def _settle_other_arguments(optimizer: Any, name: str, explicit: ExplicitSettings) -> None:
     """Set the usual values of an optimizer's arguments, except its rate and those that configs and flags give."""
     module, _, class_name = optimizer.class_path.rpartition(".")
@@ -111,14 +135,75 @@ def settle_clipping(options: Any) -> None:
         options.trainer.gradient_clip_val = CLIP_NORM
 
 
-def _rate_is_for(explicit: ExplicitSettings) -> str | None:
-    """Return the optimizer that the last explicit rate is for; `_COMMAND_LINE` for a flag, None for no rate."""
-    if f"{_OPTIMIZER}.lr" in explicit.flags:
-        return _COMMAND_LINE
-    name = _DEFAULT
-    rate_is_for = None
+def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> str:
+    """Set the preparation of images with which timm's weights were trained; return a message about it.
+
+    Flags take precedence. So do configs that name this network, such as the config of an earlier run, or that leave the
+    choice of the network to the data. Values in other configs are meant for another network and are replaced. A resumed
+    run prepares images as before, since the folder of the weights may have changed or disappeared.
+
+    Args:
+        config: As parsed, with the subcommand; changed in place.
+        explicit: The settings that configs and flags give.
+        start: The checkpoint from which training starts; None for none.
+
+    Raises:
+        ValueError: The weights require a preparation that is not supported.
+    """
+    if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
+        return ""
+    data = config["fit"].data.init_args
+    name_of, values = _recommended(config["fit"].model, start)
+    explicit_names = _explicit_names(backbone, explicit)
+    settings = []
+    for name, value in values.items():
+        if name not in data:
+            settings.append(f"not {name}, which its class does not take")
+            continue
+        if name in explicit_names:
+            if data[name] != value:
+                settings.append(f"{name} {data[name]}, not {value}")
+            continue
+        data[name] = value
+        settings.append(f"{name} {value}")
+    return f"images are prepared as defined by {name_of}: {', '.join(settings)}" if settings else ""
+
+
+def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
+    """Return the source of the recommended preparation, and its values for `PREPARATION`."""
+    if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
+        before = start.content["datamodule_hyper_parameters"]
+        return str(start.path), {name: before[name] for name in PREPARATION if name in before}
+    weights = model.weights
+    folder = weights if weights and os.path.isdir(weights) else None
+    about = describe(model.backbone, folder)
+    return about.name, {name: getattr(about, name) for name in PREPARATION}
+
+
+def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
+    """Return the names in `PREPARATION` that flags or configs set for this network."""
+    explicit_names = {name for name in PREPARATION if explicit.has_flag(f"data.{name}")}
     for config in explicit.configs:
-        name = str(config.settings.get(f"{_OPTIMIZER}.class_path", name)).rpartition(".")[2]
-        if f"{_OPTIMIZER}.lr" in config.settings:
-            rate_is_for = name
-    return rate_is_for
+        backbone_of_config = config.settings.get("model.backbone")
+        if backbone_of_config == backbone or is_choice(backbone_of_config):
+            explicit_names |= {name for name in PREPARATION if f"data.{name}" in config.settings}
+    return explicit_names
+
+
+def settle_head_stages(model: Any, explicit: ExplicitSettings) -> str:
+    """Set the number of stages for a fit that solves the head, and return a message if only the last one counts.
+
+    Args:
+        model: The settings of the model, as parsed; changed in place.
+        explicit: The settings that configs and flags give.
+    """
+    if model.freeze != "backbone" or "head_stages" in explicit.arguments_of("model"):
+        return ""
+    most = most_stages(skeleton(model.backbone))
+    model.head_stages = min(SOLVED_STAGES, most)
+    if most > 1:
+        return ""
+    return (
+        "the head takes the features of the last stage only: those of earlier stages are not supported for "
+        + model.backbone
+    )
