@@ -17,6 +17,7 @@ from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
+from finetune.data.addresses import check_address, is_address
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -35,6 +36,8 @@ _IMAGE_SUFFIXES = (
     ".heic",
 )
 _IMAGE_OPTIONS = ("data.predict", "pictures")
+# options whose value may be an address of images
+_IMAGE_PLACES = (*_IMAGE_OPTIONS, "data.root", "data.init_args.root", "verify_on")
 _WITH_CONFIGS = ("fit", "validate", "test", "predict", "benchmark")  # which take shipped configs
 
 
@@ -94,6 +97,8 @@ def _flag_in_full(
     full = in_full(command, name)
     if value and full in PATHS:
         value = os.path.expanduser(value)
+    if value and is_address(value):
+        _check_address(command, full, value)
     if value and full == "trainer.default_root_dir":
         existing = next(
             path
@@ -108,6 +113,17 @@ def _flag_in_full(
     if value and (is_run or (full == "ckpt_path" and value != "null")):
         value = _checkpoint(value, must_exist)
     return full, value
+
+
+def _check_address(command: str, full: str, value: str) -> None:
+    """Check the address in a flag. Only images are read from object storage."""
+    is_root = full == "root" and command in ("check", "export")
+    if full in _IMAGE_PLACES or is_root:
+        check_address(value)
+    elif full in PATHS:
+        raise WrongUsage(
+            f"{flag_names(command, full)}: {value} is in object storage, where only images can be: give a local path"
+        )
 
 
 def _checkpoint(path: str, must_exist: bool = True) -> str:
@@ -160,6 +176,15 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
         return
     place = POSITIONS[command][full]
     folder = _only_one(f"finetune {command} {place}", line.positionals)
+    if is_address(folder):
+        check_address(folder)
+        if command == "review":
+            raise WrongUsage("finetune review needs a local folder, not one in object storage")
+        if is_table(folder):
+            raise WrongUsage(
+                f"the table {folder!r} is in object storage: copy it, and give the folder of its images: "
+                "finetune fit TABLE --data.root s3://BUCKET/FOLDER"
+            )
     if full == "folder":
         return
     if is_training:
@@ -239,6 +264,9 @@ def _check_pictures(command: str, full: str, line: ParsedLine) -> None:
             f"finetune {command} needs {kinds}: finetune {command} CKPT IMAGES (--{full})"
         )
     for path in line.positionals:
+        if is_address(path):
+            check_address(path)
+            continue
         if not os.path.exists(path) and not (
             glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
         ):
@@ -274,6 +302,8 @@ def _only_one(usage: str, paths: list[str]) -> str:
 
 
 def _check_folder(folder: str) -> None:
+    if is_address(folder):
+        return  # it is listed later
     if not os.path.exists(folder):
         raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
     if not os.path.isdir(folder):

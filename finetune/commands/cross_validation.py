@@ -28,6 +28,7 @@ from finetune.commands.fold_search import folder_to_continue, root_of
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.report import page_of
 from finetune.commands.resumption import data_module
+from finetune.data.addresses import joined
 from finetune.data.data_settings import MAX_FOLDS
 from finetune.data.splits import SET_APART
 from finetune.distributed.child_command import start_command, wait_for
@@ -325,7 +326,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     arguments = dict(settings["init_args"])
     for name in ("root", "table", "corrections"):
         if arguments.get(name):
-            arguments[name] = os.path.join(record.working_dir, arguments[name])
+            arguments[name] = joined(record.working_dir, arguments[name])
     with silent(logging.getLogger("finetune.data")):  # the folds have logged the same
         data = data_module(settings["class_path"], arguments)
     checkpoint = folder / "checkpoints" / "best.ckpt"

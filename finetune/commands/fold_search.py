@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from finetune.commands.parsed_line import ParsedLine, parse_line
+from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import place_of
 from finetune.runs.fold_record import FoldRecord, fold_runs, has_folds, read_folds
 from finetune.runs.run_search import check_is_in, read_about, runs_of
@@ -106,7 +107,7 @@ def _is_same(run: Path, line: ParsedLine) -> bool:
     if place is None:
         return True
     working_dir = record.working_dir if record else str(read_about(run).get("folder", ""))
-    return own is not None and Path(working_dir, own).resolve() == Path(place).resolve()
+    return own is not None and real_place(joined(working_dir, own)) == real_place(place)
 
 
 def _has_network(backbone: str | None, settings: dict[str, Any], record: FoldRecord | None) -> bool:

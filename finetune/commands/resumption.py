@@ -20,6 +20,7 @@ from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.parser import OneLineErrorParser
 from finetune.commands.plan import Plan
 from finetune.commands.trainer import DEFAULTS, patience
+from finetune.data.addresses import joined
 from finetune.data.data_place import at_place
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import has_launcher
@@ -270,7 +271,7 @@ def _locate_data(settings: dict[str, Any], folder: str) -> None:
     if not os.path.isdir(folder) or os.path.samefile(folder, os.curdir):
         return
     located = {
-        name: os.path.join(folder, arguments[name])
+        name: joined(folder, arguments[name])
         for name in ("root", "table", "corrections")
         if arguments.get(name)
     }

@@ -14,16 +14,19 @@ import finetune
 from finetune import REMOVED, public_paths
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
+from finetune.data.addresses import is_address
 from finetune.data.corrected_samples import for_other_place
 from finetune.data.data_place import at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
+from finetune.system.messages import shown
 from finetune.training.checkpoint_settings import plain
 
 _FLAG = "trust_modules"
 _OURS = "finetune"
 _TRANSFORMS = "albumentations"
 _FOLDERS = "finetune.ImageFolderData"
+_PLACES = ("root", "table", "init_args.root", "init_args.table")
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
 
 
@@ -84,9 +87,14 @@ def check_root(
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
     root = place_of(config.data.init_args) or kind.default_root
+    is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
+    if is_address(root) and explicit.arguments_of("data").isdisjoint(_PLACES):
+        raise ValueError(
+            f"the images of the checkpoint's run are at {shown(str(root))}, and a checkpoint may not choose an "
+            f"address: if you trust it, give it as {flag_names(command, 'data.root')}"
+        )
     if root is None or kind.is_in(root):
         return
-    is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
     if not is_named and not Path(root).exists():
         place = "table or folder" if config.data.init_args.get("table") else "folder"
         hint = f"give the {place} where they are now: {flag_names(command, 'data.root')}"

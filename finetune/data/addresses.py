@@ -5,6 +5,7 @@ written to configs, logs and reports. This module imports nothing heavy.
 """
 
 import importlib.util
+import os
 import re
 from typing import NamedTuple
 
@@ -60,6 +61,34 @@ def parse_address(path: str) -> Address:
         raise WrongUsage(f"{shown(path)!r} has no valid bucket: write {scheme}://BUCKET/FOLDER")
     parts = [part for part in key.split("/") if part not in ("", ".")]
     return Address(scheme, bucket, "/".join(parts))
+
+
+def joined(folder: str, path: str) -> str:
+    """Return a path that is relative to a folder; an address and an absolute path are returned as they are."""
+    return path if is_address(path) else os.path.join(folder, path)
+
+
+def real_place(path: str) -> str:
+    """Return a path without links, or an address without redundant parts. Two names of a place have the same."""
+    if not is_address(path):
+        return os.path.realpath(path)
+    try:
+        return str(parse_address(path))
+    except WrongUsage:
+        return path
+
+
+def check_is_local(root: str | os.PathLike[str]) -> None:
+    """Refuse object storage for a data set that is downloaded.
+
+    Raises:
+        WrongUsage: The folder is in object storage.
+    """
+    if is_address(os.fspath(root)):
+        raise WrongUsage(
+            f"{os.fspath(root)}: this data set is downloaded to a local folder; for your own images in object storage "
+            "add --data finetune.ImageFolderData"
+        )
 
 
 def check_address(path: str) -> None:

@@ -2,6 +2,7 @@
 
 A folder is listed once: the paths, sizes, times and ETags of all objects in it. All questions about its files are
 answered from this list. A file is read in one request that names the ETag of the list, so a replaced object is noticed.
+Nothing is read outside of the listed folders, which commands have from the user.
 
 A client of obstore does not survive a fork: the child would hang. DataLoader workers therefore get the content of files
 from the main process; see `fetching`.
@@ -81,7 +82,7 @@ class Tree:
     """All objects in a folder and its subfolders.
 
     Args:
-        root: The folder.
+        root: The folder, or a single file.
         objects: Objects by path.
     """
 
@@ -90,6 +91,8 @@ class Tree:
         self.objects = objects
         self.folders: dict[str, Folder] = {}
         for path in objects:
+            if path == root:  # a file
+                continue
             parent, _, name = path.rpartition("/")
             self._folder(parent).files.add(name)
 
@@ -152,6 +155,10 @@ class ObjectStorage:
                         objects[path] = _object(meta)
 
         self._ask(root, read_pages)
+        if not objects and address.key:
+            item = self._head(address)
+            if item is not None:
+                objects[root] = item
         self._trees.pop(root, None)  # the newest listing comes last
         self._trees[root] = Tree(root, objects)
 
@@ -160,14 +167,10 @@ class ObjectStorage:
         path = str(address)
         tree = self._tree(path)
         if tree is not None:
-            kind = tree.kind(path)
-            if kind is not None or path != tree.root:
-                return kind
+            return tree.kind(path)
         if address.key and self._head(address) is not None:
             return "file"
-        if tree is None and any(True for _ in self._names(address)):
-            return "folder"
-        return None
+        return "folder" if any(True for _ in self._names(address)) else None
 
     def entries(self, folder: str) -> Iterator[Entry]:
         address = parse_address(folder)
@@ -199,14 +202,19 @@ class ObjectStorage:
         """Return the content of a file.
 
         Raises:
-            OSError: The file does not exist, or is too large for an image.
+            OSError: The file does not exist, is too large for an image, or is outside of the folders that were listed.
             StorageError: The storage cannot be reached, or the file was replaced since its folder was listed.
         """
         address = parse_address(path)
         path = str(address)
         store = self._store(address)
         tree = self._tree(path)
-        listed = None if tree is None else tree.objects.get(path)
+        if tree is None:
+            # a path in a file that somebody else wrote, such as the predictions of a run
+            raise PermissionError(
+                errno.EACCES, "no folder that was searched holds this address", path
+            )
+        listed = tree.objects.get(path)
         options: Any = None if listed is None else {"if_match": listed.e_tag}
 
         def read() -> bytes:
@@ -258,8 +266,8 @@ class ObjectStorage:
         paths = [self.normal(path) for path in paths]
         unlisted = [path for path in paths if self._tree(path) is None]
         if len(set(unlisted)) == 1:
-            item = self._head(parse_address(unlisted[0]))
-            return [item if path == unlisted[0] else self._listed(path) for path in paths]
+            self.refresh(unlisted[0])
+            unlisted = []
         for bucket in {parse_address(path).bucket for path in unlisted}:
             inside = [path for path in unlisted if parse_address(path).bucket == bucket]
             scheme = parse_address(inside[0]).scheme

@@ -15,7 +15,7 @@ from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.frames import frames_line
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
-from finetune.data.storage import is_local, kind_of, normal_path, open_file, refresh
+from finetune.data.storage import file_stats, is_local, kind_of, normal_path, open_file, refresh
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import listed_paths
 from finetune.data.targets import ClassIndex
@@ -96,6 +96,7 @@ def _expand(
         missing = f"there is no image, folder, list or glob {pattern!r}"
     if not len(paths):
         raise FileNotFoundError(missing)
+    file_stats([path for path in paths if not is_local(path)])  # lists their folder
     return paths
 
 

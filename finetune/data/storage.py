@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from finetune.data.addresses import check_address, is_address
+from finetune.data.addresses import check_address, is_address, real_place
 
 _UNKNOWN = -1
 
@@ -218,7 +218,12 @@ def kind_of(path: str) -> Kind:
 
 def is_same_place(first: str, second: str) -> bool:
     """Return whether two paths are names of the same place."""
-    return storage_of(first).resolved(first) == storage_of(second).resolved(second)
+    return _resolved(first) == _resolved(second)
+
+
+def _resolved(path: str) -> str:
+    # of a checkpoint, perhaps, whose address is compared but not used
+    return real_place(path) if is_address(path) else storage_of(path).resolved(path)
 
 
 def file_stats(paths: Sequence[str], skip: bool = True) -> FileStats:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import get_args
 
+from finetune.data.addresses import check_is_local
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.image_source import ImageSource
 from finetune.data.datasets.table_source import TableSource
@@ -15,6 +16,7 @@ class SampleData(ImageFolderData):
     default_root = "data/sample/target"
 
     def obtain(self, root: str) -> str:
+        check_is_local(root)
         place = Path(root)
         if not place.exists():
             task = next((task for task in get_args(Task) if task == place.name), None)

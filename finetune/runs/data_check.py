@@ -1,12 +1,12 @@
 """Finds and reads check.json, the result of `finetune check` for the data of a run."""
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.data.addresses import joined, real_place
 from finetune.runs.record import RunRecord
 from finetune.system.messages import WrongUsage, shown
 
@@ -107,8 +107,8 @@ def _doubt(run: RunRecord, root: str, totals: Counter[str], path: Path) -> str:
     for split in run.about.get("splits", {}).values():
         own.update(split["counts"])
     own = +own
-    read = os.path.join(run.about.get("folder", ""), run.about.get("root", ""))
-    is_same_folder = os.path.realpath(read) == os.path.realpath(root)
+    read = joined(run.about.get("folder", ""), run.about.get("root", ""))
+    is_same_folder = real_place(read) == real_place(root)
     if own == totals:
         return (
             "" if is_same_folder else f"It was in {root} then, with as many images of each class."

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from finetune import public_paths
+from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.fold_record import has_folds
@@ -56,10 +57,7 @@ class RunFilter:
         if self.root is None or not data:
             return ""
         root = place_of(data.get("init_args") or {})
-        is_same_folder = (
-            root is not None
-            and Path(working_dir_of(run), root).resolve() == Path(self.root).resolve()
-        )
+        is_same_folder = root is not None and _is_same_data(run, root, self.root)
         if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
             return ""
         return f"of other data ({root}, not {self.root})"
@@ -201,7 +199,12 @@ def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) 
         other = place_of(read(last_checkpoint(run)).content["datamodule_hyper_parameters"])
     except (ValueError, OSError, LookupError):
         return False
-    return other is not None and Path(working_dir_of(run), other).resolve() != Path(root).resolve()
+    return other is not None and not _is_same_data(run, other, root)
+
+
+def _is_same_data(run: Path, own: str, place: str) -> bool:
+    """Return whether the folder or table of a run is that of a command."""
+    return real_place(joined(str(working_dir_of(run)), own)) == real_place(place)
 
 
 def new_run_message(root: Path, skipped: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:

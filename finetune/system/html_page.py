@@ -39,7 +39,9 @@ def render(template: str, **values: Any) -> str:
 
 
 def link_to(path: str, page: str | Path) -> str:
-    """Return the URL of a file relative to a page."""
+    """Return the URL of a file relative to a page; an address is returned as a URL."""
+    if "://" in path:
+        return quote(path, safe="/:")
     return quote(os.fsencode(os.path.relpath(path, Path(page).parent)))
 
 

@@ -26,7 +26,7 @@ from finetune.data.storage import (
 
 @pytest.fixture(scope="module")
 def running(colours: Path) -> Iterator[ObjectServer]:
-    with object_server() as server:
+    with object_server(is_moto=True) as server:
         server.put_folder(colours, "set")
         yield server
 
@@ -46,8 +46,10 @@ def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
 def test_a_folder_is_listed_once_and_its_files_are_not_asked_for(server, colours):
     place = f"{server.address}/set"
     there = ImageFolderData(place, num_workers=0)
+    there.read()
     assert server.requests == {"LIST": 1}
     here = ImageFolderData(str(colours), num_workers=0)
+    here.read()
     assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
     for split, part in here.splits.items():
         other = there.splits[split]

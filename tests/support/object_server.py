@@ -1,7 +1,9 @@
-"""An S3 server on loopback, and a proxy before it that counts requests, delays them and makes them fail."""
+"""S3 servers on loopback that count requests, delay them and make them fail: before moto's server, or quick ones."""
 
+import hashlib
 import http.client
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -10,6 +12,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 BUCKET = "pictures"
 CREDENTIALS = {
@@ -21,10 +25,16 @@ CREDENTIALS = {
 # Returns what to do with a request, by its method and path: "" to forward it, "unavailable" for status 503, "cut" to
 # close the connection, "truncate" to send half of the body, or "deny" for status 403.
 Fault = Callable[[str, str], str]
+Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
+_TIME = "Fri, 02 Jan 2026 03:04:05 GMT"
 
 
 class ObjectServer:
-    """moto's S3 server behind the proxy.
+    """A server with one bucket.
+
+    Args:
+        is_moto: Forward requests to moto's server, which has the complete API. Otherwise objects are in memory, and
+            only the requests of `finetune` are answered: that takes a tenth of the time.
 
     Attributes:
         address: The address of the bucket.
@@ -33,31 +43,38 @@ class ObjectServer:
         delay: Seconds before each answer.
     """
 
-    def __init__(self) -> None:
-        from moto.server import ThreadedMotoServer
+    def __init__(self, is_moto: bool = False) -> None:
+        self.moto: Any = None
+        self.objects: dict[str, bytes] = {}
+        if is_moto:
+            from moto.server import ThreadedMotoServer
 
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self.moto.start()
-        self.upstream = self.moto.get_host_and_port()
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
+            self.moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+            self.moto.start()
+            self.upstream = self.moto.get_host_and_port()
+            self.send("PUT", f"/{BUCKET}")
         self.address = f"s3://{BUCKET}"
         self.requests: Counter[str] = Counter()
         self.fault: Fault = lambda method, path: ""
         self.delay = 0.0
         self.port = 0
-        self.start_proxy()
-        self.send("PUT", f"/{BUCKET}")
+        self.start()
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables of its clients."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"}
 
-    def start_proxy(self) -> None:
+    def start(self) -> None:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = (
+                -1
+            )  # head and body in one packet, or else each answer waits for an acknowledgement
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 server._answer(self)
@@ -78,15 +95,16 @@ class ObjectServer:
         self.port = self._proxy.server_port
         threading.Thread(target=self._proxy.serve_forever, args=(0.02,), daemon=True).start()
 
-    def stop_proxy(self) -> None:
-        """Stop to answer, until `start_proxy`."""
+    def stop(self) -> None:
+        """Stop to answer, until `start`."""
         self.fault = lambda method, path: "cut"
         self._proxy.shutdown()
         self._proxy.server_close()
 
     def close(self) -> None:
-        self.stop_proxy()
-        self.moto.stop()
+        self.stop()
+        if self.moto is not None:
+            self.moto.stop()
 
     def send(self, method: str, path: str, body: bytes = b"") -> None:
         """Send a request to moto, past the proxy."""
@@ -100,7 +118,10 @@ class ObjectServer:
         assert status < 300, (method, path, status)
 
     def put(self, key: str, content: bytes) -> None:
-        self.send("PUT", f"/{BUCKET}/{key}", content)
+        if self.moto is None:
+            self.objects[unquote(key)] = content
+        else:
+            self.send("PUT", f"/{BUCKET}/{key}", content)
 
     def put_folder(self, folder: Path, prefix: str) -> str:
         """Put the files of a folder in the bucket, and return their address."""
@@ -122,28 +143,74 @@ class ObjectServer:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        connection = http.client.HTTPConnection(*self.upstream)
-        connection.request(request.command, request.path, headers=dict(request.headers))
-        answer = connection.getresponse()
-        body = answer.read()
-        connection.close()
-        request.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
-                request.send_header(name, value)
-        length = answer.getheader("Content-Length") if request.command == "HEAD" else len(body)
-        request.send_header("Content-Length", str(length))
+        if self.moto is None:
+            status, headers, body = self._from_memory(request)
+        else:
+            status, headers, body = self._from_moto(request)
+        if request.command != "HEAD":
+            headers["Content-Length"] = str(len(body))
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
         request.end_headers()
         if fault == "truncate":
             request.close_connection = True
             body = body[: len(body) // 2]
         request.wfile.write(body)
 
+    def _from_moto(self, request: BaseHTTPRequestHandler) -> Answer:
+        connection = http.client.HTTPConnection(*self.upstream)
+        connection.request(request.command, request.path, headers=dict(request.headers))
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        dropped = ("connection", "transfer-encoding")
+        headers = {
+            name: value for name, value in answer.getheaders() if name.lower() not in dropped
+        }
+        if request.command != "HEAD":
+            headers.pop("Content-Length", None)
+        return answer.status, headers, body
+
+    def _from_memory(self, request: BaseHTTPRequestHandler) -> Answer:
+        address = urlsplit(request.path)
+        bucket, _, key = unquote(address.path).lstrip("/").partition("/")
+        if bucket != BUCKET:
+            return 404, {}, b"<Error><Code>NoSuchBucket</Code></Error>"
+        if not key:
+            return 200, {}, self._listing(parse_qs(address.query).get("prefix", [""])[0])
+        content = self.objects.get(key)
+        if content is None:
+            return 404, {"Content-Length": "0"}, b"<Error><Code>NoSuchKey</Code></Error>"
+        e_tag = f'"{hashlib.md5(content).hexdigest()}"'
+        if request.headers.get("If-Match", e_tag) != e_tag:
+            return 412, {}, b""
+        headers = {"ETag": e_tag, "Last-Modified": _TIME, "Content-Length": str(len(content))}
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        if not match:
+            return 200, headers, b"" if request.command == "HEAD" else content
+        first = int(match[1])
+        last = min(int(match[2]), len(content) - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        return 206, headers, content[first : last + 1]
+
+    def _listing(self, prefix: str) -> bytes:
+        rows = [
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+            f"<ETag>&quot;{hashlib.md5(content).hexdigest()}&quot;</ETag><Size>{len(content)}</Size></Contents>"
+            for key, content in sorted(self.objects.items())
+            if key.startswith(prefix)
+        ]
+        text = (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+        )
+        return text.encode()
+
 
 @contextmanager
-def object_server() -> Iterator[ObjectServer]:
+def object_server(is_moto: bool = False) -> Iterator[ObjectServer]:
     """Yield a running server with an empty bucket."""
-    server = ObjectServer()
+    server = ObjectServer(is_moto)
     try:
         yield server
     finally:

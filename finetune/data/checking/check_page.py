@@ -13,6 +13,7 @@ import numpy as np
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.picture_facts import small_copy
 from finetune.data.datasets.listing import Listing
+from finetune.data.storage import storage_of
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail
 from finetune.system.machine import num_cores
@@ -76,7 +77,7 @@ def write_json(
         network: Description of the network whose features were used to rank labels; "" for none.
     """
     content = {
-        "root": os.path.abspath(listing.place),
+        "root": storage_of(listing.place).absolute(listing.place),
         "date": datetime.now().isoformat(" ", "minutes"),
         "network": network,
         "num_pictures": len(listing.paths),

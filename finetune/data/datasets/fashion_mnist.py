@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from finetune.data.addresses import check_is_local
 from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_available, write_images
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.system.messages import WrongUsage
@@ -15,6 +16,7 @@ class FashionMNIST(ImageFolderData):
     default_class_names = CLASS_NAMES
 
     def obtain(self, root: str) -> str:
+        check_is_local(root)
         if self.merge:
             raise WrongUsage(
                 "--data.merge merges class folders, and Fashion-MNIST has none: drop the option"

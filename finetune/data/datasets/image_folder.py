@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune.data.addresses import check_is_local
 from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
 from finetune.data.corrections import read_corrections
 from finetune.data.datamodule import ImageDataModule
@@ -303,6 +304,7 @@ class Hotdog(ImageFolderData):
     sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
     def obtain(self, root: str) -> str:
+        check_is_local(root)
         if not Path(root).exists():
             fetch_archive(self.url, self.sha1, Path(root))
         return root

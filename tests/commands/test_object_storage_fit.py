@@ -1,0 +1,178 @@
+"""A fit on images in object storage: the weights are those of the same folder on a disk, and faults are survived."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from colours import QUICKEST
+from object_server import ObjectServer, object_server
+
+from finetune.commands.error_lines import exit_code, one_line
+from finetune.data import image_cache
+from finetune.data.storage import STORAGES
+
+
+@pytest.fixture(scope="module")
+def running(colours: Path) -> Iterator[ObjectServer]:
+    with object_server() as server:
+        server.put_folder(colours, "set")
+        yield server
+
+
+@pytest.fixture
+def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """The server with the images of `colours` in its folder `set`, and no client yet."""
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(STORAGES, "s3", raising=False)
+    running.requests.clear()
+    before = dict(running.objects)
+    yield running
+    running.objects = before
+    running.fault = lambda method, path: ""
+
+
+def weights(run: str) -> dict[str, torch.Tensor]:
+    path = Path("runs/fit", run, "checkpoints/last.ckpt")
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def fit(
+    cli: Callable[..., None], root: object, name: str, *more: object
+) -> dict[str, torch.Tensor]:
+    cli("fit", root, *QUICKEST, "--name", name, *more)
+    return weights(name)
+
+
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_workers):
+    options = ["--data.num_workers", num_workers, "--data.mixup", 0.2]
+    local = fit(cli, colours, "local", *options)
+    assert are_equal(local, fit(cli, f"{server.address}/set", "there", *options))
+    assert server.requests["HEAD"] == 0 and server.requests["LIST"] == 1
+    server.put("set/train/red/00.png", Path(colours, "train/red/01.png").read_bytes())
+    other = fit(cli, f"{server.address}/set", "changed", *options)
+    assert not are_equal(local, other)  # the control
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_uses_the_cache(server, colours, cli, monkeypatch):
+    place = f"{server.address}/set"
+    options = ["--trainer.max_epochs", 2, "--data.num_workers", 1]
+    local = fit(cli, colours, "local", *options)
+    fit(cli, place, "parts", *options, "--trainer.max_epochs", 1)
+    cli("fit", place, *QUICKEST, *options, "--resume", "runs/fit/parts")
+    assert are_equal(local, weights("parts"))
+    cli("fit", "--resume", "runs/fit/parts", "--trainer.max_epochs", 3)
+    assert are_equal(
+        fit(cli, colours, "longer", *options, "--trainer.max_epochs", 3), weights("parts")
+    )
+    monkeypatch.setattr(image_cache, "_MIN_SAVED", 0)
+    num_requests = []
+    for name in ("cached", "again"):
+        server.requests.clear()
+        assert are_equal(local, fit(cli, place, name, *options))
+        num_requests.append(server.requests["GET"])
+    assert num_requests[1] < num_requests[0] - 90  # the images of train and val are not read again
+
+
+@pytest.mark.slow
+def test_a_table_of_images_there(server, colours, cli):
+    rows = [
+        f"{path.relative_to(colours)},{path.parent.name},{path.parent.parent.name}"
+        for path in sorted(colours.rglob("*.png"))
+    ]
+    Path("labels.csv").write_text("\n".join(["path,label,split", *rows]))
+    local = fit(cli, "labels.csv", "local", "--data.root", colours)
+    there = fit(cli, "labels.csv", "there", "--data.root", f"{server.address}/set")
+    assert are_equal(local, there)
+
+
+@pytest.mark.slow
+def test_other_commands_read_it(server, colours, cli, capsys):
+    place = f"{server.address}/set"
+    fit(cli, place, "run")
+    for root in (place, colours):
+        cli("test", "runs/fit/run", root)
+        cli("predict", "runs/fit/run", f"{root}/test", "--out", f"{Path(str(root)).name}.csv")
+        with pytest.raises(SystemExit):
+            cli("check", root, "--out", f"check-{Path(str(root)).name}")
+    tables = [
+        Path(name).read_text().replace(f"{root}/", "")
+        for name, root in (("set.csv", place), (f"{colours.name}.csv", colours))
+    ]
+    assert tables[0] == tables[1] and "red" in tables[0]
+    findings = [
+        json.loads(Path(name, "check.json").read_text())
+        for name in ("check-set", f"check-{colours.name}")
+    ]
+    assert findings[0].pop("root") == place
+    assert findings[0]["findings"] == findings[1]["findings"]
+    capsys.readouterr()
+    cli("predict", "runs/fit/run", f"{place}/test/red/00.png")
+    assert f"{place}/test/red/00.png" in capsys.readouterr().out
+
+
+def error_line(cli: Callable[..., None], *arguments: object) -> str:
+    """Return the line with which a command ends."""
+    with pytest.raises((ValueError, OSError)) as caught:
+        cli(*arguments)
+    line = one_line(caught.value)
+    assert line is not None and exit_code(caught.value) in (1, 2)
+    return line
+
+
+def test_what_is_wrong_is_said_in_one_line(server, cli, monkeypatch):
+    place = f"{server.address}/set"
+
+    def line(root: str = place, *more: object) -> str:
+        STORAGES.pop("s3", None)
+        return error_line(cli, "fit", root, *QUICKEST, *more)
+
+    assert "'s3://pictures/none' does not exist" in line(f"{server.address}/none")
+    assert "the bucket s3://other does not exist" in line("s3://other/set")
+    assert "BUCKET/FOLDER" in line("s3:///set")
+    text = line("s3://name:password@pictures/set")
+    assert "AWS_ACCESS_KEY_ID" in text and "password@" not in text and "name:" not in text
+    assert "local path" in line(place, "--out", "s3://pictures/runs")
+    assert "copy it" in line(f"{server.address}/labels.csv")
+    assert "download" in line(place, "--data", "finetune.Hotdog")
+    server.fault = lambda method, path: "deny"
+    assert "access denied: check AWS_ACCESS_KEY_ID" in line()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://storage.example")
+    assert "not encrypted" in line() and "AWS_ALLOW_HTTP" in line()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://name:password@127.0.0.1:{server.port}")
+    text = line()
+    assert "user name or password" in text and "password@" not in text
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install '.[storage]'" in line()
+    assert not Path("runs/fit").exists() and not Path("s3:").exists()
+
+
+def test_a_checkpoint_chooses_no_address(server, colours, cli):
+    fit(cli, f"{server.address}/set", "run")
+    STORAGES.pop("s3", None)
+    server.requests.clear()
+    text = error_line(cli, "test", "runs/fit/run")
+    assert "a checkpoint may not choose an address" in text and f"{server.address}/set" in text
+    text = error_line(cli, "export", "runs/fit/run", "--quantize", "int8")
+    assert "--root FOLDER" in text
+    cli("test", "runs/fit/run", colours)
+    assert not server.requests and "s3" not in STORAGES
+    cli("test", "runs/fit/run", f"{server.address}/set")  # the control
+    assert server.requests
+
+
+def test_a_local_folder_needs_no_obstore(colours):
+    code = "import sys; from finetune.data.storage import *; "
+    code += f"assert is_local({str(colours)!r}) and kind_of({str(colours)!r}) == 'folder'; "
+    code += "sys.exit('obstore' in sys.modules or 'finetune.data.object_storage' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
