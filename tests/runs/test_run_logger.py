@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from datetime import date
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from logged_fits import (
     settings,
     steps,
 )
+from processes import finetune as finetune_command
 
 import finetune
 from finetune.runs import run_logger
@@ -169,25 +167,8 @@ def test_without_a_run_each_says_whose_it_is(kind, environment):
 def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
     loggers = f"[{', '.join(KINDS)}]"
     several = ["--trainer.devices", "2", "--trainer.log_every_n_steps", "1"]
-    command = [
-        sys.executable,
-        "-m",
-        "finetune",
-        "fit",
-        "--data.root",
-        str(colours),
-        *QUICKEST,
-        *several,
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*command, "--trainer.logger", loggers],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = ["--data.root", colours, *QUICKEST, *several, "--trainer.logger", loggers]
+    result = finetune_command("fit", *given, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     told = [line.split()[0] for line in result.stderr.splitlines()]
     # and nothing of a library's

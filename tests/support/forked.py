@@ -109,10 +109,18 @@ class ForkedDevice(Forked):
     ) -> None:
         self.pid = os.fork()
         if self.pid == 0:
+            _leave_folder_of_wandb()
             os.environ.clear()
             os.environ.update(env)
             use_default_signals()
             run_forked(program)
+
+
+def _leave_folder_of_wandb() -> None:
+    """Do not remove wandb's temporary folder at the end of this process: it belongs to the one that has imported wandb."""
+    if media := sys.modules.get("wandb.sdk.data_types._private"):
+        atexit.unregister(media.MEDIA_TMP.cleanup)
+        media.MEDIA_TMP._finalizer.detach()
 
 
 class ForkedCommand(Forked):
