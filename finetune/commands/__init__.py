@@ -3,7 +3,7 @@
 Before torch is imported, the command line is read and checked. `command_line` replaces short words by full flags.
 `parsed_line` parses it into flags and positional arguments. `flag_checks` expands shorthands such as `--wandb` and
 refuses wrong flags, with the messages of `suggestions`. `flow_yaml` writes values as YAML. `explicit_settings` reads
-which settings configs and flags give; `config_words` replaces short words in configs. `options` has the table of
+which settings configs and flags give. `options` has the table of
 options that all these and `help_pages` use.
 `all_options` is the page of `--help all`.
 
@@ -17,9 +17,9 @@ chooses the weights of best.ckpt, and `fit_summary` prints the result. `cross_va
 `fold_search` decides whether a fit is one, and which one it continues, `fold_data` checks that the images can be split
 into folds, and `fold_results` joins the results.
 
-`parser` reports wrong keys and values, `error_lines` all other errors. `config_files` finds configs by name,
-`logger_names` finds loggers by name. `logged_sheet` draws test images for loggers. `trust` decides which modules a
-checkpoint may import.
+`parser` reports wrong keys and values, `error_lines` all other errors. `config_files` finds configs by name and
+replaces their short words, `logger_names` finds loggers by name. `logged_sheet` draws test images for loggers. `trust`
+decides which modules a checkpoint may import.
 
 Our own commands: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists and
 removes caches, `list_backbones` lists networks, `check` finds faults of a data set, `export` writes files for other

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from finetune.commands.config_words import CLASSES, in_full_names
+from finetune.commands.config_files import CLASSES, in_full_names
 from finetune.commands.parsed_line import ParsedLine, parse_line
 from finetune.system.messages import WrongUsage
 

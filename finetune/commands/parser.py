@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
 from finetune import public_paths
 from finetune.commands import logger_names
-from finetune.commands.config_words import has_words, in_full_names
+from finetune.commands.config_files import has_words, in_full_names
 from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from command_lines import ParseOnly
 
-from finetune.commands.config_words import has_words, in_full_names
+from finetune.commands.config_files import has_words, in_full_names
 from finetune.system.messages import WrongUsage
 
 SHORT = """

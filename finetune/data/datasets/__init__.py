@@ -1,8 +1,8 @@
 """The data sets, each with its data module.
 
 - `image_folder`: any folder of class folders or table, and the hotdog set.
-- `image_source`: the interface of a source of images. `folder_source` and `table_source` are the two sources, between
-  which `sources` chooses. `folders` finds the classes, splits and images of a folder. `class_changes`:
+- `image_source`: the interface of a source of images. `sources` has that of a folder, and chooses between it and that
+  of a table, `table_source`. `folders` finds the classes, splits and images of a folder. `class_changes`:
   options that exclude or merge classes.
 - `misplaced`: hints for a folder that is one level too high or too low.
 - `listing`: all images of a data set for `finetune check`, also of a faulty one.
