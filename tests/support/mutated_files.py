@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -151,7 +152,8 @@ def _other_entries(content: bytes, rng: np.random.Generator, canary: Path) -> by
         4: [(name, pickle.dumps(Canary(canary), protocol=2))],
     }
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
+        warnings.simplefilter("ignore")  # about the name of the entry that is there twice
         for entry, value in entries[:chosen] + replaced[int(form)] + entries[chosen + 1 :]:
             archive.writestr(zipfile.ZipInfo(entry), value)
     return buffer.getvalue()
