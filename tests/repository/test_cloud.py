@@ -1,4 +1,4 @@
-"""The commands in docs/cloud.md, slurm.sh and pytorchjob.yaml are accepted by the programs that they call."""
+"""The commands in docs/cloud.md, and in the files that it names, are accepted by the programs that they call."""
 
 import os
 import re
@@ -249,3 +249,55 @@ def test_kubernetes_job(kind, rank, monkeypatch):
     user = pod["securityContext"]
     assert user["runAsNonRoot"] and user["runAsUser"] == user["fsGroup"] != 0
     assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_trainjob(monkeypatch):
+    job = yaml.safe_load((DOCS / "trainjob.yaml").read_text("utf-8"))
+    trainer = job["spec"]["trainer"]
+    # What the Trainer sets (kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go).
+    operators = {"NNODES": trainer["numNodes"], "NPROC_PER_NODE": trainer["numProcPerNode"]}
+    operators |= {"NODE_RANK": 1, "MASTER_ADDR": "finetune-node-0-0.finetune", "MASTER_PORT": 29500}
+    for name, value in operators.items():
+        monkeypatch.setenv(f"PET_{name}", str(value))
+    assert trainer["command"][0] == "torchrun"
+    flags, settings = parse_torchrun(trainer["command"][1:] + trainer["args"])
+    assert (flags.nnodes, flags.nproc_per_node, int(flags.node_rank)) == ("2", "4", 1)
+    assert trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == flags.nproc_per_node
+    assert "--resume" in trainer["args"] and settings.trainer.num_nodes == 1
+    (patch,) = job["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_skypilot(nodes, tmp_path):
+    task = yaml.safe_load((DOCS / "skypilot.yaml").read_text("utf-8"))
+    program = tmp_path / "torchrun"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    addresses = [f"10.0.0.{i}" for i in range(nodes)]
+    variables = {
+        "NUM_NODES": str(nodes),
+        "NUM_GPUS_PER_NODE": "1",
+        "NODE_RANK": str(nodes - 1),
+        "NODE_IPS": "\n".join(addresses),
+    }
+    done = subprocess.run(
+        ["bash", "-ec", task["run"]],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            **{f"SKYPILOT_{name}": value for name, value in variables.items()},
+        },
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    flags, settings = parse_torchrun(done.stdout.splitlines())
+    assert (flags.nnodes, flags.nproc_per_node) == (str(nodes), "1")
+    assert (flags.master_addr, flags.node_rank) == ("10.0.0.0", nodes - 1)
+    assert "--resume" in task["run"] and settings.data.init_args.root in task["file_mounts"]
+    assert settings.trainer.default_root_dir == "/runs/photos"
+    assert task["file_mounts"]["/runs"]["mode"] == "MOUNT_CACHED"
