@@ -123,7 +123,7 @@ def test_the_collector_comes_back_after_an_error():
 # What torchmetrics needs and scipy.signal does not is imported once; each way goes on in a fork of that.
 _SIGNAL = """
 import os, sys
-import numpy, torch
+import matplotlib.pyplot, numpy, scipy.stats, torch, torchvision
 from finetune.system.quick_process import import_torchmetrics
 for how in ("quick", "before", "control"):
     if pid := os.fork():
