@@ -106,6 +106,7 @@ def test_lines_of_python_run(colours, tmp_path, monkeypatch, page):
     shutil.copy(picture, "a.png")
     shutil.copy(picture, "b.png")
     fit, quick = finetune.fit, {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0}
+    quick["options"] = {"report": False}  # the notebook's has one
     monkeypatch.setattr(
         finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1})
     )
