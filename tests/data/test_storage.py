@@ -192,6 +192,8 @@ def test_a_second_kind_of_storage_needs_no_other_change(colours, tmp_path, monke
     assert not first_look(there.splits, there.class_names, PLACE).line()
     table = tmp_path / "x.csv"
     table.write_text(f"path,label\n{first},cat\n{last},dog\n")
-    of_table = ImageFolderData(table=str(table), test_fraction=0, val_fraction=0)
+    with pytest.raises(ValueError, match="is an address outside of the folder"):
+        ImageFolderData(table=str(table)).read()  # a table chooses no server
+    of_table = ImageFolderData(PLACE, table=str(table), test_fraction=0, val_fraction=0)
     assert list(of_table.splits["train"].paths) == [first, last]
     assert len(files_to_predict(f"{PLACE}/test")) == 30

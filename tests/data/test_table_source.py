@@ -135,7 +135,7 @@ def lines(*faulty: str, header: str = "path,label") -> str:
         (["sub,a"], "path,label", (3, "path"), "sub is not a file"),
         (["sub\\x.jpg,a"], "path,label", (3, "path"), "does not exist"),
         ([",a"], "path,label", (3, "path"), "the path is empty"),
-        (["s3://bucket/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
+        (["s3://bucket/x.jpg,a"], "path,label", (3, "path"), "is an address outside of the folder"),
         (["http://host/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
         (["extra.jpg,"], "path,label", (3, "label"), "the label is empty"),
         (["extra.jpg,'a\x07'"], "path,label", (3, "label"), "control character"),

@@ -62,5 +62,6 @@ def test_each_package_has_a_folder_of_tests_and_each_file_of_tests_lies_with_wha
         "integration",
         "repository",
         "benchmarks",
+        "chaos",
     }
     assert Counter(path.name for path in files).most_common(1)[0][1] == 1

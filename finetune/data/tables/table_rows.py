@@ -192,7 +192,7 @@ def folder_of(table: TableFile, column: str) -> str:
     folder = str(table.path.parent)
     values = table.columns[column][:_NUM_TRIED]
     texts = [value.strip() for value in values if isinstance(value, str)]
-    first = [text for text in texts if text and _is_path(text)]
+    first = [text for text in texts if text and _is_path(text) and not _URL.match(text)]
     if any(_exists(os.path.join(folder, text)) for text in first):
         return folder
     return "." if any(map(_exists, first)) else folder
@@ -211,7 +211,10 @@ def _is_path(text: str) -> bool:
 
 
 def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
-    """Return the path of each image, and the rows that have none. Relative paths are joined to `root`."""
+    """Return the path of each image, and the rows that have none. Relative paths are joined to `root`.
+
+    An address must lie in `root`, so that a table of somebody else chooses no server.
+    """
     prefix = "" if root == "." else os.path.join(root, "")
     paths: list[str] = []
     faults: list[Fault] = []
@@ -224,6 +227,12 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             fault = f"{shown(text)!r} is an address, which is unsupported"
             hint = "download the images, and give their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
+        elif is_address and not (prefix and text.startswith(prefix)):
+            fault = f"{shown(text)!r} is an address outside of the folder of the images"
+            hint = "give the address of that folder as --data.root"
+            faults.append(Fault(row, table.lines[row], column, fault, hint))
+            text = ""
+            is_address = False
         elif not _is_path(text):
             faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
             text = ""
