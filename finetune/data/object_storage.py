@@ -32,6 +32,8 @@ from finetune.data.storage import Entry, FileStats, Kind, Starts
 
 # A request is repeated for this long if the server does not answer or reports an error of its own.
 RETRY_SECONDS = 120.0
+# The same for lists, with which a command starts: missing credentials look like a server that does not answer.
+START_SECONDS = 15.0
 _MAX_RETRIES = 1000  # the time ends first
 _LONGEST_PAUSE = 5.0  # seconds between two attempts
 _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
@@ -123,7 +125,7 @@ class ObjectStorage:
     """The buckets of one scheme. All methods may be used in threads, but not in forked workers."""
 
     def __init__(self) -> None:
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[tuple[str, float], Any] = {}
         self._trees: dict[str, Tree] = {}
         self._lock = threading.Lock()
         self._forks = _forks
@@ -141,7 +143,7 @@ class ObjectStorage:
         address = parse_address(folder)
         root = str(address)
         place = str(address._replace(key=""))
-        store = self._store(address)
+        store = self._store(address, START_SECONDS)
         objects: dict[str, Object] = {}
 
         def read_pages() -> None:
@@ -280,7 +282,7 @@ class ObjectStorage:
         return None if tree is None else tree.objects.get(path)
 
     def _head(self, address: Address) -> Object | None:
-        store = self._store(address)
+        store = self._store(address, START_SECONDS)
         try:
             return _object(self._ask(str(address), lambda: obstore.head(store, address.key)))
         except FileNotFoundError:
@@ -288,7 +290,7 @@ class ObjectStorage:
 
     def _names(self, address: Address) -> Iterator[Entry]:
         """Return the names in a folder that is not listed, without those in its subfolders."""
-        store = self._store(address)
+        store = self._store(address, START_SECONDS)
         result = self._ask(
             str(address), lambda: obstore.list_with_delimiter(store, address.key or None)
         )
@@ -299,18 +301,19 @@ class ObjectStorage:
             path = meta["path"]
             yield Entry(path.rpartition("/")[2], f"{place}/{path}", False, False)
 
-    def _store(self, address: Address) -> Any:
-        """Return the client of a bucket, which all threads share."""
+    def _store(self, address: Address, seconds: float | None = None) -> Any:
+        """Return the client of a bucket, which all threads share. It repeats failed requests for some seconds."""
+        seconds = RETRY_SECONDS if seconds is None else seconds
         if self._forks != _forks:
             raise RuntimeError(
                 "object storage was used before a fork and in the child: it would hang"
             )
         with self._lock:
-            store = self._stores.get(address.bucket)
+            store = self._stores.get((address.bucket, seconds))
             if store is None:
                 place = str(address._replace(key=""))
-                store = self._ask(place, lambda: _client(place))
-                self._stores[address.bucket] = store
+                store = self._ask(place, lambda: _client(place, seconds))
+                self._stores[address.bucket, seconds] = store
             return store
 
     def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
@@ -333,7 +336,7 @@ def _object(meta: Mapping[str, Any]) -> Object:
     return Object(meta["size"], seconds * 10**9, meta["e_tag"])
 
 
-def _client(place: str) -> Any:
+def _client(place: str, seconds: float) -> Any:
     """Return a client of a bucket, with credentials and endpoint from the environment."""
     options: Any = {
         "timeout": timedelta(seconds=_ANSWER_SECONDS),
@@ -343,7 +346,7 @@ def _client(place: str) -> Any:
         options["allow_http"] = True
     retries: Any = {
         "max_retries": _MAX_RETRIES,
-        "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        "retry_timeout": timedelta(seconds=seconds),
         "backoff": {
             "init_backoff": timedelta(seconds=0.1),
             "max_backoff": timedelta(seconds=_LONGEST_PAUSE),
@@ -405,17 +408,18 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if _is_bucket_missing(text):
         return _bucket_missing(path)
     variables = _VARIABLES[parse_address(path).scheme]
+    # without credentials, those of a machine in the cloud are asked for
+    if re.search(r"169\.254\.|[Mm]etadata|Missing|must be specified|[Cc]redential", text):
+        return f"{path}: no credentials: set {variables}"
     is_refused = isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
     )
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
         return f"{path}: access denied: check {variables}, and the permissions of the bucket"
-    if re.search(r"169\.254\.|metadata|Missing|[Cc]redential", text):
-        return f"{path}: no credentials: set {variables}"
     if isinstance(error, exceptions.InvalidPathError):
         return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
     reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
-    return f"{path}: the storage does not answer as it should ({reason})"
+    return f"{path}: the storage does not answer, or not as it should ({reason})"
 
 
 def _without_urls(text: str) -> str:

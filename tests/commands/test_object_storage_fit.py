@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 from colours import QUICKEST
 from object_server import ObjectServer, object_server
 
+from finetune import Classifier
 from finetune.commands.error_lines import exit_code, one_line
-from finetune.data import image_cache
+from finetune.data import fetching, image_cache, object_storage
 from finetune.data.storage import STORAGES
 
 
@@ -82,6 +84,22 @@ def test_a_run_goes_on_and_uses_the_cache(server, colours, cli, monkeypatch):
         assert are_equal(local, fit(cli, place, name, *options))
         num_requests.append(server.requests["GET"])
     assert num_requests[1] < num_requests[0] - 90  # the images of train and val are not read again
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_weights_of_the_folder_on_a_disk(
+    server, colours, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    for root, name in ((str(colours), "local"), (f"{server.address}/set", "there")):
+        line = ["fit", root, *QUICKEST, "--devices", "2", "--workers", "1", "--name", name]
+        done = subprocess.run(
+            [sys.executable, "-m", "finetune", *line], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        runs.append(weights(name))
+    assert are_equal(*runs)
 
 
 @pytest.mark.slow
@@ -176,3 +194,87 @@ def test_a_local_folder_needs_no_obstore(colours):
     code += f"assert is_local({str(colours)!r}) and kind_of({str(colours)!r}) == 'folder'; "
     code += "sys.exit('obstore' in sys.modules or 'finetune.data.object_storage' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class Faults:
+    """Makes the first requests for each image fail, in all ways, and counts them."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self, method: str, path: str) -> str:
+        self.num += 1
+        kinds = ("unavailable", "cut", "truncate")
+        return kinds[self.num // 4 % 3] if self.num % 4 == 0 else ""
+
+
+@pytest.mark.slow
+def test_failed_requests_are_repeated(server, colours, cli):
+    faults = Faults()
+    server.fault = faults
+    there = fit(cli, f"{server.address}/set", "there")
+    assert faults.num > 100
+    assert are_equal(fit(cli, colours, "local"), there)
+
+
+@pytest.fixture
+def in_second_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Make the next fits call a function in their second epoch, of four batches as the first."""
+    step = Classifier.training_step
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", 1)  # images of later batches are not there yet
+
+    def install(call: Callable[[], None]) -> None:
+        def training_step(model, *args):
+            if model.trainer.global_step == 4:
+                call()
+            return step(model, *args)
+
+        monkeypatch.setattr(Classifier, "training_step", training_step)
+
+    return install
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_for_a_moment_is_waited_for(server, colours, cli, in_second_epoch):
+    options = ["--trainer.max_epochs", 2]
+    local = fit(cli, colours, "local", *options)
+
+    def restart() -> None:
+        server.stop()
+        threading.Timer(2, server.start).start()
+
+    in_second_epoch(restart)
+    assert are_equal(local, fit(cli, f"{server.address}/set", "there", *options))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_ends_the_run_in_one_line(
+    server, colours, cli, monkeypatch, in_second_epoch
+):
+    place = f"{server.address}/set"
+    local = fit(cli, colours, "local", "--trainer.max_epochs", 2)
+    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.5)
+    in_second_epoch(server.stop)
+    options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
+    text = error_line(cli, "fit", place, *options, "--name", "run")
+    assert f"{place}/train/" in text and "does not answer, or not as it should" in text
+    server.start()
+    in_second_epoch(lambda: None)
+    STORAGES.pop("s3")
+    cli("fit", "--resume", "runs/fit/run")
+    assert are_equal(local, weights("run"))
+
+
+def test_an_object_that_is_replaced_in_mid_run_is_named(server, colours, cli, in_second_epoch):
+    other = Path(colours, "train/red/01.png").read_bytes()
+
+    def replace() -> None:
+        for key in list(server.objects):
+            if key.startswith("set/train/red/"):
+                server.put(key, other + b" ")
+
+    in_second_epoch(replace)
+    options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
+    text = error_line(cli, "fit", f"{server.address}/set", *options, "--name", "run")
+    assert f"{server.address}/set/train/red/" in text and "was replaced" in text
+    assert Path("runs/fit/run/checkpoints/last.ckpt").is_file()
