@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 from colours import draw_colours
 from paths import ROOT
 from processes import finetune, processes_of, start_script
+from pytorch_lightning.strategies import DDPStrategy
 
 from finetune.distributed import heartbeat
 from finetune.distributed.heartbeat import Watch
@@ -110,6 +112,35 @@ def test_a_connection_without_the_token_is_closed(watch, listener):
         watch.run()
         assert other.recv(1) == b""
     leave()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"),
+    [(DDPStrategy()._timeout, 300), (timedelta(minutes=10), 600), (timedelta(seconds=20), 20)],
+)
+def test_the_timeout_of_the_strategy_is_for_this_too_if_it_is_set(timeout, seconds):
+    assert heartbeat._longest_silence(DDPStrategy(timeout=timeout)) == seconds
+
+
+def test_a_rank_that_cannot_connect_warns_and_continues(monkeypatch, caplog):
+    world = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        group=SimpleNamespace(WORLD=object()),
+        default_pg_timeout=None,
+    )
+    monkeypatch.setattr(heartbeat, "dist", world)
+    monkeypatch.setattr(heartbeat, "_watched_group", None)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    strategy = SimpleNamespace(
+        num_nodes=1, global_rank=1, local_rank=1, broadcast=lambda _: (port, TOKEN)
+    )
+    trainer = SimpleNamespace(strategy=strategy, state=SimpleNamespace(fn="fit"))
+    heartbeat._start(trainer, strategy)
+    assert f"process 1 cannot connect to port {port} of 127.0.0.1" in caplog.text
+    assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.slow
