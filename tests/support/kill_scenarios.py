@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -179,12 +180,26 @@ def step_of_last(root: Path) -> int:
 def killed_and_resumed(
     root: Path, step: int, reference: dict[str, Any], *extra: Any, **options: Any
 ) -> dict[str, Any]:
-    killed = Fit(root, *extra, world_size=options.get("world_size", 1)).signal_at(
-        step, signal.SIGKILL
-    )
+    world_size = options.get("world_size", 1)
+    fit = Fit(root, *extra, world_size=world_size, before=partial(wait_for_the_signal, step + 2))
+    killed = fit.signal_at(step, signal.SIGKILL)
     inside = step_of_last(root)
     resumed = Fit(root, *extra, **options).wait()
     return {"killed": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
+
+
+def wait_for_the_signal(step: int) -> None:
+    """Let a fit that is killed wait after a step: on a fast machine it could end before the signal is there."""
+    original = Classifier.training_step
+    calls: list[int] = []
+
+    def waiting(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) > step:
+            time.sleep(150)  # longer than the signal is waited for
+        return original(*args)
+
+    patch.object(Classifier, "training_step", waiting).start()
 
 
 def interrupted(
