@@ -217,9 +217,8 @@ def test_heat_maps_are_hidden_if_they_are_too_coarse_and_the_page_says_why(run):
 @needs_browser
 def test_a_thousand_classes_need_no_sideways_scrolling(tmp_path):
     names = [f"class {i} {'of_a_long_name' * (i % 4)}" for i in range(1_000)]
-    labels = np.arange(
-        200
-    )  # of the test images: a probability for each class is written and read three times
+    # few test images: a probability of each class is written for each, and read three times
+    labels = np.arange(200)
     p = np.full((200, 1_000), 0.1 / 999)
     p[labels, np.where(labels % 5, labels, 0)] = 0.9
     counts = dict.fromkeys(names, 1)

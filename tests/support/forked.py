@@ -118,7 +118,8 @@ class ForkedDevice(Forked):
 
 def _leave_folder_of_wandb() -> None:
     """Do not remove wandb's temporary folder at the end of this process: the importing process owns it."""
-    if media := sys.modules.get("wandb.sdk.data_types._private"):
+    media = sys.modules.get("wandb.sdk.data_types._private")
+    if media is not None:
         atexit.unregister(media.MEDIA_TMP.cleanup)
         media.MEDIA_TMP._finalizer.detach()
 
