@@ -27,6 +27,7 @@ from finetune.runs.outcome import (
 )
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
 from finetune.runs.statistics import accuracy_line
+from finetune.system.messages import shown
 
 _Answers = TypeVar("_Answers", Answers, LabelAnswers)
 
@@ -219,6 +220,10 @@ def _result(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: its confusion_matrix does not go with its class_names"
         )
+    if not _are_counts(matrix):
+        raise ValueError(f"{path} is damaged: its confusion_matrix has other values than counts")
+    if wrong := [name for name, value in result.items() if not _is_metric(name, value)]:
+        raise ValueError(f"{path} is damaged: its {shown(wrong[0])} is not a number")
     if "label_counts" in result and not _are_label_counts(result, len(names)):
         raise ValueError(f"{path} is damaged: its counts do not go with its class_names")
     if not _is_interval(result.get(INTERVAL, [0.0, 1.0])):
@@ -235,6 +240,16 @@ def _result(path: Path) -> dict[str, Any]:
     if not isinstance(result.get("test_folder", {}), dict):
         raise ValueError(f"{path} is damaged: its test_folder is not a result")
     return result
+
+
+def _are_counts(matrix: list[list[Any]]) -> bool:
+    """Return whether the cells of a confusion matrix are numbers of images."""
+    return all(type(cell) is int and cell >= 0 for row in matrix for cell in row)
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    """Return whether a value of test.json is a number or none, if its name is that of a metric."""
+    return not name.startswith("test/") or type(value) in (int, float, NoneType)
 
 
 # The types of the values of a fold in test.json.

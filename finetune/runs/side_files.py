@@ -100,6 +100,7 @@ def is_about(content: dict[str, Any]) -> bool:
         and all(type(num) is int and num >= 0 for num in numbers)
         and all(type(text) is str for text in texts)
         and _is_ranking(content.get("backbone_ranking"))
+        and _is_first_look(content.get("first_look"))
         and are_corrections(content.get("corrections"))
     )
 
@@ -124,6 +125,30 @@ def _is_corrected_split(split: Any) -> bool:
     return isinstance(pairs, list) and all(
         isinstance(pair, list) and [type(value) for value in pair] == [str, str, int]
         for pair in pairs
+    )
+
+
+def _is_first_look(look: Any) -> bool:
+    """Return whether a value is None or the result of `FirstLook.plain`."""
+    if look is None:
+        return True
+    if not isinstance(look, dict) or not isinstance(look.get("findings"), list):
+        return False
+    are_numbers = all(type(look.get(name)) is int for name in ("num_files", "num_opened"))
+    return are_numbers and all(map(_is_finding, look["findings"]))
+
+
+def _is_finding(finding: Any) -> bool:
+    if not isinstance(finding, dict) or not isinstance(finding.get("rows"), list):
+        return False
+    if not all(type(finding.get(name)) is str for name in ("level", "title")):
+        return False
+    return all(
+        isinstance(row, dict)
+        and isinstance(row.get("files"), list)
+        and all(type(file) is str for file in row["files"])
+        and type(row.get("note")) is str
+        for row in finding["rows"]
     )
 
 

@@ -1,5 +1,6 @@
 """The page of a run: its numbers are the run's, its links work, and no file name breaks it."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -334,3 +335,10 @@ def test_a_damaged_ranking_is_told(tmp_path, ranking):
     run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
     with pytest.raises(ValueError, match=r"about.json is damaged"):
         read_run(run)
+
+
+def test_a_report_shows_what_is_left_of_about_json(run):
+    about = json.loads((run / "about.json").read_text())
+    del about["root"], about["splits"]["train"], about["splits"]["test"]["origin"]
+    (run / "about.json").write_text(json.dumps(about))
+    assert f'<td class="number">{about["splits"]["test"]["counts"]["ünder"]}</td>' in page_of(run)
