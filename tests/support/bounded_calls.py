@@ -21,7 +21,7 @@ def faults_of_calls(
     Args:
         num: Number of calls.
         call: Returns the fault that it found, "" for none.
-        seconds: Processor time of one call. Ten times as much real time is allowed.
+        seconds: Processor time of one call. 20 times as much real time is allowed.
         num_bytes: Memory that one call may add.
 
     Returns:
@@ -65,7 +65,7 @@ def _run_calls(
                 file.write("5")  # the peak begins anew
             before = memory("VmHWM")
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
+            signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
             try:
                 fault = call(number)
             except BaseException as error:
