@@ -220,10 +220,7 @@ def _result(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: its confusion_matrix does not go with its class_names"
         )
-    if not _are_counts(matrix):
-        raise ValueError(f"{path} is damaged: its confusion_matrix has other values than counts")
-    if wrong := [name for name, value in result.items() if not _is_metric(name, value)]:
-        raise ValueError(f"{path} is damaged: its {shown(wrong[0])} is not a number")
+    _check_values(path, result, matrix)
     if "label_counts" in result and not _are_label_counts(result, len(names)):
         raise ValueError(f"{path} is damaged: its counts do not go with its class_names")
     if not _is_interval(result.get(INTERVAL, [0.0, 1.0])):
@@ -240,6 +237,21 @@ def _result(path: Path) -> dict[str, Any]:
     if not isinstance(result.get("test_folder", {}), dict):
         raise ValueError(f"{path} is damaged: its test_folder is not a result")
     return result
+
+
+def _check_values(path: Path, result: dict[str, Any], matrix: list[list[Any]]) -> None:
+    """Check the types of the metrics, the paths and the confusion matrix in test.json.
+
+    Raises:
+        ValueError: One is not what a run writes.
+    """
+    if not _are_counts(matrix):
+        raise ValueError(f"{path} is damaged: its confusion_matrix has other values than counts")
+    if wrong := [name for name, value in result.items() if not _is_metric(name, value)]:
+        raise ValueError(f"{path} is damaged: its {shown(wrong[0])} is not a number")
+    for name in ("checkpoint", "folder"):
+        if type(result.get(name) or "") is not str:
+            raise ValueError(f"{path} is damaged: its {name} is not a path")
 
 
 def _are_counts(matrix: list[list[Any]]) -> bool:

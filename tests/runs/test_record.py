@@ -49,6 +49,7 @@ DAMAGED = [
     ("test.json", b'{"class_names": ["a"], "confusion_matrix": [2]}'),
     ("test.json", b'{"class_names": ["a"], "confusion_matrix": [["x"]]}'),
     ("test.json", b'{"test/loss": [0.5]}'),
+    ("test.json", b'{"checkpoint": 3}'),
     ("about.json", b"{"),
     ("about.json", b'{"first_look": {"num_files": 3, "num_opened": 3, "findings": [{"rows": 1}]}}'),
     ("config.yaml", b"a: ["),
