@@ -77,7 +77,9 @@ def limited_fit(root: Path, world_size: int, seconds: float, reference: dict[str
     """Let no file become larger than a random size, so that a write fails as on a full disk; then start it again."""
     most = int(2 ** random.uniform(12, 22))
     limit = partial(_limit_files, most)
-    codes = Fit(root, *SHORT, world_size=world_size, before=limit).wait()
+    # no workers: the limit would hold for the shared memory of their batches, too
+    alone = ("--data.num_workers", 0)
+    codes = Fit(root, *SHORT, *alone, world_size=world_size, before=limit).wait()
     where = f"files of at most {most:,} bytes"
     log = (root / "log0").read_text()
     is_line = "error: " in log.strip().rpartition("\n")[2] and "Traceback" not in log
