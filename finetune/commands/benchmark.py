@@ -44,7 +44,7 @@ class BenchmarkCLI(FinetuneCLI):
             parser.description = (
                 "Measures a fit, with all its options, and where its time goes. Only caches stay."
             )
-            parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--output FILE] [options of fit]"
+            parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--out FILE] [options of fit]"
             parser.add_argument(
                 "--repeats",
                 type=int,
@@ -117,7 +117,7 @@ def benchmark(arguments: Sequence[str]) -> None:
     devices = line.last("devices")
     output = line.last("output")
     if output is not None:
-        check_target(output, "--output")
+        check_target(output, "--out")
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     if devices is None or line.asks_for_help():
         run_lightning(["benchmark", *arguments], BenchmarkCLI)

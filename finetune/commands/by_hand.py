@@ -46,7 +46,7 @@ def by_hand(
     if dtype not in _DTYPES:
         raise WrongUsage(f"--dtype {dtype} is not known; valid are: {', '.join(_DTYPES)}")
     replicas = parse_devices(devices)
-    check_target(output, "--output")
+    check_target(output, "--out")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

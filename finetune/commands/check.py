@@ -89,7 +89,7 @@ def check(
     began = time.perf_counter()
     try:
         for name in ("check.html", "check.json"):
-            check_target(Path(output, name), "--output")
+            check_target(Path(output, name), "--out")
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         options = TableOptions(

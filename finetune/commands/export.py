@@ -121,10 +121,10 @@ def export(
     if target.suffix != suffix:
         others = [name for name, (other, _) in WRITERS.items() if other == target.suffix]
         hint = f"; --format {others[0]} writes a {target.suffix}" if others else ""
-        raise WrongUsage(f"--output {output}: a file of --format {format} is a {suffix}{hint}")
+        raise WrongUsage(f"--out {output}: a file of --format {format} is a {suffix}{hint}")
     description_path = target.with_name(f"{target.name}.json")
     for path in (target, description_path):
-        check_target(path, "--output")
+        check_target(path, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
     pictures, what = _pictures(verify_on)
@@ -165,9 +165,9 @@ def _export_timm(
     """Write a folder in timm's layout; see `export`."""
     target = Path(output) if output else Path(ckpt_path).with_suffix(".timm")
     if target.exists() and not target.is_dir():
-        raise WrongUsage(f"--output {target}: --format timm writes a folder, and this is a file")
+        raise WrongUsage(f"--out {target}: --format timm writes a folder, and this is a file")
     for name in (README, DESCRIPTION, *TIMM_FILES):
-        check_target(target / name, "--output")
+        check_target(target / name, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     check_supported(predictor)
     pictures, what = _pictures(verify_on)

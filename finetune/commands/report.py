@@ -86,7 +86,7 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
     check = data_check(records[0], checked) if len(records) == 1 else None
     target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
-    check_target(target, "--output" if output else "the page")
+    check_target(target, "--out" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
     if len(records) == 1:
         page_of(records[0], target, check)

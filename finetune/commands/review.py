@@ -75,7 +75,7 @@ def review(
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
     path = Path(output or place / _FILE)
     try:
-        check_target(path, "--output")
+        check_target(path, "--out")
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_writable(path)
     except OSError as error:

@@ -47,9 +47,9 @@ def sheet(
     if num < 1 or columns < 1:
         raise WrongUsage(f"num and columns must be at least 1, got {num} and {columns}")
     if Path(output).suffix.lower() != ".png":
-        raise WrongUsage(f"--output {output}: a sheet is a .png")
+        raise WrongUsage(f"--out {output}: a sheet is a .png")
     check_seed(seed)
-    check_target(output, "--output")
+    check_target(output, "--out")
     predictor = Predictor(ckpt_path)
     paths = files_to_predict(pictures)
     Path(output).parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def data_check(run: RunRecord, path: str | None = None) -> DataCheck | None:
         path = str(Path(path, "check.json"))
     if not Path(path).is_file():
         raise WrongUsage(
-            f"--check: no file {shown(path)}: `finetune check FOLDER --output X` writes X/check.json"
+            f"--check: no file {shown(path)}: `finetune check FOLDER --out X` writes X/check.json"
         )
     return _read(run, Path(path))
 

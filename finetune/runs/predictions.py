@@ -64,11 +64,11 @@ class PredictionWriter(pl.Callback):
         abstain_below: float | None = None,
     ) -> None:
         if output and Path(output).suffix.lower() not in SUFFIXES:
-            raise WrongUsage(f"--output {output}: the suffix must be one of {' '.join(SUFFIXES)}")
+            raise WrongUsage(f"--out {output}: the suffix must be one of {' '.join(SUFFIXES)}")
         if output and Path(output).suffix.lower() == ".parquet":
             check_pyarrow()
         if output:
-            check_target(output, "--output")
+            check_target(output, "--out")
         if top_k is not None and top_k < 1:
             raise WrongUsage(f"--top_k must be at least 1, got {top_k}")
         if abstain_below is not None and not 0 <= abstain_below <= 1:

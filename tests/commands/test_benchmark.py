@@ -55,7 +55,7 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
         (["--devices", "1,x"], "--devices takes numbers such as 1,2, not '1,x'"),
         (
             ["--output", "out.json/x.json"],
-            "--output out.json/x.json: .*out.json is a file, not a folder",
+            "--out out.json/x.json: .*out.json is a file, not a folder",
         ),
         (["--devices", "0"], "--devices takes numbers"),
     ],

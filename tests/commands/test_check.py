@@ -267,8 +267,8 @@ def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at
         "finetune.commands.check.inspect_images", lambda paths: pytest.fail("looked")
     )
     (tmp_path / "file").touch()
-    for option in ("--output", "--lists"):
-        with pytest.raises(WrongUsage, match="file"):
+    for option in ("--out", "--lists"):
+        with pytest.raises(WrongUsage, match=f"{option} .*file"):
             cli("check", pictures, option, tmp_path / "file/out")
 
 

@@ -250,7 +250,7 @@ WRONG_VALUES = {
         "predict",
         "--data.image_size=64",
     ): "--data.image_size 64: the checkpoint decides that it is 28; leave it out",
-    ("predict", "--output", "folder.csv"): "--output folder.csv is a folder",
+    ("predict", "--output", "folder.csv"): "--out folder.csv is a folder",
     ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
     ("predict", "--top_k", "4"): "there are only 3 classes",
     ("predict", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",

@@ -500,9 +500,9 @@ def test_the_parts_of_a_private_file_are_private(run):
 def test_a_target_that_can_t_be_is_told_before_the_work(run):
     (run.root / "folder.csv").mkdir()
     (run.root / "file").touch()
-    with pytest.raises(ValueError, match=r"--output .*folder.csv is a folder: name a file in it"):
+    with pytest.raises(ValueError, match=r"--out .*folder.csv is a folder: name a file in it"):
         PredictionWriter(run, str(run.root / "folder.csv"))
-    with pytest.raises(ValueError, match=r"--output .*: .*/file is a file, not a folder"):
+    with pytest.raises(ValueError, match=r"--out .*: .*/file is a file, not a folder"):
         PredictionWriter(run, str(run.root / "file/new/out.csv"))
 
 
@@ -539,7 +539,7 @@ def test_the_suffix_may_be_written_in_capitals_and_the_folder_is_made(run, suffi
     [
         (
             {"output": "out.xlsx"},
-            "--output out.xlsx: the suffix must be one of .csv .jsonl .parquet",
+            "--out out.xlsx: the suffix must be one of .csv .jsonl .parquet",
         ),
         ({"output": "out"}, "suffix must be one of"),
         ({"top_k": 0}, "--top_k must be at least 1, got 0"),
