@@ -229,7 +229,7 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif is_address and not (prefix and text.startswith(prefix)):
             fault = f"{shown(text)!r} is an address outside of the folder of the images"
-            hint = "give the address of that folder as --data.root"
+            hint = "give the address of their folder: as --data.root, or to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
             is_address = False
