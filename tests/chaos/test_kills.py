@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_disturbed_command_that_is_started_again_ends_as_any_other(tmp_path, trials, record_row):
     data = draw_colours(tmp_path / "data", train=30, test=4)
-    out = launch("kill_moments.py", tmp_path / "out", 1, data, str(trials(1, 15)))
+    out = launch("kill_moments.py", tmp_path / "out", 1, data, str(trials(1, 8)))
     results = json.loads((out / "results.json").read_text())
     wrong_of = {}
     for command, faults in results.items():
