@@ -225,6 +225,11 @@ def _take_run(line: ParsedLine) -> None:
         line.positionals.remove(run)
         line.flags = [(name, value) for name, value in line.flags if name != "resume"]
         line.flags.append(("resume", run))
+    if line.has("resume"):
+        for path in line.positionals:
+            if not is_address(path) and not os.path.exists(path):
+                kinds = "the folder of a run or a folder of images"
+                raise NotFound(f"--resume: {path!r} does not exist; give {kinds}{_nearest(path)}")
     named = line.last("resume")
     if named and named.lower() not in ("true", "false"):
         run = run_of(named)

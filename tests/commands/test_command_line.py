@@ -107,6 +107,8 @@ WRONG = {
     "sheet run": "finetune sheet needs images",
     "fit": "no data: give the folder of your images: finetune fit FOLDER, or one of those",
     "fit --resume=pictures": "--resume pictures: that is not the folder of a run",
+    "fit --resume nowhere": "--resume: 'nowhere' does not exist; give the folder of a run",
+    "fit pictures --resume early2": "a run or a folder of images; did you mean 'early'?",
     "fit early early --resume": "one folder is needed, not 2 ('early' 'early'): finetune fit --resume RUN",
     "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
     "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of images",
