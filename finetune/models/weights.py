@@ -77,7 +77,7 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         raise FileNotFoundError(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)
     hint = (
-        f"valid are: {valid}"
+        f"valid are: {valid}, a file, and null"
         if valid
         else "none are published: give a file, or --model.weights null"
     )

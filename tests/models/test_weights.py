@@ -113,7 +113,7 @@ def test_weights_that_are_nowhere(tmp_path):
         match=r"are a folder, and only networks of timm's \(--model.backbone timm/NAME\)",
     ):
         read_weights(str(tmp_path), "resnet50")
-    valid = "valid are: IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT$"
+    valid = "valid are: IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT, a file, and null$"
     for wrong in ("IMAGENET1K_V3", "ResNet18_Weights.IMAGENET1K_V1"):
         with pytest.raises(ValueError, match=valid):
             read_weights(wrong, "resnet50")
