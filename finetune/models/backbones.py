@@ -33,10 +33,9 @@ class FixedImageSize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[2:] != (self.side, self.side):
-            raise ValueError(
-                f"this network takes images of {self.side}x{self.side} pixels, not {images.shape[2]}x"
-                f"{images.shape[3]}: image_size must be {self.side}"
-            )
+            height, width = images.shape[2:]
+            size = f"{height}" if height == width else f"{height}x{width}"
+            raise ValueError(f"image_size must be {self.side}, not {size}")
         return images
 
 
