@@ -179,7 +179,13 @@ def label_network(
             name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")
         }
 
-    features = Features(backbone, weights, image_size)
+    try:
+        features = Features(backbone, weights, image_size)
+    except ValueError as error:
+        if ckpt_path is None and weights.endswith(".ckpt"):
+            hint = f"--ckpt_path {weights} takes the network of the checkpoint too"
+            raise WrongUsage(f"{weights} is not of {backbone}: {hint}") from error
+        raise
     try:
         features(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8))
     except Exception as error:  # networks raise different errors if an image is too small

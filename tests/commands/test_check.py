@@ -342,3 +342,9 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
             "--image_size",
             40,
         )
+    (tmp_path / "w.pt").rename(tmp_path / "w.ckpt")
+    hint = (
+        "w.ckpt is not of small_cnn: --ckpt_path .*w.ckpt takes the network of the checkpoint too$"
+    )
+    with pytest.raises(WrongUsage, match=hint):
+        cli("check", pictures, "--weights", tmp_path / "w.ckpt", "--backbone", "small_cnn")
