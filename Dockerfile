@@ -12,10 +12,10 @@
 # that of the folder's owner, as above, the files become his. Without `--user` it is 1000, on most computers the first
 # user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
 # Read-only root: add `--read-only --tmpfs /tmp`.
-# Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for big pictures.
+# Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for large images.
 # Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
 # `serve` answers what it has accepted, then exits with 0.
-# `docker run --stop-timeout 60` leaves a slow disk, or big pictures, more than the usual 10 seconds.
+# `docker run --stop-timeout 60` leaves a slow disk, or large images, more than the usual 10 seconds.
 #
 # Size: 5.2 GB above the base image, 2.9 GB to fetch (gzip); 3.1 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
 # device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
