@@ -69,7 +69,7 @@ def hostile_upload(client: TestClient, number: int) -> httpx.Response:
 def test_serve_answers_good_requests_among_hostile_ones(predictor, colours, trials, record_row):
     paths = sorted(Path(colours, "test").rglob("*.png"))
     app = make_app(Service(predictor, LIMITS, max_batch=4), None, "127.0.0.1")
-    number = trials(150, 10_000)
+    number = trials(100, 10_000)
     statuses: Counter[int] = Counter()
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         expected = [client.post("/predict", content=path.read_bytes()).json() for path in paths]
@@ -115,7 +115,7 @@ def hostile_decision(client: TestClient, number: int) -> httpx.Response:
 
 def test_review_saves_each_good_decision_among_hostile_ones(colours, tmp_path, trials, record_row):
     folder = copy_with_wrong_labels(colours, tmp_path / "wrong")
-    number = trials(150, 10_000)
+    number = trials(100, 10_000)
     statuses: Counter[int] = Counter()
     wrong = []
     num_saved = 0
