@@ -9,7 +9,7 @@
 #
 # Everything is written beneath /workspace, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
 # Whose it is does not matter: the image knows no users and writes nowhere else, so `--user` may be any number; with
-# that of the folder's owner, as above, the files become his. Without `--user` it is 1000, on most computers the first
+# that of the folder's owner, as above, that person owns the files. Without `--user` it is 1000, on most computers the first
 # user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
 # Read-only root: add `--read-only --tmpfs /tmp`.
 # Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for large images.

@@ -285,7 +285,7 @@ def test_skypilot(nodes, tmp_path):
         "NODE_IPS": "\n".join(addresses),
     }
     done = subprocess.run(
-        ["bash", "-ec", task["run"]],
+        ["bash", "-ec", task["run"].replace(" /photos ", f" {tmp_path} ")],
         env={
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             **{f"SKYPILOT_{name}": value for name, value in variables.items()},
@@ -298,6 +298,7 @@ def test_skypilot(nodes, tmp_path):
     flags, settings = parse_torchrun(done.stdout.splitlines())
     assert (flags.nnodes, flags.nproc_per_node) == (str(nodes), "1")
     assert (flags.master_addr, flags.node_rank) == ("10.0.0.0", nodes - 1)
-    assert "--resume" in task["run"] and settings.data.init_args.root in task["file_mounts"]
+    assert "--resume" in task["run"] and settings.data.init_args.root == str(tmp_path)
+    assert "/photos" in task["file_mounts"]
     assert settings.trainer.default_root_dir == "/runs/photos"
     assert task["file_mounts"]["/runs"]["mode"] == "MOUNT_CACHED"
