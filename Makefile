@@ -60,7 +60,7 @@ docker:
 COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --only-binary :all: \
 	--generate-hashes --annotation-style line --custom-compile-command "make lock" $(COMPILE_OPTIONS)
 lock: $(BIN)/uv
-	$(COMPILE) pyproject.toml --extra parquet --extra export --extra serve --output-file requirements.lock
+	$(COMPILE) pyproject.toml --extra parquet --extra export --extra serve --extra storage --output-file requirements.lock
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(COMPILE) - --output-file requirements-build.lock
 

@@ -31,7 +31,7 @@ OPTIONAL = {
     name: requirements(lines) for name, lines in PROJECT["project"]["optional-dependencies"].items()
 }
 RUNTIME = requirements(PROJECT["project"]["dependencies"])
-RUNTIME |= OPTIONAL["parquet"] | OPTIONAL["export"] | OPTIONAL["serve"]
+RUNTIME |= OPTIONAL["parquet"] | OPTIONAL["export"] | OPTIONAL["serve"] | OPTIONAL["storage"]
 BUILD = requirements(PROJECT["build-system"]["requires"])
 
 
