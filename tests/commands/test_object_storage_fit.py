@@ -196,6 +196,9 @@ def test_a_local_folder_needs_no_obstore(colours):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+NO_CACHE = ["--data.cache_limit_gb", 0]  # another test of this folder may have left one
+
+
 class Faults:
     """Makes the first requests for each image fail, in all ways, and counts them."""
 
@@ -212,7 +215,7 @@ class Faults:
 def test_failed_requests_are_repeated(server, colours, cli):
     faults = Faults()
     server.fault = faults
-    there = fit(cli, f"{server.address}/set", "there")
+    there = fit(cli, f"{server.address}/set", "there", *NO_CACHE)
     assert faults.num > 100
     assert are_equal(fit(cli, colours, "local"), there)
 
@@ -236,7 +239,7 @@ def in_second_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], N
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_for_a_moment_is_waited_for(server, colours, cli, in_second_epoch):
-    options = ["--trainer.max_epochs", 2]
+    options = ["--trainer.max_epochs", 2, *NO_CACHE]
     local = fit(cli, colours, "local", *options)
 
     def restart() -> None:
@@ -256,6 +259,7 @@ def test_a_server_that_is_gone_ends_the_run_in_one_line(
     monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.5)
     in_second_epoch(server.stop)
     options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
+    options += NO_CACHE
     text = error_line(cli, "fit", place, *options, "--name", "run")
     assert f"{place}/train/" in text and "does not answer, or not as it should" in text
     server.start()
@@ -275,6 +279,7 @@ def test_an_object_that_is_replaced_in_mid_run_is_named(server, colours, cli, in
 
     in_second_epoch(replace)
     options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
+    options += NO_CACHE
     text = error_line(cli, "fit", f"{server.address}/set", *options, "--name", "run")
     assert f"{server.address}/set/train/red/" in text and "was replaced" in text
     assert Path("runs/fit/run/checkpoints/last.ckpt").is_file()
