@@ -43,7 +43,15 @@ from finetune.runs.fold_record import (
     read_folds,
     write_folds,
 )
-from finetune.runs.folder import Run, check_name, check_unused, has_result, last_checkpoint
+from finetune.runs.folder import (
+    Run,
+    check_name,
+    check_unused,
+    has_result,
+    last_checkpoint,
+    missing_folders,
+    remove_empty,
+)
 from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.results import write_results
@@ -86,6 +94,7 @@ def fit_folds(arguments: Sequence[str], typed: Sequence[str], began: float) -> N
     be_quiet()
     line = parse_line(arguments[1:])
     _check_possible(line)
+    missing = missing_folders(root_of(line) / "fit")
     folder, record, changes = _begin_or_continue(line)
     changes = _with_shared_minutes(folder, record, changes, began)
     _write_beginning(folder, shlex.join(["finetune", *typed]))
@@ -95,14 +104,23 @@ def fit_folds(arguments: Sequence[str], typed: Sequence[str], began: float) -> N
             log.info("fold %d of %d has ended: %s", fold, record.num_folds, run)
         else:
             log.info("fold %d of %d", fold, record.num_folds)
-            _run_fold(folder, record, command)
+            _run_fold(folder, record, command, missing)
         if fold == 1:
             _write_config(folder, run)
     _conclude(folder, record)
 
 
-def _run_fold(folder: Path, record: FoldRecord, command: list[str]) -> None:
-    """Run a fold. If it fails, this process ends, and a folder without results is deleted, as that of any run."""
+def _run_fold(
+    folder: Path, record: FoldRecord, command: list[str], missing: Sequence[Path]
+) -> None:
+    """Run a fold. If it fails, this process ends, and a folder without results is deleted, as that of any run.
+
+    Args:
+        folder: The folder of the cross-validation.
+        record: Its record.
+        command: The command line of the fold.
+        missing: Folders around it that did not exist before this command, innermost first. They are deleted, too.
+    """
     code = _run(command, record)
     if not code:
         return
@@ -111,6 +129,7 @@ def _run_fold(folder: Path, record: FoldRecord, command: list[str]) -> None:
     else:
         release_run(folder)
         shutil.rmtree(folder, ignore_errors=True)
+        remove_empty(missing)
     sys.exit(code)
 
 

@@ -85,7 +85,7 @@ class Run:
 
     def _create(self) -> None:
         folder = self.root / self.command
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        missing = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.name is not None:
             check_unused(folder / self.name)
@@ -122,9 +122,7 @@ class Run:
             return
         release_run(self._made[0])
         shutil.rmtree(self._made[0], ignore_errors=True)
-        for parent in self._made[1:]:
-            with suppress(OSError):  # another run is in it
-                parent.rmdir()
+        remove_empty(self._made[1:])
 
     def file(self, name: str) -> Path:
         assert self.path is not None, "the run's folder is not chosen yet"
@@ -132,6 +130,18 @@ class Run:
 
     def checkpoint(self, name: str) -> Path:
         return self.file("checkpoints") / f"{name}.ckpt"
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """Return the folder and its parents that do not exist, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Delete those of the folders that are empty, in this order."""
+    for folder in folders:
+        with suppress(OSError):  # another run is in it
+            folder.rmdir()
 
 
 def versions(root: str | Path, command: str) -> list[Path]:
