@@ -80,7 +80,7 @@ def review(
         _check_writable(path)
     except OSError as error:
         what = f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
-        raise WrongUsage(f"{what}. --out FILE writes it elsewhere") from error
+        raise OSError(f"{what}. --out FILE writes it elsewhere") from error
     file = CorrectionsFile(path)
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped

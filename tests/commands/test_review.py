@@ -15,6 +15,7 @@ import pytest
 from processes import start
 
 from finetune.commands import review
+from finetune.commands.error_lines import exit_code
 from finetune.data.corrections import parse_corrections
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -121,8 +122,9 @@ def test_a_read_only_folder_is_said_with_the_way_out(cli, colours, monkeypatch):
         monkeypatch.setattr("finetune.system.files.os.access", lambda *_: True)
     monkeypatch.setattr(review.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     message = "corrections.csv: Read-only file system. --out FILE writes it elsewhere"
-    with pytest.raises(WrongUsage, match=message):
+    with pytest.raises(OSError, match=message) as caught:
         cli("review", colours)
+    assert exit_code(caught.value) == 1
 
 
 def test_wrong_arguments_get_one_line(cli, colours, tmp_path):
