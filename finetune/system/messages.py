@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from finetune.system.terminal import colored
+from finetune.system.terminal import colored, wrapped
 
 # Characters that are escaped on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -75,9 +75,10 @@ class _ShownFormatter(logging.Formatter):
     """Writes control characters as escapes, since a message may hold text of an untrusted file; colors by level."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = "\n".join(shown(line) for line in super().format(record).split("\n"))
+        lines = [shown(line) for line in super().format(record).split("\n")]
         if record.levelno < logging.WARNING:
-            return text
+            return "\n".join(wrapped(line, sys.stderr) for line in lines)
+        text = "\n".join(lines)  # not wrapped: it may hold a command to copy
         color = "yellow" if record.levelno < logging.ERROR else "red"
         return colored(text, color, sys.stderr)
 

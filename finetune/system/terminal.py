@@ -10,9 +10,13 @@ import io
 import os
 import select
 import sys
+import textwrap
 from typing import Any, TextIO
 
 COLORS = {"red": 31, "yellow": 33}
+_NARROWEST = (
+    20  # columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
+)
 
 
 def write_line(text: str) -> None:
@@ -86,6 +90,22 @@ def is_interactive(stream: TextIO | None) -> bool:
     if stream is None or not stream.isatty():
         return False
     return os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
+
+
+def wrapped(text: str, stream: TextIO | None) -> str:
+    """Return a line that is broken between words at the width of the terminal; as it is if the stream is none."""
+    stream = getattr(stream, "rich_proxied_file", stream)
+    if stream is None or not is_interactive(stream):
+        return text
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return text
+    if not _NARROWEST <= width < len(text):
+        return text
+    return textwrap.fill(
+        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def has_color(stream: TextIO | None) -> bool:

@@ -4,6 +4,7 @@ import errno
 import os
 import pty
 import sys
+import termios
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from finetune.system.terminal import (
     outlive_terminal,
     print_if_read,
     redirect_closed_outputs,
+    wrapped,
     write_line,
 )
 
@@ -117,3 +119,19 @@ def test_training_outlives_a_log_on_a_full_disk_but_a_result_must_arrive():
     # the control
     assert code_of(log, (os.dup(full), os.dup(full)), outlives=False)[0] == errno.ENOSPC
     assert code_of(print_much, (os.dup(full), full))[0] == errno.ENOSPC
+
+
+def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    line = "network: lenet, random weights; all parameters of /a/long/path/to-a/folder are trained"
+    reader, writer = pty.openpty()
+    with os.fdopen(reader), os.fdopen(writer, "w") as terminal:
+        termios.tcsetwinsize(writer, (24, 30))
+        lines = wrapped(line, terminal).split("\n")
+        termios.tcsetwinsize(writer, (24, len(line)))
+        assert wrapped(line, terminal) == line
+    assert len(lines) == 4 and all(len(part) <= 30 for part in lines)
+    assert " ".join(part.strip() for part in lines) == line
+    with (tmp_path / "log").open("w") as file:
+        assert wrapped(line, file) == line
