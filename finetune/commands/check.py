@@ -88,6 +88,10 @@ def check(
     """
     began = time.perf_counter()
     try:
+        if Path(output).suffix in (".html", ".json") and not os.path.isdir(output):
+            raise WrongUsage(
+                f"--out {output} must be a folder: check.html and check.json are written into it"
+            )
         for name in ("check.html", "check.json"):
             check_target(Path(output, name), "--out")
         if lists is not None:

@@ -270,6 +270,8 @@ def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at
     for option in ("--out", "--lists"):
         with pytest.raises(WrongUsage, match=f"{option} .*file"):
             cli("check", pictures, option, tmp_path / "file/out")
+    with pytest.raises(WrongUsage, match=r"^--out x\.html must be a folder: check\.html and "):
+        cli("check", pictures, "--out", "x.html")
 
 
 def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, monkeypatch):
