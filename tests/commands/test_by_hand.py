@@ -14,7 +14,7 @@ from finetune.commands.by_hand import parse_devices
 from finetune.parity import data_parallel
 
 LINE = re.compile(r"epoch (\d+)  test accuracy (0\.\d{4}|1\.0000)  time (\d+\.\d) s")
-# 200 pictures in batches of 24, and a last one of 8.
+# 200 images in batches of 24, and a last one of 8.
 QUICK = ("--batch_size", 24, "--epochs", 3, "--lr", 0.5, "--root", "clothes")
 
 

@@ -35,7 +35,7 @@ def test_and_inside_it_once_installed(package):
     inside = package / "finetune/configs/own.yaml"
     inside.parent.mkdir()
     inside.write_text("{}")
-    # The folder beside an installed package is somebody else's.
+    # The folder next to an installed package belongs to others.
     assert shipped() == {"own.yaml": inside}
 
 

@@ -144,7 +144,7 @@ def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
             "--output",
             "some.safetensors",
         )
-    # a process that is killed leaves nothing beside the checkpoint
+    # a killed process leaves nothing next to the checkpoint
     assert not list(tmp_path.iterdir()) and not there
 
 
@@ -330,7 +330,7 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
 
 def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path):
     int8 = ["--quantize", "int8", "--output", tmp_path / "some.onnx", "--root"]
-    # a folder of the training pictures alone
+    # a folder of the training images alone
     with pytest.raises(ValueError, match=r"has seen .* in training"):
         cli("export", run / "checkpoints/best.ckpt", *int8, colours / "train")
     known = torch.load(run / "checkpoints/best.ckpt", weights_only=True)

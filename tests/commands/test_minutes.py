@@ -270,7 +270,7 @@ def handed_over() -> dict:
 
 
 def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
-    # Five times is the least for 2,000 pictures where nobody says, and half of it is enough: 157 batches of 20 s at 224
+    # Five times is the least for 2,000 images where nobody says, and half of it is enough: 157 batches of 20 s at 224
     # pixels; at 160 they are expected to take 11.7 s, and 8.2 s at 128.
     for budget, size in ((18, 128), (33, 160), (60, 224), (2, 128)):
         tried.clear()
@@ -397,7 +397,7 @@ def test_two_processes_train_as_long_as_the_first_has_chosen_and_go_on(colours, 
     last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == length[0]
-    # A run that was interrupted goes on in both processes.
+    # An interrupted run continues in both processes.
     text = (tmp_path / "runs/fit/version_0/config.yaml").read_text()
     longer = text.replace(f"max_epochs: {length[0]}", f"max_epochs: {length[0] + 1}")
     (tmp_path / "runs/fit/version_0/config.yaml").write_text(longer)
@@ -457,7 +457,7 @@ def test_a_process_that_somebody_else_started_as_another_device_is_refused(settl
 
 
 def test_evaluation_takes_time_by_its_own_size(settle):
-    # 100 pictures to test take a second, at ten times the side 100 seconds: 15 batches' worth.
+    # 100 images to test take a second, at ten times the side 100 seconds: 15 batches' worth.
     plain, larger = (settle(60.0, image_size=128, eval_image_size=side)[0] for side in (128, 1280))
     seen = [
         config.trainer.max_epochs * (config.trainer.limit_train_batches or 63)
@@ -511,7 +511,7 @@ def test_without_minutes_nothing_is_tried(settle, tried):
     assert (told, tried, config.trainer.max_epochs) == ("", [], None)
 
 
-# 320 pictures are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
+# 320 images are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
 # 2,000 are usually seen 15 times, and so they are by several networks: 18,900 s for one.
 @pytest.mark.parametrize(
     ("num_images", "budgets"),

@@ -39,7 +39,7 @@ def test_every_way_computes_what_one_device_does(rows):
 def test_bytes_are_those_of_the_arithmetic(rows):
     # LeNet: 20*9+20, 50*20*25+50, 800*128+128, 128*10+10 weights of 8 bytes
     lenet = 8 * (200 + 25_050 + 102_528 + 1_290)
-    # cut behind conv2's pooling: 32 pictures of 50*4*4 values; the linear layer's input gradient, the head's sum
+    # cut behind conv2's pooling: 32 images of 50*4*4 values; the linear layer's input gradient, the head's sum
     pipeline, layer_wise = 32 * 800 * 8, 32 * 800 * 8 + 32 * 10 * 8
     found = {row.name: row.num_bytes for row in rows}
     assert (found["by hand"], found["ddp"]) == (lenet, lenet)

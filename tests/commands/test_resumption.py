@@ -29,7 +29,7 @@ UNTESTED = ("--test_after_fit", "false")
 UNLEARNED = ["fit", *QUICKEST, *UNTESTED, "--lr", "1e-12"]
 FINISHED = ("--trainer.max_epochs", 1)
 UNFINISHED = ("--trainer.max_epochs", 2)
-# Of a network that takes pictures of any size.
+# For a network that takes images of any size.
 ANY_SIZE = [*QUICKEST, "--model.backbone", "timm/test_efficientnet", *UNTESTED]
 
 

@@ -183,7 +183,7 @@ def test_a_run_that_begins_anew_chooses_its_own_precision(colours, cli, tmp_path
     )
     (tmp_path / "runs/fit/version_1").mkdir()  # it ended before its first checkpoint
     assert made(colours, *unsaid).precision in own
-    # prolonged: version_0 goes on
+    # prolonged: version_0 continues
     assert made(colours, *unsaid, "--trainer.max_epochs", "2").precision == "64-true"
 
 

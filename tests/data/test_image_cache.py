@@ -410,7 +410,7 @@ def test_a_full_disk_leaves_the_run_without_a_cache(root, small_disk, caplog, mo
 
 @pytest.mark.parametrize("limit", ["cache_limit_gb", "free disk"])
 def test_a_data_set_above_the_limit_stays_undecoded(root, limit, caplog, monkeypatch):
-    # 24 pictures of some 2,000 pixels: 0.16 MB.
+    # 24 images of some 2,000 pixels: 0.16 MB.
     if limit == "free disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     limit_gb = 0.0001 if limit == "cache_limit_gb" else 1
@@ -537,7 +537,7 @@ def test_use_is_remembered(root):
     assert time.time() - path.stat().st_mtime < 100
 
 
-# Smaller pictures
+# Smaller images
 
 
 def test_test_pictures_are_never_made_smaller(root):

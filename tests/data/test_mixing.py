@@ -82,7 +82,7 @@ def test_with_both_each_picture_draws_which_and_nothing_else_depends_on_it():
     )
 
 
-# Two pictures as one
+# Two images as one
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.5, 0.123, 0.9])
@@ -140,7 +140,7 @@ def torchvision_box(share: float, place: tuple[int, int], height: int, width: in
         return reference.make_params([torch.empty(2, 3, height, width)])
 
 
-# Pictures of an epoch
+# Images of an epoch
 
 
 def pictures(
@@ -225,7 +225,7 @@ def test_each_class_has_on_average_the_share_that_it_has_of_the_pictures():
         item = mixed[key]
         sums[item["label"]] += item["share"]
         sums[item["partner_label"]] += 1 - item["share"]
-    # The standard error of a class is below 0.5 / sqrt(540): less is drawn than that, most of a picture is its own.
+    # The standard error of a class is below 0.5 / sqrt(540): less is drawn than that, most of an image is its own.
     np.testing.assert_allclose(
         sums / sums.sum(), np.bincount(labels) / 9, atol=4 * 0.5 / np.sqrt(540)
     )

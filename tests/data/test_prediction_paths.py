@@ -60,7 +60,7 @@ def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
     shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
     with pytest.raises(ValueError, match=rf"^'{name}' is an {what}"):
         ImageFolderData(predict=name).read()
-    # The control: a picture with an archive behind it, as some programs write, is a picture.
+    # The control: an image with an archive behind it, as some programs write, is an image.
     Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
     assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
 

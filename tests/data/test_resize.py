@@ -50,7 +50,7 @@ def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
         image = decode(content, shorter_side=256)
         assert transform(image=image)["image"].shape == (224, 224, 3)
 
-    # 0.5 GB for a picture of `MAX_PIXELS`, the most that any may have
+    # 0.5 GB for an image of `MAX_PIXELS`, the most that any may have
     assert in_memory(2**30, prepare)
     if transform is EVALUATION["shorter_side"]:
         monkeypatch.setattr(module, "MAX_PIXELS", 2**60)

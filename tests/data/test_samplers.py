@@ -23,7 +23,7 @@ from finetune.data.samplers import (
     train_order,
 )
 
-# Pictures and global batch: whole batches, a last one of 1, one batch only, fewer pictures than most device counts.
+# Images and global batch: whole batches, a last one of 1, one batch only, fewer images than most device counts.
 SIZES = [(12, 4), (11, 5), (13, 4), (5, 8), (3, 2), (1, 4)]
 
 
@@ -50,7 +50,7 @@ def test_order_is_a_permutation_that_depends_on_seed_and_epoch_alone():
 
 
 def test_every_place_of_the_order_is_equally_likely():
-    # Picture 0 over 2,000 epochs of 10 pictures: 200 times at each place, deviation 13.4; 5 deviations are allowed.
+    # Image 0 over 2,000 epochs of 10 images: 200 times at each place, deviation 13.4; 5 deviations are allowed.
     places = [int(np.flatnonzero(train_order(10, 0, epoch) == 0)[0]) for epoch in range(2000)]
     assert np.abs(np.bincount(places, minlength=10) - 200).max() < 5 * 13.4
 
@@ -193,7 +193,7 @@ def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
         ]
         batches = [list(device) for device in devices]
         assert list(chain(*chain(*batches))) == list(range(num_images))
-        # Devices speak to each other after each batch, so one that has no more pictures must go along.
+        # Devices speak to each other after each batch, so one that has no more images must go along.
         assert {len(part) for part in batches} == {len(device) for device in devices}
         assert len({len(device) for device in devices}) == 1
         assert all(len(batch) <= batch_size for batch in chain(*batches))

@@ -115,7 +115,7 @@ def test_pictures_added_removed_and_renamed(tmp_path, lines):
     assert any("has changed since training: 1 image is gone, " in line for line in lines.messages)
     new = next(name for name in after if name not in before)
     source = sorted(fitted.splits["train"].paths)[1]
-    # under the name of a test picture: what was trained on, and is gone there
+    # under the name of a test image: what was trained on, and is gone there
     shutil.move(source, root / new)
     lines.clear()
     assert new not in held(checkpoint, data(root))
@@ -455,7 +455,7 @@ def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
 
 
 def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path, lines):
-    # as uncompressed pictures are
+    # as uncompressed images are
     checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
     assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
     assert lines.messages == [f"60 test images of {tmp_path / 'b'} (all)"]

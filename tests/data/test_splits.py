@@ -183,7 +183,7 @@ def test_names_that_differ_have_hashes_that_differ():
     found = hashes(names, 0)
     assert found.dtype == np.uint64 and len(set(found.tolist())) == len(names)
     assert hashes(names[::-1], 0).tolist() == found[::-1].tolist()
-    # These are in checkpoints: another rule would no longer know the pictures of older runs.
+    # These are in checkpoints: another rule would no longer know the images of older runs.
     assert hashes(["cat/0001.jpg", "cat/a.jpg"], 0).tolist() == [
         11282211305212779367,
         17776586338081428655,

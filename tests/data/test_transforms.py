@@ -202,7 +202,7 @@ def test_training_crops_flips_and_follows_its_seed():
         seen.append(row[0] > row[-1])
         spans.append(abs(row[0] - row[-1]) / 200)
     assert 70 < sum(seen) < 130  # half of 200 flips, four deviations of 7
-    # The crop's area is uniform in 8 to 100 %, its side ratio 3/4 to 4/3: mean width about 0.71 of the picture.
+    # The crop's area is uniform in 8 to 100 %, its side ratio 3/4 to 4/3: mean width about 0.71 of the image.
     assert 0.6 < np.mean(spans) < 0.8 and min(spans) < 0.4 and max(spans) > 0.9
 
 

@@ -137,7 +137,7 @@ def test_what_is_drawn_says_nothing_about_the_other_transforms(draws):
     for other in (second, flipped, np.digitize(area, np.quantile(area, (0.25, 0.5, 0.75)))):
         counts = stats.contingency.crosstab(first, other).count
         assert stats.chi2_contingency(counts).pvalue > LEVEL / 3
-    # Control: of one operation everything can be told about itself.
+    # Control: one operation determines its own result completely.
     assert stats.chi2_contingency(stats.contingency.crosstab(first, first).count).pvalue < 1e-20
 
 

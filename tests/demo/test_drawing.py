@@ -77,7 +77,7 @@ def test_no_picture_is_blank(class_name):
 
 @pytest.mark.slow
 def test_the_drawing_is_the_one_that_was_calibrated():
-    # Mean colour of the middle of 16 pictures, coarse enough for another version of OpenCV or NumPy to agree.
+    # Mean colour of the middle of 16 images, coarse enough for another version of OpenCV or NumPy to agree.
     expected = {
         "burger": (154, 115, 65),
         "fried_egg": (207, 189, 135),

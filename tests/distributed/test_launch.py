@@ -115,7 +115,7 @@ def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
     assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", result.stderr)
     assert "training: 2 x cpu, " in result.stderr
     (run,) = (tmp_path / "runs/fit").iterdir()
-    # of 54 pictures by 16
+    # of 54 images by 16
     assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
 
 

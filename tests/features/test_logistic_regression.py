@@ -85,7 +85,7 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
     assert balanced[0] > 2 * balanced[1]
     probe = fit_probe(features, labels, num_classes, strengths=[strength], class_weights=balanced)
     scaled = (features - features.mean(axis=0)) / scale(features)
-    # as above; the weights' sum is that of pictures
+    # as above; the weights' sum is that of images
     c = 1 / (len(labels) * strength) * (2 if num_classes == 2 else 1)
     solver = {"C": c, "tol": 1e-12, "max_iter": 1000, "solver": "newton-cholesky"}
     other = LogisticRegression(class_weight="balanced", **solver).fit(scaled, labels)

@@ -46,7 +46,7 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
     )
     wanted = torch.cat(seen).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
-    # the control: pictures differ
+    # the control: images differ
     assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(wanted).max()
 
 

@@ -61,7 +61,7 @@ def module(name: str) -> EndToEnd:
 def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
     whole = module(name)
     write_onnx(whole, size, "about", tmp_path / "some.onnx")
-    # and no file of weights beside it
+    # and no file of weights next to it
     assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]
     session = onnxruntime.InferenceSession(
         tmp_path / "some.onnx", providers=["CPUExecutionProvider"]

@@ -42,7 +42,7 @@ def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
     written = [[float(row[f"p_{name}"]) for name in predictor.class_names] for row in rows]
     # predict fuses batch norm into the convolutions, and writes seven digits
     np.testing.assert_allclose(found, written, rtol=0, atol=2e-6)
-    # a picture's neighbours don't matter
+    # the neighbours of an image do not matter
     one_by_one = [predictor([decode(row["path"])])[0] for row in rows]
     np.testing.assert_allclose(found, one_by_one, rtol=0, atol=1e-6)
 

@@ -76,7 +76,7 @@ def test_int8_is_near_to_float(floats, ints, images, tmp_path):
     # 7 bits with their sign
     assert weights and 60 <= max(np.abs(weight).max() for weight in weights) <= 64
     assert sorted(path.name for path in ints.parent.glob("*.onnx*")) == ["floats.onnx", "ints.onnx"]
-    # The control: ranges that were found on black pictures cut others off.
+    # The control: ranges that were found on black images cut others off.
     quantize(floats, tmp_path / "black.onnx", iter([np.zeros((4, 32, 32, 3), np.uint8)]))
     assert distance(floats, tmp_path / "black.onnx", images[40:]) > 0.9
 

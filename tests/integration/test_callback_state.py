@@ -150,7 +150,7 @@ FIELDS: dict[str, dict[str, str]] = {
         ),
     },
 }
-# Callbacks of ours that are in no fit that `--resume` goes on with.
+# Our callbacks that no fit with `--resume` has.
 ELSEWHERE = {"AverageFlip", "RankWeights", "Recorder", "Stopwatch", "UnsureImages"}
 COMPILED = {"Compile"}  # in place of FuseBatchNorm
 

@@ -632,7 +632,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
     arguments = [
         str(a) for a in ("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 500)
     ]
-    # which may be told of in a line
+    # which may be reported in a line
     arguments += ["--trainer.devices", "2", "--data.cache_limit_gb", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *arguments],

@@ -16,7 +16,7 @@ from scenario_results import distance, draw_scenarios, load
 pytestmark = pytest.mark.slow
 
 # float64: rounding in sums of another order. Small networks add that up over 10 steps (measured: 1.4e-16); behind many
-# layers it grows (EfficientNet: 5e-15; with batch norm trained on six pictures 8e-8). Mistakes are at 7e-9 and more.
+# layers it grows (EfficientNet: 5e-15; with batch norm trained on six images 8e-8). Mistakes are at 7e-9 and more.
 TOLERANCES = {"small_float32": 7.5e-7, "mobilenet": 1e-10, "efficientnet": 1e-10}
 EXACT = 1e-14
 
@@ -25,7 +25,7 @@ EXACT = 1e-14
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("elastic")
     data = draw_scenarios(root / "data", ())
-    # the last goes on from three processes
+    # the last one continues a run of three processes
     numbers = {"world1": 1, "world3": 3, "again": 1}
     return {
         name: launch("elastic_scenarios.py", root / name, k, data) for name, k in numbers.items()

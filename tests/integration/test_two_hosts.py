@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ
-# 21 pictures train in batches of 6: in the last batch of an epoch the hosts have 2 pictures and 1.
+# 21 images train in batches of 6: in the last batch of an epoch the hosts have 2 images and 1.
 FIT = [
     *(
         "fit",

@@ -270,7 +270,7 @@ def step_of_means(
 
 @pytest.mark.slow
 def test_sums_are_right_for_uneven_parts_and_means_are_not(expected, monkeypatch):
-    # Why losses are summed: 16 pictures in parts of 6, 5 and 5.
+    # Why losses are summed: 16 images in parts of 6, 5 and 5.
     # even parts hide it
     assert farthest(by_hand(loud_params(), batches(), 4, step_of_means), expected) <= 1e-10
     monkeypatch.setattr(data_parallel, "split_batch", uneven)

@@ -20,7 +20,7 @@ def test_batches_are_all_pictures_once_in_the_order_of_training(job):
     batches = one_process.draw_batches(job)
     assert [tuple(x.shape) for x, _ in batches] == [(8, 3, 28, 28)] * 3
     labels = [int(y) for _, batch in batches for y in batch]
-    # pictures lie sorted by class: class 0 has numbers 0, 10 and 20, so the first three of the list
+    # images lie sorted by class: class 0 has numbers 0, 10 and 20, so the first three of the list
     assert labels == [sorted(i % 10 for i in range(24))[i] for i in train_order(24, 0, 0)]
 
 

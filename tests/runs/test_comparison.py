@@ -83,7 +83,7 @@ def test_its_header_has_the_difference(tmp_path, wrong_a, wrong_b, expected):
     header = re.search(r"<header>.*?</header>", text, re.S)[0]
     assert expected in header and "a compared with b</h1>" in header
     assert "<dt>test images</dt><dd>20</dd>" in header
-    # Three runs: the best one. Here all are of the same pictures.
+    # Three runs: the best one. Here all are of the same images.
     c = read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"], tmp_path / "pictures"))
     write_comparison([a, b, c], None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()

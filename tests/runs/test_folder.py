@@ -57,7 +57,7 @@ def test_a_run_may_have_a_name(tmp_path):
     assert Run(tmp_path, "fit", name="mine").choose() == tmp_path / "fit/mine"
     run_lock.release()
     assert Run(tmp_path, "fit").choose() == tmp_path / "fit/version_1"
-    # nothing came of it: a fit that is started again has its place
+    # it has no result: a fit that is started again takes its folder
     assert Run(tmp_path, "fit", name="mine").choose() == tmp_path / "fit/mine"
     run_lock.release()
     (tmp_path / "fit/mine/metrics.csv").touch()

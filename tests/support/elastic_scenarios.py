@@ -36,7 +36,7 @@ from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.lr_schedulers import WarmupCosine
 
-# of five steps an epoch, the last on one picture: two of three processes have none
+# of five steps an epoch, the last on one image: two of three processes have none
 AT, STEPS = 7, 10
 FROM = {1: 3, 3: 1}  # number of processes: that of the checkpoint from which it continues
 

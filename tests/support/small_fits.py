@@ -10,7 +10,7 @@ from data_files import read
 
 from finetune import Classifier, ImageFolderData
 
-# One rate: a run of two epochs is one of one epoch that goes on.
+# One rate: a run of two epochs equals one of one epoch that is continued.
 SMALL = {"backbone": "mobilenet_v3_small", "weights": None, "scheduler": None}
 
 

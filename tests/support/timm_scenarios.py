@@ -16,7 +16,7 @@ from finetune.models.stages import batch_norms
 
 assert small_timm  # registers three of the networks
 
-# Family: a small network of its class, side of its pictures in pixels. The last draws stochastic depth at rates of its
+# Family: a small network of its class, side of its images in pixels. The last draws stochastic depth at rates of its
 # own. timm builds those named test_ with the classes of the large ones, for tests, as small_timm.py does.
 FAMILIES = {
     "resnet": ("timm/test_resnet", 48),

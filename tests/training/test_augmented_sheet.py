@@ -47,7 +47,7 @@ def test_mixed_pictures_are_shown_mixed(colours, tmp_path):
     )
     off = np.abs(mixed - alone).mean(axis=2)
     # As evaluation prepares them they are what they were, but for what WebP makes of the neighbours; the noise of
-    # another picture, in a box of half the area on average, is some 15 levels off.
+    # another image, in a box of half the area on average, is some 15 levels off.
     assert off[:, :96].mean() < 4 and off[:, 100:].mean() > 8
 
 

@@ -163,7 +163,7 @@ def test_only_training_steps_know_of_it():
     assert torch.equal(network.train()(x), drawn)
     set_keys(layers, 0, 0, torch.arange(5))
     assert torch.equal(network.eval()(x), expected.eval()(x))
-    # rows that are no pictures, as inside attention: torch draws, and the generator says so
+    # rows that are no images, as inside attention: torch draws, and the generator says so
     torch.manual_seed(0)
     drawn = network.train()[1](torch.ones(10, 4))
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_torchvisions_networks_draw_by_picture_alone(backbone):
     assert not random.seen
 
 
-# Those without batch norm, whose output for a picture would else depend on the batch.
+# Those without batch norm, whose output for an image would else depend on the batch.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backbone",

@@ -138,7 +138,7 @@ def test_weights_rounded_beforehand_are_those_that_autocast_rounds(backbone):
     assert head(model.network).weight.dtype == torch.float32 and expected.abs().max() > 1e-5
 
 
-# Batch norm with hardly any statistics gives all pictures the same probabilities, in bf16 to the last digit.
+# Batch norm with hardly any statistics gives all images the same probabilities, in bf16 to the last digit.
 STEADY = ("--model.freeze_batch_norm", "true", "--model.optimizer.lr", "1e-4")
 
 

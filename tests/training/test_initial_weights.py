@@ -8,6 +8,6 @@ from finetune.training.initial_weights import balanced_weights
 
 def test_balanced_weights_are_inverse_to_frequency_and_one_on_average():
     weights = balanced_weights(np.array([3, 1, 0]))
-    # a class without pictures counts as if it had one
+    # a class without images counts as if it had one
     assert weights.tolist() == pytest.approx([4 / 9, 4 / 3, 4 / 3])
     assert float(balanced_weights(np.array([3, 1]))[[0, 0, 0, 1]].mean()) == pytest.approx(1)

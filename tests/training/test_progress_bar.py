@@ -258,7 +258,7 @@ def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypat
         else r"epoch 2/2  train/loss 1.5000  (\d+) images/s"
     )
     assert int(re.search(row, text.getvalue())[1]) > 0
-    # the bar goes on behind the batch that is done
+    # the bar continues after the finished batch
     assert completed == ([1] if is_terminal else [])
 
 

@@ -45,7 +45,7 @@ def test_it_is_the_minimum_that_scipy_finds(num, num_classes, temperature):
 
 
 def test_many_pictures_give_the_temperature_back():
-    # 40,000 pictures know it to about 0.01: the slope's standard error over the curvature.
+    # 40,000 images know it to about 0.01: the slope's standard error over the curvature.
     assert fitted(*overconfident(40_000, 3, 2.5)) == pytest.approx(2.5, abs=0.05)
     assert fitted(*overconfident(40_000, 3, 0.5)) == pytest.approx(0.5, abs=0.01)
 
