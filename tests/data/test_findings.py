@@ -18,7 +18,7 @@ from finetune.system.messages import counted
 
 @pytest.fixture
 def listing(tmp_path):
-    """Pictures 0, 1: train/a; 2, 3: train/b; 4, 5: test/a; 6, 7: test/b."""
+    """Images 0, 1: train/a; 2, 3: train/b; 4, 5: test/a; 6, 7: test/b."""
     for split in ("train", "test"):
         for name in ("a", "b"):
             (tmp_path / split / name).mkdir(parents=True)

@@ -113,7 +113,7 @@ def every() -> list[Scenario]:
 
 
 def first_seen() -> list[Scenario]:
-    """Return those in which runs stood still first: one process whose worker waits for validation pictures."""
+    """Return those in which runs stood still first: one process whose worker waits for validation images."""
     failures = (*SIGNALS, "truncated", "exception")
     return [
         Scenario(f, phase, "1", "one", "file") for f in failures for phase in ("train", "validate")

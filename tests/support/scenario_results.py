@@ -11,7 +11,7 @@ from labelled_files import draw_labelled
 
 
 def draw_scenarios(data: Path, nums: Sequence[int]) -> Path:
-    """Pictures to train with, in equal and in unequal classes, and test splits of several sizes."""
+    """Images to train with, in equal and in unequal classes, and test splits of several sizes."""
     draw_colours(data / "train", train=30)
     # 25 images of unequal classes in batches of 6: the last batch has one image, and two of three devices none.
     uneven = draw_colours(data / "uneven", train=14)

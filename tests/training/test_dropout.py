@@ -86,7 +86,7 @@ def test_as_many_are_dropped_as_torch_would_and_the_rest_makes_up_for_it(p):
 
 
 def test_the_numbers_are_even_and_know_nothing_of_each_other():
-    """Over pictures, layers, values and steps that follow each other: means of ±1 within five deviations of chance."""
+    """Over images, layers, values and steps that follow each other: means of ±1 within five deviations of chance."""
 
     def keys(step: int, pictures: torch.Tensor, num_layers: int) -> torch.Tensor:
         layers = make_per_image(nn.Sequential(*[nn.Dropout() for _ in range(num_layers)]))
