@@ -38,11 +38,12 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def link_to(path: str, page: str | Path) -> str:
+def link_to(path: str | os.PathLike[str], page: str | Path) -> str:
     """Return the URL of a file relative to a page; an address is returned as a URL."""
-    if "://" in path:
-        return quote(path, safe="/:")
-    return quote(os.fsencode(os.path.relpath(path, Path(page).parent)))
+    text = os.fspath(path)
+    if "://" in text:
+        return quote(text, safe="/:")
+    return quote(os.fsencode(os.path.relpath(text, Path(page).parent)))
 
 
 def thumbnail(image: np.ndarray, side: int) -> str:

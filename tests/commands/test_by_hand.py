@@ -95,7 +95,7 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
             "Fashion-MNIST is not available",
         ),
         (("--lr", "1e30"), "lr 1e+30 is too high"),
-        (("--output", "clothes"), "--output clothes is a folder"),
+        (("--output", "clothes"), "--out clothes is a folder"),
     ],
 )
 def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, capsys):
