@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune import __version__
-from finetune.commands.command_line import in_full_spelling, with_pictures
+from finetune.commands.command_line import in_full_spelling, with_images
 from finetune.commands.error_lines import exit_code, find_interruption, one_line
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
@@ -253,7 +253,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     from finetune.commands.parser import OneLineErrorParser
 
     if command in WORDS:
-        arguments = with_pictures(in_full_spelling([command, *arguments]))[1:]
+        arguments = with_images(in_full_spelling([command, *arguments]))[1:]
     if command == "serve" and "torch" not in sys.modules:
         # as for predict: the cores are needed for decoding
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

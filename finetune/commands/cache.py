@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.data.memmap import open_or_none
-from finetune.system.cache_dir import FORMER, PICTURES, PRECISIONS, cache_dir, has_mark
+from finetune.system.cache_dir import FORMER, IMAGES, PRECISIONS, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
 from finetune.system.messages import WrongUsage, bytes_text, shown
 
@@ -27,7 +27,7 @@ def cache(remove: str | None = None) -> None:
         remove: Name of the cache to remove, or `all`, which leaves files that this version did not write.
     """
     folder = cache_dir()
-    caches = {path.stem: path for path in sorted(folder.glob(f"*{PICTURES}"))}
+    caches = {path.stem: path for path in sorted(folder.glob(f"*{IMAGES}"))}
     for kind in FORMER:
         # a current cache may have the same stem: the key is the whole name
         caches |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
@@ -45,7 +45,7 @@ def cache(remove: str | None = None) -> None:
         unmarked = [path.name for path in chosen if not has_mark(path)]
         chosen = [path for path in chosen if has_mark(path)]
         unfinished = [
-            path for kind in (PICTURES, *FORMER) for path in unfinished_matching(folder, f"*{kind}")
+            path for kind in (IMAGES, *FORMER) for path in unfinished_matching(folder, f"*{kind}")
         ]
         chosen += [path for path in unfinished if has_mark(path) or path.stat().st_size == 0]
     num_bytes = sum(path.stat().st_size for path in chosen)
@@ -76,7 +76,7 @@ def _print_table(caches: Mapping[str, Path]) -> None:
             about = "not written by this version of finetune: --remove all leaves it"
         elif path.name == PRECISIONS:
             about = "which precision is faster on this CPU"
-        elif path.suffix == PICTURES:
+        elif path.suffix == IMAGES:
             packed = open_or_none(path)
             about = (
                 f"{len(packed):,} images of {packed.about['root']}" if packed else "damaged images"

@@ -65,13 +65,13 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     return format_line(command, line)
 
 
-def with_pictures(arguments: Sequence[str]) -> list[str]:
+def with_images(arguments: Sequence[str]) -> list[str]:
     """Return the command line with the images after `--` as the value of their flag.
 
     They are not a flag earlier because there may be many: Linux limits each argument of a new process to 128 KiB.
     """
     command, line = arguments[0], parse_line(arguments[1:])
-    pictures = _pictures_option(command)
+    pictures = _images_option(command)
     if pictures and line.positionals:
         paths, line.positionals = line.positionals, []
         is_one = (
@@ -81,7 +81,7 @@ def with_pictures(arguments: Sequence[str]) -> list[str]:
     return format_line(command, line)
 
 
-def _pictures_option(command: str) -> str | None:
+def _images_option(command: str) -> str | None:
     """Return the full name of the option whose images are positional arguments; None for none."""
     return next((full for full in POSITIONS.get(command, ()) if full in _IMAGE_OPTIONS), None)
 
@@ -155,7 +155,7 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
         if full == "ckpt_path":
             _take_checkpoint(command, line)
         elif full in _IMAGE_OPTIONS:
-            _check_pictures(command, full, line)
+            _check_images(command, full, line)
         else:
             _take_folder(command, full, line)
     if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
@@ -239,7 +239,7 @@ def _take_run(line: ParsedLine) -> None:
 
 
 def _take_checkpoint(command: str, line: ParsedLine) -> None:
-    pictures = _pictures_option(command)
+    pictures = _images_option(command)
     if (
         pictures
         and len(line.positionals) == 1
@@ -260,7 +260,7 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
         )
 
 
-def _check_pictures(command: str, full: str, line: ParsedLine) -> None:
+def _check_images(command: str, full: str, line: ParsedLine) -> None:
     if line.positionals and line.has(full):
         raise WrongUsage(f"images are given twice: by --{full}, and {line.positionals[0]!r}")
     if not line.positionals and not line.has(full, "config", "data"):

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.enums import LightningEnum
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.all_options import all_options_page
-from finetune.commands.command_line import with_pictures
+from finetune.commands.command_line import with_images
 from finetune.commands.config_files import put_configs_first
 from finetune.commands.error_lines import unwrap
 from finetune.commands.explicit_settings import ExplicitSettings, read_explicit_settings
@@ -332,7 +332,7 @@ class FinetuneCLI(LightningCLI):
 
 def _for_parser(arguments: Sequence[str]) -> list[str]:
     """Return a command line for the parser: configs first, by path, and our loggers by class path."""
-    line = parse_line(with_pictures(arguments)[1:])
+    line = parse_line(with_images(arguments)[1:])
     put_configs_first(line)
     replace_logger_names(line)
     return format_line(arguments[0], line)

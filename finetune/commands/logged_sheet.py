@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 NAME = "test_predictions"
 _MISTAKES = 12
-_PICTURES = 24
+_NUM_IMAGES = 24
 _COLUMNS = 8
 
 
@@ -61,7 +61,7 @@ def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> 
     others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
     chosen = [
         *mistakes,
-        *others[np.sort(draw_indices(len(others), _PICTURES - len(mistakes), SHEET, run_seed()))],
+        *others[np.sort(draw_indices(len(others), _NUM_IMAGES - len(mistakes), SHEET, run_seed()))],
     ]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
     pictures = data.pictures("test")

@@ -18,7 +18,7 @@ from finetune.system.messages import WrongUsage
 # Rounding depends on the order of sums, and its error grows with the steps: 1e-16 per sum in float64, 1e-7 in float32.
 # Any mistake (a missing gradient, a mean instead of a sum) is above 1e-4 after ten steps: see the tests' controls.
 TOLERANCES = {"float64": 1e-10, "float32": 2e-6}
-_PICTURES_PER_DEVICE = 16
+_IMAGES_PER_DEVICE = 16
 
 
 @dataclass
@@ -91,7 +91,7 @@ def compare(
     report_status("one device")
     is_cuda = torch.cuda.device_count() >= k
     devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
-    batch_size = k * _PICTURES_PER_DEVICE
+    batch_size = k * _IMAGES_PER_DEVICE
     job = one_process.Job(folder, k, steps, dtype, is_cuda, batch_size)
     one_process.disable_tf32()
     batches = one_process.draw_batches(job)

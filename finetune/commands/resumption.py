@@ -170,7 +170,7 @@ def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) 
             "init_args": {**now["data"]["init_args"], **data.get("init_args", {})},
         }
     changes = Changes(before, now)
-    _, held = compare_settings(*changes, has_other_pictures=False, allow=options.allow_changes)
+    _, held = compare_settings(*changes, has_other_images=False, allow=options.allow_changes)
     for key, value in held.items():
         options[key] = value
     return changes

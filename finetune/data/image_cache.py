@@ -36,7 +36,7 @@ from finetune.data.samplers import ESTIMATE, draw_indices
 from finetune.data.samples import CachedImages, Samples
 from finetune.data.storage import concatenate_stats, files_digest, normal_path, storage_of
 from finetune.distributed.signals import is_rank_zero
-from finetune.system.cache_dir import PICTURES, available_bytes, cache_dir, mark_used
+from finetune.system.cache_dir import IMAGES, available_bytes, cache_dir, mark_used
 from finetune.system.files import one_at_a_time, unfinished
 from finetune.system.machine import num_cores
 from finetune.system.messages import bytes_text, reason
@@ -91,7 +91,7 @@ def read_from_cache(
     place = storage_of(place).resolved(place)
     about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
-    path = cache_dir() / f"{os.path.basename(place)}-{key}{PICTURES}"
+    path = cache_dir() / f"{os.path.basename(place)}-{key}{IMAGES}"
     packed = open_or_none(path)
     if packed is None and build:
         packed = _build(path, paths, about, limit_gb)

@@ -10,7 +10,7 @@ from typing import Any
 
 # With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
-_PICTURES = (
+_IMAGE_SETTINGS = (
     *(
         "data.root",
         "data.table",
@@ -82,7 +82,7 @@ _WITHOUT_EFFECT = (
 def compare_settings(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
-    has_other_pictures: bool,
+    has_other_images: bool,
     allow: bool,
     is_finished: bool = False,
 ) -> tuple[str, dict[str, Any]]:
@@ -91,7 +91,7 @@ def compare_settings(
     Args:
         before: Settings in the run's config.yaml; empty if the file is missing.
         now: Settings of the command.
-        has_other_pictures: Whether the training images differ.
+        has_other_images: Whether the training images differ.
         allow: Whether the order of the images may change.
         is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
 
@@ -127,9 +127,11 @@ def compare_settings(
             f"leave that as it was; a new run {hint} without --resume"
         )
     order = {
-        k: v for k, v in values.items() if k in _ORDER or (has_other_pictures and k in _PICTURES)
+        k: v
+        for k, v in values.items()
+        if k in _ORDER or (has_other_images and k in _IMAGE_SETTINGS)
     }
-    if (order or has_other_pictures) and not allow:
+    if (order or has_other_images) and not allow:
         what = _in_words(order) if order else "other training images"
         raise ValueError(
             f"the run would train in another order with {what}: keep the old value, begin a new run without "

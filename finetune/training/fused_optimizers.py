@@ -21,7 +21,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     is_plain = all(
         type(p) is torch.nn.Parameter and p.device.type in ("cpu", "cuda") for p in parameters
     )
-    if type(optimizer) in _FUSED and is_plain and not any(_is_told(group) for group in groups):
+    if type(optimizer) in _FUSED and is_plain and not any(_is_explicit(group) for group in groups):
         for group in groups:
             group["fused"] = True
         optimizer.register_step_pre_hook(_lay_out_first)
@@ -40,7 +40,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _is_told(group: dict[str, Any]) -> bool:
+def _is_explicit(group: dict[str, Any]) -> bool:
     return (
         any(group.get(name) is not None for name in ("foreach", "fused"))
         or bool(group.get("differentiable"))

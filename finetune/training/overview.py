@@ -49,7 +49,7 @@ def log_overview(
     """
     if not trainer.is_global_zero:
         return {}
-    lines = [_pictures(data), _network(model, ckpt_path), _machine(trainer, model, data)]
+    lines = [_image_counts(data), _network(model, ckpt_path), _machine(trainer, model, data)]
     corrections = data.scanned.corrections
     if corrections is not None:
         lines.insert(1, corrections.line())
@@ -152,7 +152,7 @@ def crop_line(data: ImageDataModule) -> str:
     )
 
 
-def _pictures(data: ImageDataModule) -> str:
+def _image_counts(data: ImageDataModule) -> str:
     counts = _counts(data, "train")
     shown = [f"{name} {num:,}" for name, num in counts.items()]
     if len(shown) > _NUM_CLASSES_SHOWN:

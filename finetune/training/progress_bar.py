@@ -100,7 +100,7 @@ class ImageProgressBar(ProgressBar):
         self._cell: Any = None  # a notebook's handle of what it shows
         self._drawn = self._noted = 0.0
         self._note = ""
-        self._pictures = 0
+        self._num_images = 0
         self._seconds = 0.0
         self._since = 0.0
         self._table: EpochTable | None = None
@@ -112,7 +112,7 @@ class ImageProgressBar(ProgressBar):
         self._is_validated = False
         self._epoch_began = 0.0
         self._epoch_seconds = 0.0  # of the last complete epoch, with its validation
-        self._is_told = False
+        self._is_shown = False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -121,7 +121,7 @@ class ImageProgressBar(ProgressBar):
         self.is_enabled = True
 
     def _begin(self, what: str, total: int | float, done: int = 0) -> None:
-        self._pictures = 0
+        self._num_images = 0
         self._seconds = 0.0
         self._since = time.perf_counter()
         self._began = self._since
@@ -156,7 +156,7 @@ class ImageProgressBar(ProgressBar):
 
     def _advance(self, batch: Any, note: str = "") -> None:
         # The batch of this rank times the number of ranks: batches differ by one image at most.
-        self._pictures += len(batch["label"]) * self.trainer.world_size
+        self._num_images += len(batch["label"]) * self.trainer.world_size
         if self._progress is not None and self._task is not None:
             self._num_done += 1
             self._progress.update(
@@ -216,7 +216,7 @@ class ImageProgressBar(ProgressBar):
             self._drawn = time.perf_counter()
 
     def _rate(self) -> float:
-        return self._pictures / max(self._seconds + time.perf_counter() - self._since, 1e-9)
+        return self._num_images / max(self._seconds + time.perf_counter() - self._since, 1e-9)
 
     def _end(self) -> None:
         if self._cell is not None:
@@ -308,14 +308,14 @@ class ImageProgressBar(ProgressBar):
     def _to_go(self, trainer: pl.Trainer) -> str:
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
-        if self._is_told or is_open or not self._epoch_began:
+        if self._is_shown or is_open or not self._epoch_began:
             return ""
         left = (time.perf_counter() - self._epoch_began) * _epochs_left(
             trainer, trainer.current_epoch
         )
         if left < _SOON:
             return ""
-        self._is_told = True
+        self._is_shown = True
         return f", about {duration(left)} left"
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.commands.command_line import in_full_spelling, with_pictures
+from finetune.commands.command_line import in_full_spelling, with_images
 from finetune.system.messages import WrongUsage
 
 BEST = "run/checkpoints/best.ckpt"
@@ -171,7 +171,7 @@ def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
     ],
 )
 def test_pictures_become_one_flag_of_the_parser(pictures, value):
-    line = with_pictures(["predict", "--ckpt_path", "x", "--", *pictures])
+    line = with_images(["predict", "--ckpt_path", "x", "--", *pictures])
     assert line == ["predict", "--ckpt_path", "x", "--data.predict", value]
-    assert with_pictures(["sheet", "--", *pictures])[1:] == ["--pictures", value]
-    assert with_pictures(line) == line
+    assert with_images(["sheet", "--", *pictures])[1:] == ["--pictures", value]
+    assert with_images(line) == line

@@ -11,7 +11,7 @@ from drawings import drawing
 
 from finetune.data.checking.check_page import write_json, write_lists, write_page
 from finetune.data.checking.findings import Finding, Row
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 
 HOSTILE = [
     b"<script>alert(1)</script>",
@@ -31,7 +31,7 @@ def listing(tmp_path):
         os.makedirs(folder)
         drawing(0, 60, 40).save(tmp_path / "x.jpg")
         os.replace(tmp_path / "x.jpg", folder + b"/" + name.replace(b"/", b"_") + b".jpg")
-    return list_pictures(tmp_path / "set")
+    return list_images(tmp_path / "set")
 
 
 def findings(listing):
@@ -113,7 +113,7 @@ def test_a_page_of_thousands_of_copies_stays_small(tmp_path):
         os.link(tmp_path / "a/0.jpg", tmp_path / f"a/{i}.jpg") if i else drawing(0, 60, 40).save(
             tmp_path / "a/0.jpg"
         )
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     one, many = [Row([*range(3000)], "")], [Row([i], "") for i in range(3000)]
     write_page(
         tmp_path / "check.html",

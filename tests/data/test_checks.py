@@ -9,7 +9,7 @@ from PIL import Image, ImageFile
 
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
 from finetune.data.checking.picture_facts import collect_facts, inspect_images
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 
 
 def rows(findings):
@@ -26,7 +26,7 @@ def folder(tmp_path):
                 (tmp_path / split / name).mkdir(parents=True)
                 for i in range(num):
                     (tmp_path / split / name / f"{i}.jpg").touch()
-        return list_pictures(tmp_path)
+        return list_images(tmp_path)
 
     return make
 
@@ -98,7 +98,7 @@ def test_what_is_not_read_is_named(folder, tmp_path):
     ):
         (tmp_path / name).touch()
     (tmp_path / "train/gone").symlink_to("nowhere")
-    found = rows(folder_findings(list_pictures(tmp_path)))
+    found = rows(folder_findings(list_images(tmp_path)))
     assert found["loose"] == [f"1 image in {tmp_path / 'train'}"]
     assert found["other_files"] == ["2 files .psd", "1 file .svg"]
     assert found["unread"] == [f"{tmp_path / 'train/gone'}: a dangling link"]
@@ -110,7 +110,7 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     pictures = [drawing(seed) for seed in range(9)]
     for i, picture in enumerate(pictures):
         picture.save(tmp_path / f"a/{i}.jpg")
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     assert rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9))) == {}
     pictures[0].save(tmp_path / "a/0.jpg", "PNG")
     pictures[1].convert("CMYK").save(tmp_path / "a/1.jpg")
@@ -151,7 +151,7 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
     tables = content.index(b"\xff\xdb")
     (tmp_path / "a/1.jpg").write_bytes(content[:tables] + b"abc" + content[tables:])
     (tmp_path / "a/2.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     findings = {
         one.kind: one
         for one in file_findings(listing, collect_facts(inspect_images(listing.paths), 4))

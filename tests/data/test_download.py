@@ -15,7 +15,7 @@ import pytest
 
 from finetune.data.datasets.download import fetch_archive
 
-PICTURES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
+IMAGES = {"hotdog/train/hotdog/0.png": b"a" * 300_000, "hotdog/test/not-hotdog/1.png": b"b"}
 
 
 class Server(ThreadingHTTPServer):
@@ -100,9 +100,9 @@ def assert_fails(
 
 def test_the_only_top_folder_becomes_the_target(server, tmp_path, capfd, caplog):
     target = tmp_path / "data" / "sausages"
-    assert fetch_archive(*server.publish(archive(PICTURES)), target) == target
+    assert fetch_archive(*server.publish(archive(IMAGES)), target) == target
     assert tree(tmp_path) == {
-        name.replace("hotdog/", "data/sausages/", 1): PICTURES[name] for name in PICTURES
+        name.replace("hotdog/", "data/sausages/", 1): IMAGES[name] for name in IMAGES
     }
     # the temporary folder is gone
     assert [path.name for path in target.parent.iterdir()] == ["sausages"]
@@ -122,17 +122,17 @@ def test_what_exists_is_left_alone(server, tmp_path):
     target = tmp_path / "hotdog"
     target.mkdir()
     (target / "mine.txt").write_text("mine")
-    assert fetch_archive(*server.publish(archive(PICTURES)), str(target)) == target
+    assert fetch_archive(*server.publish(archive(IMAGES)), str(target)) == target
     assert tree(target) == {"mine.txt": b"mine"} and server.num_requests == 0
 
 
 def test_wrong_hash(server, tmp_path):
-    url, sha1 = server.publish(archive(PICTURES))
+    url, sha1 = server.publish(archive(IMAGES))
     assert_fails(ValueError, f"expected sha1:{'0' * 40} but got {sha1}", url, "0" * 40, tmp_path)
 
 
 def test_broken_downloads(server, tmp_path):
-    url, sha1 = server.publish(archive(PICTURES))
+    url, sha1 = server.publish(archive(IMAGES))
     server.missing_bytes = 100
     assert_fails(OSError, "100 more expected", url, sha1, tmp_path)
     assert_fails(OSError, "404 Client Error: Not Found", url + "x", sha1, tmp_path)
@@ -158,13 +158,13 @@ def test_a_member_that_leads_outside_lands_inside(server, tmp_path):
 
 def test_progress_is_shown_on_a_terminal_alone(server, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    fetch_archive(*server.publish(archive(PICTURES)), tmp_path / "target")
+    fetch_archive(*server.publish(archive(IMAGES)), tmp_path / "target")
     assert "100%" in capfd.readouterr().err
 
 
 def test_damaged_archives(server, tmp_path):
     assert_fails(ValueError, "not a zip file", *server.publish(b"<html>Sign in</html>"), tmp_path)
-    content = bytearray(archive(PICTURES))
+    content = bytearray(archive(IMAGES))
     content[60:70] = bytes(10)  # inside the first member's deflated data
     assert_fails(ValueError, "Error -3|Bad CRC", *server.publish(bytes(content)), tmp_path)
 
@@ -174,7 +174,7 @@ def test_damaged_archives(server, tmp_path):
 )
 @pytest.mark.parametrize("during", ["download", "extraction"])
 def test_full_disk_and_ctrl_c(server, tmp_path, monkeypatch, error, during):
-    url, sha1 = server.publish(archive(PICTURES))
+    url, sha1 = server.publish(archive(IMAGES))
     num_started = 0
 
     def fail(source, target, *_):

@@ -12,7 +12,7 @@ from finetune.data.checking.findings import (
     worst_first,
 )
 from finetune.data.checking.shortcuts import Shortcut
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.system.messages import counted
 
 
@@ -24,7 +24,7 @@ def listing(tmp_path):
             (tmp_path / split / name).mkdir(parents=True)
             for i in range(2):
                 (tmp_path / split / name / f"{i}.jpg").touch()
-    return list_pictures(tmp_path)
+    return list_images(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from finetune.data.datasets import folders
 from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.folders import find_images, scan
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.samples import Samples
 from finetune.system.file_names import composed
@@ -593,7 +593,7 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
         scan(tmp_path / "photos")
     with pytest.raises(ValueError, match=f"; {tmp_path}/sets/one holds 'train': give that folder"):
         scan(tmp_path / "sets")
-    for find in (scan, list_pictures):
+    for find in (scan, list_images):
         with pytest.raises(
             ValueError,
             match=f"1 image lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from finetune.data.datasets.folders import scan
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.system.messages import WrongUsage
 
 SOUND = {
@@ -46,7 +46,7 @@ def make(root, names):
 @pytest.mark.parametrize("names", SOUND.values(), ids=SOUND)
 def test_of_a_sound_set_it_is_what_a_fit_finds(tmp_path, names):
     make(tmp_path, names)
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     class_names, files = scan(tmp_path)
     assert listing.class_names == class_names and set(listing.splits) == set(files)
     for s, split in enumerate(listing.splits):
@@ -61,7 +61,7 @@ def test_what_a_fit_refuses_is_listed(tmp_path):
     (tmp_path / "train/c").mkdir()
     with pytest.raises(ValueError):
         scan(tmp_path)
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     assert listing.class_names == ["a", "b", "c"] and listing.counts().tolist() == [
         [1, 0, 0],
         [0, 1, 0],
@@ -75,7 +75,7 @@ def test_a_name_beneath_the_root_is_the_same_however_the_root_is_given(tmp_path,
     make(tmp_path, ["a/a/1.jpg", "b/1.jpg"])
     monkeypatch.chdir(tmp_path)
     for root in (".", str(tmp_path), f"{tmp_path}/", "../" + tmp_path.name):
-        listing = list_pictures(root)
+        listing = list_images(root)
         assert [listing.name(i) for i in range(2)] == ["a/a/1.jpg", "b/1.jpg"]
 
 
@@ -86,4 +86,4 @@ def test_what_is_no_data_set_is_said_in_a_line(tmp_path, content):
         root.mkdir()
         make(root, content)
     with pytest.raises(WrongUsage, match="does not exist|no class folders"):
-        list_pictures(root)
+        list_images(root)

@@ -11,7 +11,7 @@ from object_server import ObjectServer, object_server
 from finetune import ImageFolderData
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import (
     STORAGES,
@@ -73,8 +73,8 @@ def test_kinds_entries_and_pieces_are_those_of_the_folder(server, colours):
         assert kind_of(f"{server.address}/set/train/red/00.png") == "file"
         assert kind_of(f"{server.address}/set/train/re") is None
         assert kind_of(f"{server.address}/other") is None
-        listing = list_pictures(f"{server.address}/set")
-        assert np.array_equal(listing.counts(), list_pictures(colours).counts())
+        listing = list_images(f"{server.address}/set")
+        assert np.array_equal(listing.counts(), list_images(colours).counts())
     assert normal_path(f"{server.address}/set//train/./red/") == f"{server.address}/set/train/red"
     with pytest.raises(FileNotFoundError):
         open_file(f"{server.address}/set/gone.png")

@@ -10,7 +10,7 @@ from drawings import facts_of
 from finetune.data.checking.findings import Finding
 from finetune.data.checking.picture_facts import SIDE, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.data.groups import put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex
@@ -25,7 +25,7 @@ def findings(root: Path, names: list[str], is_series: bool) -> list[Finding]:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    listing = list_pictures(root)
+    listing = list_images(root)
     rng = np.random.default_rng(0)
     scenes = rng.normal(size=(len(names), SIDE, SIDE))
     place = {str(root / name): i for i, name in enumerate(names)}
@@ -95,7 +95,7 @@ def test_the_option_that_is_advised_makes_these_groups(tmp_path):
 @pytest.mark.slow
 @pytest.mark.real
 def test_real_photographs_numbered_in_any_order_raise_no_alarm():
-    listing = list_pictures(real_data("hotdog"))
+    listing = list_images(real_data("hotdog"))
     num = len(listing.paths)
     facts = collect_facts(inspect_images(listing.paths), num)
     assert list(series_findings(listing, facts, np.arange(num))) == []

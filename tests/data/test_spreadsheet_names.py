@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
-from finetune.data.datasets.listing import Listing, list_pictures
+from finetune.data.datasets.listing import Listing, list_images
 
 
 def listing(root: Path, *names: str) -> Listing:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    return list_pictures(root)
+    return list_images(root)
 
 
 @pytest.mark.parametrize("sign", "=+-@")

@@ -16,7 +16,7 @@ from finetune import Classifier, ImageFolderData
 from finetune.data import image_cache
 from finetune.data.checking.first_look import first_look
 from finetune.data.checking.picture_facts import inspect_image
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.data.image_cache import read_from_cache
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
@@ -183,8 +183,8 @@ def test_a_second_kind_of_storage_needs_no_other_change(colours, tmp_path, monke
         assert list(part.names()) == list(there.splits[split].names())
         for samples in (there.splits[split], cached.get(split, part)):
             assert np.array_equal(samples.read(3), part.read(3))
-    listing = list_pictures(PLACE)
-    assert np.array_equal(listing.counts(), list_pictures(colours).counts())
+    listing = list_images(PLACE)
+    assert np.array_equal(listing.counts(), list_images(colours).counts())
     first = listing.paths[0]
     last = listing.paths[len(listing.paths) - 1]
     facts = inspect_image(first)

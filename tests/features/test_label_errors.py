@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from finetune.data.checking.duplicates import Pair
-from finetune.data.datasets.listing import list_pictures
+from finetune.data.datasets.listing import list_images
 from finetune.data.targets import MultiHot
 from finetune.features import label_errors
 from finetune.features.label_errors import (
@@ -115,7 +115,7 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     for i, label in enumerate(labels):
         (tmp_path / "abc"[label]).mkdir(exist_ok=True)
         (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
-    listing = list_pictures(tmp_path)
+    listing = list_images(tmp_path)
     order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
     i, j = sorted((order.index(0), order.index(59)))
     (finding,) = label_findings(

@@ -143,7 +143,7 @@ FIELDS: dict[str, dict[str, str]] = {
             ("_began", "_completed", "_epoch_seconds", "_num_done", "_table", "_total"), SHOWN
         ),
         **dict.fromkeys(
-            ("_is_told", "_is_validated", "_note", "_noted", "_pictures", "_progress"), SHOWN
+            ("_is_shown", "_is_validated", "_note", "_noted", "_num_images", "_progress"), SHOWN
         ),
         **dict.fromkeys(
             ("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN

@@ -24,7 +24,7 @@ from finetune.profiling.time_trial import (
     trial,
 )
 from finetune.runs import deferred_checkpoints
-from finetune.system.cache_dir import PICTURES, cache_dir
+from finetune.system.cache_dir import IMAGES, cache_dir
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
 ONE |= {"strategy": "auto", "default_root_dir": "runs", "benchmark": None, "deterministic": None}
@@ -348,7 +348,7 @@ def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(
     for seconds, is_kept in ((0.95 * enough, False), (1.5 * enough, True), (0.0, True)):
         model, data = made(**options)
         trial(model, data, ONE, seconds=0.3, end=time.monotonic() + seconds)
-        assert (data.cache_limit_gb, len([*cache_dir().glob(f"*{PICTURES}")])) == (
+        assert (data.cache_limit_gb, len([*cache_dir().glob(f"*{IMAGES}")])) == (
             (8.0, 1) if is_kept else (0.0, 0)
         )
 

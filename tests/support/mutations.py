@@ -348,7 +348,7 @@ MUTATIONS = [
     Mutation(
         "another order is refused on --resume",
         "runs/changes.py",
-        "if (order or has_other_pictures) and not allow:",
+        "if (order or has_other_images) and not allow:",
         "if False:",
         "tests/runs/test_changes.py",
     ),

@@ -138,7 +138,7 @@ def test_groups_in_two_given_folders_are_doubted_and_folds_count_together(colour
     # fold 1 of 3 has 20 images to test, of 60
     fold = data(colours, val_fraction=0, num_folds=3, fold=1)
     assert list(overview.data_warnings(fold)) == []
-    assert "held out of training, split_seed 0, fold 1 of 3" in overview._pictures(fold)
+    assert "held out of training, split_seed 0, fold 1 of 3" in overview._image_counts(fold)
 
 
 def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):

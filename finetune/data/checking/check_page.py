@@ -20,7 +20,7 @@ from finetune.system.machine import num_cores
 from finetune.system.messages import shown
 
 # rows per finding and images per row, because the page embeds all thumbnails
-_MAX_ROWS, _MAX_PICTURES = 100, 8
+_MAX_ROWS, _MAX_IMAGES = 100, 8
 _SIDE = 144  # pixels of a thumbnail's longer side
 _MAX_THREADS = 16
 
@@ -29,9 +29,7 @@ def write_page(
     path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
 ) -> None:
     """Write check.html: each finding with thumbnails of its images. For `network` see `write_json`."""
-    wanted = {
-        i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_PICTURES]
-    }
+    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_IMAGES]}
 
     def picture(i: int) -> dict[str, Any]:
         copy = small_copy(listing.paths[i], _SIDE)
@@ -54,7 +52,7 @@ def write_page(
         pictures=pictures,
         levels=LEVELS,
         max_rows=_MAX_ROWS,
-        max_pictures=_MAX_PICTURES,
+        max_pictures=_MAX_IMAGES,
         num_pictures=len(listing.paths),
         splits=listing.splits,
         class_names=list(listing.label_names) or listing.class_names,

@@ -97,7 +97,7 @@ def first_look(
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
     broken = np.union1d(
-        files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_picture(paths[i])]
+        files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_image(paths[i])]
     )
     broken = broken.astype(int)
     notes = [
@@ -125,7 +125,7 @@ def first_look(
     )
 
 
-def _is_picture(path: str) -> bool:
+def _is_image(path: str) -> bool:
     try:
         _, pieces = read_pieces(path, NUM_HEAD_BYTES, lambda size: (0,))
         return begins_like_image(pieces[0])

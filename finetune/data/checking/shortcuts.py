@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from finetune.data.checking.picture_facts import Facts
 
 _NUM_QUANTILES = 12
-_MIN_PICTURES = 20  # images of the class and of the rest; with fewer the strength is chance
+_MIN_IMAGES = 20  # images of the class and of the rest; with fewer the strength is chance
 # Different classes may look different. In five sets of ordinary photographs the highest strength is 0.65 for a class
 # (aerial images of forest, by brightness) and 0.37 for a split.
 MIN_OF_CLASS, MIN_OF_SPLIT = 0.7, 0.4
@@ -90,7 +90,7 @@ def strengths(
         says = _shares(fitted[0]) > _shares(fitted[1])
         right += (_shares(own) * says).sum(axis=1) + (_shares(others) * ~says).sum(axis=1)
     num_own = np.bincount(labels, minlength=num_labels)
-    is_enough = np.minimum(num_own, len(cells) - num_own) >= _MIN_PICTURES
+    is_enough = np.minimum(num_own, len(cells) - num_own) >= _MIN_IMAGES
     return np.where(is_enough, np.maximum(0.0, right / 2 - 1), 0.0)
 
 

@@ -83,7 +83,7 @@ class Listing:
         ).reshape(num)
 
 
-def list_pictures(root: str | os.PathLike[str]) -> Listing:
+def list_images(root: str | os.PathLike[str]) -> Listing:
     """Find the images of a data set, also of one with faults that `scan` refuses. The layout must be unambiguous.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges
 from finetune.data.datasets.folders import scan
 from finetune.data.datasets.image_source import FoundImages, ImageSource
-from finetune.data.datasets.listing import Listing, list_pictures
+from finetune.data.datasets.listing import Listing, list_images
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.storage import normal_path
 from finetune.data.tables.table_rows import TableOptions
@@ -34,8 +34,8 @@ class FolderSource:
         return FoundImages(names, splits, folder=normal_path(self.root))
 
     def listing(self) -> Listing:
-        """Return all images; see `list_pictures`."""
-        return list_pictures(self.root)
+        """Return all images; see `list_images`."""
+        return list_images(self.root)
 
 
 def choose_source(
