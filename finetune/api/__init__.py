@@ -4,7 +4,7 @@
 runs it. A fit on one device runs in this process, which `borrowed_process` restores afterwards. A fit on several
 devices runs in subprocesses (`child_process`). The result is a `fitted_run`.
 
-`loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`pictures` lists the accepted
+`loaded_model` is a checkpoint in a program. It returns a `prediction` for each image (`image_inputs` lists the accepted
 types), computes features, and runs `finetune test` and `finetune export`.
 
 Both ways of running a fit are needed. Only in this process are a notebook's live bar, and the classes of the calling

@@ -113,15 +113,13 @@ class FittedRun:
         viewer = image_viewer(Predictor(self.best))
         chosen = np.sort(draw_indices(len(answers.paths), _NUM_SHOWN, SHEET, 0)).tolist()
         seen = [
-            (i, picture)
-            for i in chosen
-            if (picture := viewer.see(answers.paths[i], SIDE)) is not None
+            (i, image) for i in chosen if (image := viewer.see(answers.paths[i], SIDE)) is not None
         ]
         if not seen:
             return "", ""
         captions = [
             (caption_of(answers, i)[0], RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
         ]
-        sheet = draw_sheet(np.stack([picture for _, picture in seen]), captions, _COLUMNS)
+        sheet = draw_sheet(np.stack([image for _, image in seen]), captions, _COLUMNS)
         about = f"{len(seen)} of {len(answers.paths):,} random test images: green is correct, red is wrong"
         return thumbnail(np.asarray(sheet), max(sheet.size)), about

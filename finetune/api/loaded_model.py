@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from finetune.api.borrowed_process import check_not_forked
-from finetune.api.pictures import Picture, iterate_images, pixels
+from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
@@ -53,7 +53,7 @@ class LoadedModel:
 
     def predict(
         self,
-        pictures: Picture | Iterable[Picture],
+        pictures: ImageInput | Iterable[ImageInput],
         *,
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
@@ -97,7 +97,7 @@ class LoadedModel:
 
     def embed(
         self,
-        pictures: Picture | Iterable[Picture],
+        pictures: ImageInput | Iterable[ImageInput],
         *,
         on_bad_image: Literal["error", "skip"] = "error",
     ) -> np.ndarray:
@@ -210,8 +210,8 @@ class LoadedModel:
         return export(str(self.path), format, output, input, pictures, quantize, folder)  # type: ignore[arg-type]
 
     def _batches(
-        self, pictures: Picture | Iterable[Picture], on_bad_image: str
-    ) -> Iterator[list[tuple[int, str, Picture, np.ndarray]]]:
+        self, pictures: ImageInput | Iterable[ImageInput], on_bad_image: str
+    ) -> Iterator[list[tuple[int, str, ImageInput, np.ndarray]]]:
         """Yield batches of (index, name in errors, source, prepared image), without images that cannot be decoded."""
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
@@ -226,32 +226,32 @@ class LoadedModel:
                 )
                 places = range(start, start + len(batch))
                 good = [
-                    (i, name, picture, image)
-                    for i, (name, picture), image in zip(places, batch, images, strict=True)
+                    (i, name, source, image)
+                    for i, (name, source), image in zip(places, batch, images, strict=True)
                     if image is not None
                 ]
                 if good:
                     yield good
 
-    def _prepare(self, name: str, picture: Picture, on_bad_image: str) -> np.ndarray | None:
+    def _prepare(self, name: str, source: ImageInput, on_bad_image: str) -> np.ndarray | None:
         try:
-            return self.predictor.prepare(pixels(picture, name))
+            return self.predictor.prepare(pixels(source, name))
         except DecodeError:
             if on_bad_image == "error":
                 raise
             return None
 
     def _predictions(
-        self, good: list[tuple[int, str, Picture, np.ndarray]], abstain_below: float
+        self, good: list[tuple[int, str, ImageInput, np.ndarray]], abstain_below: float
     ) -> Iterator[Prediction | LabelsPrediction]:
         answers = self.predictor.classify(np.stack([image for *_, image in good]))
         chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
         names = self.class_names
         calibration = self.predictor.calibration
-        for (i, _, picture, _), values, decided in zip(
+        for (i, _, source, _), values, decided in zip(
             good, answers.tolist(), chosen.tolist(), strict=True
         ):
-            path = picture if isinstance(picture, str) else None
+            path = source if isinstance(source, str) else None
             probabilities = dict(zip(names, values, strict=True))
             if isinstance(calibration, MultilabelCalibration):
                 labels = tuple(name for name, has in zip(names, decided, strict=True) if has)

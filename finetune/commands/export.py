@@ -127,7 +127,7 @@ def export(
         check_target(path, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
-    pictures, what = _pictures(verify_on)
+    images, what = _images_to_verify(verify_on)
     module = EndToEnd(predictor.model, predictor.calibration).eval()
     print(
         f"writing {predictor.network_name} as {target.name}, which takes some seconds",
@@ -139,7 +139,7 @@ def export(
         write(module, predictor.image_size, packed(checkpoint, input), file)
         run = load_exported(file)
         agreement = compare_prepared(
-            predictor, run, np.stack([predictor.prepare(read()) for read in pictures])
+            predictor, run, np.stack([predictor.prepare(read()) for read in images])
         )
         _check(agreement, f"{suffix} file", what)
         agreements = {"verified" if data is None else "verified_before_int8": agreement}
@@ -148,7 +148,7 @@ def export(
             file, quantized, message = _quantize(predictor, file, data)
         if input == "any_size":
             reference = predictor.classify if data is None else load_exported(file)
-            file, agreement = _prepend_preparation(predictor, file, reference, pictures)
+            file, agreement = _prepend_preparation(predictor, file, reference, images)
             what = f"{what} and crops of them, of many sizes"
             _check(agreement, f"{suffix} file", what)
             agreements["verified" if data is None else "verified_preparation"] = agreement
@@ -170,8 +170,8 @@ def _export_timm(
         check_target(target / name, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     check_supported(predictor)
-    pictures, what = _pictures(verify_on)
-    prepared = np.stack([predictor.prepare(read()) for read in pictures])
+    images, what = _images_to_verify(verify_on)
+    prepared = np.stack([predictor.prepare(read()) for read in images])
     with _workplace() as folder:
         write_timm_folder(predictor, folder)
         agreement = compare_prepared(
@@ -343,13 +343,13 @@ def _prepend_preparation(
     predictor: Predictor,
     source: Path,
     reference: PredictionFunction,
-    pictures: Sequence[Callable[[], np.ndarray]],
+    images: Sequence[Callable[[], np.ndarray]],
 ) -> tuple[Path, Agreement]:
     """Return the file that takes images of any size, and how well it agrees with `reference` on prepared images."""
     from finetune.inference.any_size import prepend
 
     def prepared_before(batch: np.ndarray) -> np.ndarray:
-        return reference(np.stack([predictor.prepare(picture) for picture in batch]))
+        return reference(np.stack([predictor.prepare(image) for image in batch]))
 
     target = source.with_name(f"any.{source.name}")
     preparation = predictor.preparation
@@ -361,11 +361,11 @@ def _prepend_preparation(
         preparation.get("crop_share", CROP_SHARE),
     )
     return target, compare_any_size(
-        predictor, prepared_before, load_exported(target), (read() for read in pictures)
+        predictor, prepared_before, load_exported(target), (read() for read in images)
     )
 
 
-def _pictures(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
+def _images_to_verify(verify_on: str | None) -> tuple[list[Callable[[], np.ndarray]], str]:
     """Return a function for each image that reads it (H, W, 3), and a description of the images."""
     if verify_on is None:
         return [partial(drawn_image, i) for i in range(_MAX_VERIFIED)], "synthetic images"

@@ -64,11 +64,11 @@ def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> 
         *others[np.sort(draw_indices(len(others), _NUM_IMAGES - len(mistakes), SHEET, run_seed()))],
     ]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
-    pictures = data.pictures("test")
+    dataset = data.pictures("test")
     shown: list[np.ndarray] = []
     captions: list[tuple[str, tuple[int, int, int]]] = []
     for i in chosen:
-        image = pictures[index[answers.paths[i]]]["image"]
+        image = dataset[index[answers.paths[i]]]["image"]
         if image is None:  # the file was removed after the test
             continue
         text, true = caption_of(answers, i)

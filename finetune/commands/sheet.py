@@ -58,9 +58,9 @@ def sheet(
     prepared = list[np.ndarray]()
     parts = list[np.ndarray]()
     for num, i in enumerate(chosen, 1):
-        picture = decode(paths[int(i)])  # only one image at a time is in memory at full size
-        shown.append(predictor.prepare(picture, SIDE))
-        prepared.append(predictor.prepare(picture))
+        image = decode(paths[int(i)])  # only one image at a time is in memory at full size
+        shown.append(predictor.prepare(image, SIDE))
+        prepared.append(predictor.prepare(image))
         if num == len(chosen) or len(prepared) == predictor.batch_size:
             parts.append(predictor.classify(np.stack(prepared)))
             prepared.clear()

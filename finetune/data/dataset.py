@@ -97,7 +97,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if self.weights is not None:
             item["weight"] = float(self.weights[index])
         try:
-            picture = self.read(index)
+            decoded = self.read(index)
         except DecodeError as error:
             if self.on_bad_image == "error":
                 raise DecodeError(
@@ -105,20 +105,20 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 ) from error
             return {**item, "error": str(error)}
         try:
-            image = self._apply_transform(picture, epoch, index)
+            image = self._apply_transform(decoded, epoch, index)
         except Exception:
-            if picture.flags.writeable:
+            if decoded.flags.writeable:
                 raise
             # the transform writes into its input, which is a read-only view of the cache
-            image = self._apply_transform(picture.copy(), epoch, index)
+            image = self._apply_transform(decoded.copy(), epoch, index)
         return {**item, "image": image}
 
-    def _apply_transform(self, picture: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
+    def _apply_transform(self, decoded: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
         if epoch is None:
-            return self.transform(image=picture)["image"]
+            return self.transform(image=decoded)["image"]
         transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
         set_random_seed(transform, augmentation_seed(self.seed, epoch, index))
-        return transform(image=picture)["image"]
+        return transform(image=decoded)["image"]
 
 
 class FetchedImages(Dataset[dict[str, Any]]):

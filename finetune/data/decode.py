@@ -154,9 +154,9 @@ def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDAr
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))
     if isinstance(image, JpegImageFile):  # for a HEIC it would choose an embedded thumbnail
         image.draft(None, (2 * shorter_side, 2 * shorter_side))
-    picture, _ = read_pixels(image, file)
+    pixels, _ = read_pixels(image, file)
     return resize(
-        picture, *sorted((shorter_side, longer_side), reverse=picture.shape[0] >= picture.shape[1])
+        pixels, *sorted((shorter_side, longer_side), reverse=pixels.shape[0] >= pixels.shape[1])
     )
 
 

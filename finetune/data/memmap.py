@@ -104,13 +104,13 @@ class TooLarge(Exception):
 
 
 def write_memmap(
-    path: Path, pictures: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float
+    path: Path, images: Iterable[np.ndarray | None], about: dict[str, Any], max_bytes: float
 ) -> None:
     """Write images (H, W, 3) uint8 to a file. An existing file is replaced; after an error nothing is left.
 
     Args:
         path: The file.
-        pictures: The images, read one at a time. None stands for an image that could not be decoded.
+        images: The images, read one at a time. None stands for an image that could not be decoded.
         about: A description of the images for JSON.
         max_bytes: Limit on the bytes of the pixels.
 
@@ -125,11 +125,11 @@ def write_memmap(
         old.unlink(missing_ok=True)
     with replacing(path) as temporary, open(temporary, "wb") as file, ThreadPoolExecutor(1) as pool:
         file.write(MARK.ljust(HEADER_BYTES, b"\0"))
-        for picture in pictures:
+        for image in images:
             offsets.append(position)
-            shapes.extend((0, 0) if picture is None else picture.shape[:2])
-            if picture is not None:
-                position += file.write(np.ascontiguousarray(picture).data.cast("B"))
+            shapes.extend((0, 0) if image is None else image.shape[:2])
+            if image is not None:
+                position += file.write(np.ascontiguousarray(image).data.cast("B"))
             if position > max_bytes:
                 raise TooLarge(f"they take more than the allowed {max_bytes / 1e9:.1f} GB")
             if position - synced > _SYNC_BYTES:

@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 
 def unlabelled_samples(
-    pictures: str | Sequence[str],
+    images: str | Sequence[str],
     skip: bool,
     is_logged: bool,
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> Samples:
     """Return the images that `files_to_predict` finds, without labels."""
-    paths = files_to_predict(pictures, skip, is_logged, columns)
+    paths = files_to_predict(images, skip, is_logged, columns)
     if is_logged and (line := frames_line(paths)):
         log.warning("%s", line)
     return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 
 def files_to_predict(
-    pictures: str | Sequence[str],
+    images: str | Sequence[str],
     skip: bool = False,
     is_logged: bool = True,
     columns: Mapping[str, Sequence[str]] | None = None,
@@ -48,16 +48,16 @@ def files_to_predict(
     For several paths return the images of all, in their order.
 
     Args:
-        pictures: Path or paths.
+        images: Path or paths.
         skip: Skip unreadable folders and links that form a cycle. Otherwise they are an error.
         is_logged: Log other files of a folder that were skipped.
         columns: Column names of tables by role, for example those of a checkpoint; they need not exist.
     """
-    if isinstance(pictures, str):
-        return _expand(os.path.expanduser(pictures), skip, is_logged, columns or {})
+    if isinstance(images, str):
+        return _expand(os.path.expanduser(images), skip, is_logged, columns or {})
     return PathList(
         path
-        for pattern in pictures
+        for pattern in images
         for path in _expand(os.path.expanduser(pattern), skip, is_logged, columns or {})
     )
 

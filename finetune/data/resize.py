@@ -27,26 +27,26 @@ cv2.setNumThreads(0)
 
 
 def resize(
-    picture: NDArray[np.uint8], height: int, width: int, *, is_bicubic: bool = False
+    image: NDArray[np.uint8], height: int, width: int, *, is_bicubic: bool = False
 ) -> NDArray[np.uint8]:
     """Resize an image (H, W, 3) uint8 to (height, width, 3). Returns the same array if it already has this size."""
-    if picture.shape[:2] == (height, width):
-        return picture
+    if image.shape[:2] == (height, width):
+        return image
     # torch resizes the width first, which would make a tall narrow image very large: resize the height first
-    if picture.shape[0] * width > MAX_PIXELS:
+    if image.shape[0] * width > MAX_PIXELS:
         return resize(
-            resize(picture, height, picture.shape[1], is_bicubic=is_bicubic),
+            resize(image, height, image.shape[1], is_bicubic=is_bicubic),
             height,
             width,
             is_bicubic=is_bicubic,
         )
-    if height >= picture.shape[0] and width >= picture.shape[1] and not is_bicubic:
+    if height >= image.shape[0] and width >= image.shape[1] and not is_bicubic:
         # Upscaling: also bilinear, and faster.
-        larger = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+        larger = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.asarray(larger, np.uint8)
     # A copy, because torch warns about read-only arrays, and its kernel copies a crop anyway. The view is
     # channels_last, for which torch has a uint8 kernel; the other layout is converted to float.
-    pixels = torch.from_numpy(np.array(picture))[None].permute(0, 3, 1, 2)
+    pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
     smaller = F.interpolate(
         pixels, (height, width), mode="bicubic" if is_bicubic else "bilinear", antialias=True
     )
@@ -153,7 +153,7 @@ class Pad(A.ImageOnlyTransform):
 
 
 def padded(
-    picture: NDArray[np.uint8],
+    image: NDArray[np.uint8],
     size: tuple[int, int],
     rows: tuple[int, int],
     columns: tuple[int, int],
@@ -163,7 +163,7 @@ def padded(
     """Resize an image, and pad it to `size` with `PADDING`.
 
     Args:
-        picture: The image to resize, (H, W, 3) uint8.
+        image: The image to resize, (H, W, 3) uint8.
         size: Height and width of the result.
         rows: First and end row of the resized image.
         columns: First and end column of the resized image.
@@ -171,7 +171,7 @@ def padded(
     """
     height = rows[1] - rows[0]
     width = columns[1] - columns[0]
-    resized = resize(picture, height, width, is_bicubic=is_bicubic)
+    resized = resize(image, height, width, is_bicubic=is_bicubic)
     if (height, width) == size:
         return resized
     result = np.full((*size, 3), PADDING, np.uint8)
@@ -200,7 +200,7 @@ class SmallestMaxSize(A.SmallestMaxSize):
         return resize(img, height, width, is_bicubic=self.interpolation == cv2.INTER_CUBIC)
 
 
-def _middle(picture: NDArray[np.uint8], num: int) -> NDArray[np.uint8]:
+def _middle(image: NDArray[np.uint8], num: int) -> NDArray[np.uint8]:
     """Crop the longer side to its central `num` or `num - 1` pixels."""
-    top, left = (max(0, side - num + 1) // 2 for side in picture.shape[:2])
-    return picture[top : picture.shape[0] - top, left : picture.shape[1] - left]
+    top, left = (max(0, side - num + 1) // 2 for side in image.shape[:2])
+    return image[top : image.shape[0] - top, left : image.shape[1] - left]

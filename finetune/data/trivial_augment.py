@@ -33,9 +33,9 @@ class Operation(NamedTuple):
     is_signed: bool = False
 
 
-def _affine(picture: Image.Image, *matrix: float) -> Image.Image:
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
     """Return an image whose pixel (x, y) comes from (a x + b y + c, d x + e y + f); black outside the image."""
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
 def _strengths_up_to(strongest: float) -> list[float]:
@@ -43,48 +43,46 @@ def _strengths_up_to(strongest: float) -> list[float]:
 
 
 OPERATIONS = {
-    "Identity": Operation(lambda picture, _: picture),
+    "Identity": Operation(lambda image, _: image),
     "ShearX": Operation(
-        lambda picture, s: _affine(picture, 1, s, 0, 0, 1, 0), _strengths_up_to(0.99), True
+        lambda image, s: _affine(image, 1, s, 0, 0, 1, 0), _strengths_up_to(0.99), True
     ),
     "ShearY": Operation(
-        lambda picture, s: _affine(picture, 1, 0, 0, s, 1, 0), _strengths_up_to(0.99), True
+        lambda image, s: _affine(image, 1, 0, 0, s, 1, 0), _strengths_up_to(0.99), True
     ),
     # pixels
     "TranslateX": Operation(
-        lambda picture, s: _affine(picture, 1, 0, -int(s), 0, 1, 0), _strengths_up_to(32), True
+        lambda image, s: _affine(image, 1, 0, -int(s), 0, 1, 0), _strengths_up_to(32), True
     ),
     "TranslateY": Operation(
-        lambda picture, s: _affine(picture, 1, 0, 0, 0, 1, -int(s)), _strengths_up_to(32), True
+        lambda image, s: _affine(image, 1, 0, 0, 0, 1, -int(s)), _strengths_up_to(32), True
     ),
-    "Rotate": Operation(
-        lambda picture, s: picture.rotate(s), _strengths_up_to(135), True
-    ),  # degrees
+    "Rotate": Operation(lambda image, s: image.rotate(s), _strengths_up_to(135), True),  # degrees
     "Brightness": Operation(
-        lambda picture, s: ImageEnhance.Brightness(picture).enhance(1 + s),
+        lambda image, s: ImageEnhance.Brightness(image).enhance(1 + s),
         _strengths_up_to(0.99),
         True,
     ),
     "Color": Operation(
-        lambda picture, s: ImageEnhance.Color(picture).enhance(1 + s), _strengths_up_to(0.99), True
+        lambda image, s: ImageEnhance.Color(image).enhance(1 + s), _strengths_up_to(0.99), True
     ),
     "Contrast": Operation(
-        lambda picture, s: ImageEnhance.Contrast(picture).enhance(1 + s),
+        lambda image, s: ImageEnhance.Contrast(image).enhance(1 + s),
         _strengths_up_to(0.99),
         True,
     ),
     "Sharpness": Operation(
-        lambda picture, s: ImageEnhance.Sharpness(picture).enhance(1 + s),
+        lambda image, s: ImageEnhance.Sharpness(image).enhance(1 + s),
         _strengths_up_to(0.99),
         True,
     ),
     "Posterize": Operation(  # to 8 … 2 bits
-        lambda picture, s: ImageOps.posterize(picture, int(s)),
+        lambda image, s: ImageOps.posterize(image, int(s)),
         [round(8 - 6 * step) for step in _STEPS],
     ),
-    "Solarize": Operation(lambda picture, s: ImageOps.solarize(picture, 255 * s), _STEPS[::-1]),  # type: ignore[arg-type]
-    "AutoContrast": Operation(lambda picture, _: ImageOps.autocontrast(picture)),
-    "Equalize": Operation(lambda picture, _: ImageOps.equalize(picture)),
+    "Solarize": Operation(lambda image, s: ImageOps.solarize(image, 255 * s), _STEPS[::-1]),  # type: ignore[arg-type]
+    "AutoContrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
+    "Equalize": Operation(lambda image, _: ImageOps.equalize(image)),
 }
 _NAMES = list(OPERATIONS)
 

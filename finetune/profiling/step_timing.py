@@ -46,24 +46,24 @@ def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[flo
     Images that cannot be decoded are skipped.
     """
     data.use_cache()
-    pictures = data.pictures("train", train=True)
+    dataset = data.pictures("train", train=True)
     samples = data.splits["train"]
     files = replace(samples, cached=None)
     parts: dict[str, list[float]] = {"decode": [], "cache": [], "augment": []}
     for repeat in range(repeats):
         seconds = dict.fromkeys(parts, 0.0)
-        for i in (j % len(pictures) for j in range(repeat * num, (repeat + 1) * num)):
+        for i in (j % len(dataset) for j in range(repeat * num, (repeat + 1) * num)):
             clock = time.perf_counter()
             try:
-                picture = files.read(i)
+                image = files.read(i)
             except DecodeError:
                 continue
             clock = _add(seconds, "decode", clock)
             if samples.cached is not None:
                 samples.read(i).sum()
                 clock = _add(seconds, "cache", clock)
-            set_random_seed(pictures.transform, augmentation_seed(pictures.seed, repeat, i))
-            pictures.transform(image=picture)
+            set_random_seed(dataset.transform, augmentation_seed(dataset.seed, repeat, i))
+            dataset.transform(image=image)
             _add(seconds, "augment", clock)
         for name, sum_of_seconds in seconds.items():
             if sum_of_seconds:

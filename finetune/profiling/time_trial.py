@@ -134,15 +134,15 @@ def trial(
 def decode_seconds(data: ImageDataModule) -> float:
     """Estimate the seconds that all cores take to decode train and val once; 0 if the training images are cached."""
     data.use_cache(reads=1)
-    pictures = data.pictures("train")
+    dataset = data.pictures("train")
     if data.splits["train"].cached is not None:
         return 0.0
     # Each trial uses different images: the system has the files of an earlier trial in memory.
-    some = draw_indices(len(pictures), _NUM_DECODED, ESTIMATE, time.time_ns())
+    some = draw_indices(len(dataset), _NUM_DECODED, ESTIMATE, time.time_ns())
     began = time.perf_counter()
     for i in some.tolist():
         with suppress(DecodeError):
-            pictures.read(i)
+            dataset.read(i)
     each = (time.perf_counter() - began) / len(some)
     num = sum(len(data.splits[split]) for split in ("train", "val") if split in data.splits)
     return each * num / num_cores()

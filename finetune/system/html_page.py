@@ -48,8 +48,8 @@ def link_to(path: str | os.PathLike[str], page: str | Path) -> str:
 
 def thumbnail(image: np.ndarray, side: int) -> str:
     """Return an image (H, W, 3) or (H, W) uint8 as a data URL, with at most `side` pixels on the longer side."""
-    picture = Image.fromarray(image)
-    picture.thumbnail((side, side), Image.Resampling.BILINEAR)
+    smaller = Image.fromarray(image)
+    smaller.thumbnail((side, side), Image.Resampling.BILINEAR)
     content = io.BytesIO()
-    picture.save(content, format="WebP", quality=75, method=2)
+    smaller.save(content, format="WebP", quality=75, method=2)
     return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -48,11 +48,12 @@ def rough_fits(
     ):
         for step in np.unique(steps[first : first + _AT_ONCE]):
             some = first + np.flatnonzero(steps[first : first + _AT_ONCE] == step)
-            pictures = [np.unique(side[some], return_inverse=True) for side in (i, j)]
+            unique_images = [np.unique(side[some], return_inverse=True) for side in (i, j)]
             copies = [
-                _small(images[chosen]) for images, (chosen, _) in zip(grey, pictures, strict=True)
+                _small(images[chosen])
+                for images, (chosen, _) in zip(grey, unique_images, strict=True)
             ]
-            places = [place for _, place in pictures]
+            places = [place for _, place in unique_images]
             for whole, part, ratio in ((0, 1, np.exp(step * _STEP)), (1, 0, np.exp(-step * _STEP))):
                 pixels = _detail(copies[whole], SIDE, SIDE, blur)
                 spectrum = rfft2(pixels)

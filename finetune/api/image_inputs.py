@@ -11,10 +11,10 @@ from finetune.data.decode import DecodeError, decode, rgb_pixels, silence_pillow
 from finetune.data.prediction_paths import files_to_predict
 
 # A path (of an image, a folder, a glob, or a .txt file with paths), the bytes of an image file, or pixels.
-Picture: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 
-def iterate_images(pictures: object) -> Iterator[tuple[str, Picture]]:
+def iterate_images(pictures: object) -> Iterator[tuple[str, ImageInput]]:
     """Yield the name of each image for error messages, and the image; a path as text."""
     is_one = isinstance(
         pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
@@ -22,19 +22,19 @@ def iterate_images(pictures: object) -> Iterator[tuple[str, Picture]]:
     items: Iterable[object] = (
         [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
     )
-    for i, picture in enumerate(items):
+    for i, image in enumerate(items):
         name = "the image" if is_one else f"pictures[{i}]"
-        if isinstance(picture, (str, os.PathLike)):
-            for path in files_to_predict(os.fsdecode(picture)):
+        if isinstance(image, (str, os.PathLike)):
+            for path in files_to_predict(os.fsdecode(image)):
                 yield path, path
-        elif isinstance(picture, (bytes, bytearray, memoryview)):
-            yield name, bytes(picture)
-        elif isinstance(picture, Image.Image):
-            yield name, picture
-        elif isinstance(picture, np.ndarray):
-            yield name, _checked(picture, name)
+        elif isinstance(image, (bytes, bytearray, memoryview)):
+            yield name, bytes(image)
+        elif isinstance(image, Image.Image):
+            yield name, image
+        elif isinstance(image, np.ndarray):
+            yield name, _checked(image, name)
         else:
-            raise TypeError(_unsupported_type_message(name, picture))
+            raise TypeError(_unsupported_type_message(name, image))
 
 
 def _unsupported_type_message(name: str, value: object) -> str:
@@ -43,8 +43,8 @@ def _unsupported_type_message(name: str, value: object) -> str:
 
 
 def _checked(array: np.ndarray, name: str) -> np.ndarray:
-    is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
-    if array.dtype != np.uint8 or not is_picture or not array.size:
+    is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
+    if array.dtype != np.uint8 or not is_image or not array.size:
         hint = "; of several give a list" if array.ndim == 4 else ""
         raise ValueError(
             f"{name} is an array of {array.dtype} and shape {array.shape}: an image is uint8 of shape (height, width, "
@@ -53,22 +53,22 @@ def _checked(array: np.ndarray, name: str) -> np.ndarray:
     return array
 
 
-def pixels(picture: Picture, name: str) -> np.ndarray:
+def pixels(image: ImageInput, name: str) -> np.ndarray:
     """Return the pixels of an image (H, W, 3) uint8, as `decode` returns them for its file."""
-    if isinstance(picture, np.ndarray):
+    if isinstance(image, np.ndarray):
         return np.ascontiguousarray(
-            picture if picture.ndim == 3 else np.repeat(picture[:, :, None], 3, axis=2)
+            image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
         )
-    if isinstance(picture, Image.Image):
+    if isinstance(image, Image.Image):
         silence_pillow()
         try:
-            if not picture.width * picture.height:
+            if not image.width * image.height:
                 raise ValueError("it has no pixels")
-            return rgb_pixels(picture)
+            return rgb_pixels(image)
         except (
             Exception
         ) as error:  # PIL reads the file only now, and may raise any exception, as in `decode`
             raise DecodeError(
                 f"{name}: cannot be decoded: {' '.join(str(error).split())}"
             ) from error
-    return decode(picture, name)
+    return decode(image, name)
