@@ -57,7 +57,7 @@ def changed_labels(labels: np.ndarray, names: list[str], seed: int) -> Any:
 
 @cache
 def network_of(network: str, weights: str) -> Any:
-    from finetune.features.picture_features import Features
+    from finetune.features.image_features import Features
     from finetune.models.timm_backbones import describe
     from finetune.review.ranking_job import Network
 

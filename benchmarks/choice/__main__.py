@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common.driver import command_line
 from finetune.commands.backbone_choice import candidates_of
 from finetune.features.backbone_ranking import fitted_head, rank, stratified_order
-from finetune.features.picture_features import Features, picture_features
+from finetune.features.image_features import Features, image_features
 from finetune.models.candidates import Candidate, names
 from finetune.models.timm_backbones import describe, is_timm
 
@@ -44,7 +44,7 @@ def features_of(candidate: Candidate, paths: Sequence[str], size: int) -> np.nda
         settings = ("resize", "interpolation", "crop_share")
         preparation = {name: getattr(description, name) for name in settings}
     network = Features(candidate.backbone, candidate.weights, size)
-    return np.stack([*picture_features(network, paths, size, **preparation)])
+    return np.stack([*image_features(network, paths, size, **preparation)])
 
 
 def features(

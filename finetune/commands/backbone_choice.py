@@ -30,7 +30,7 @@ from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_rank_zero
 from finetune.features.backbone_ranking import FeaturesOf, OutOfTime, Ranking, Unusable, rank
-from finetune.features.picture_features import Features, features_of
+from finetune.features.image_features import Features, features_of
 from finetune.models.backbones import check_name
 from finetune.models.candidates import (
     AUTO,

@@ -20,8 +20,8 @@ from finetune.data.checking.findings import (
     shortcut_findings,
     worst_first,
 )
+from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.perceptual_hash import MAX_EXACT
-from finetune.data.checking.picture_facts import Facts, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.checking.spreadsheet_names import spreadsheet_findings
@@ -36,7 +36,7 @@ from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason
 from finetune.system.progress import track
 
 if TYPE_CHECKING:
-    from finetune.features.picture_features import Features
+    from finetune.features.image_features import Features
 
 _NUM_NEIGHBOURS = 5  # of each image, which are searched for crops of it
 
@@ -46,7 +46,7 @@ class LabelNetwork(NamedTuple):
 
     name: str
     features: "Features"
-    preparation: dict[str, Any]  # as `picture_features` takes it
+    preparation: dict[str, Any]  # as `image_features` takes it
 
 
 def check(
@@ -174,7 +174,7 @@ def label_network(
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch  # takes seconds
 
-    from finetune.features.picture_features import Features
+    from finetune.features.image_features import Features
     from finetune.models.timm_backbones import describe, is_timm
 
     if is_timm(backbone) and ckpt_path is None:
@@ -216,11 +216,11 @@ def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> I
         advice = "Resized, re-encoded and mirrored ones were. Check parts of the folder separately."
         yield Finding("not_searched", "note", title, advice, is_judged=False)
     if network is not None and len(chosen):
+        from finetune.features.image_features import image_features
         from finetune.features.label_errors import label_findings, neighbours
-        from finetune.features.picture_features import picture_features
 
         paths = [listing.paths[int(i)] for i in chosen]
-        parts = picture_features(network.features, paths, **network.preparation)
+        parts = image_features(network.features, paths, **network.preparation)
         features = np.stack(list(track(parts, len(paths), "computing features")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)

@@ -1,7 +1,7 @@
 """Features: the input of a network's head, computed once per image.
 
 - `linear_probe`: fits a head on the features by `logistic_regression`, for `--freeze backbone` and `head_init: probe`.
-- `picture_features`: computes the features of image files, outside of training.
+- `image_features`: computes the features of image files, outside of training.
 - `label_errors`: ranks images by how doubtful their labels are.
 - `backbone_ranking`: ranks networks by their features.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from finetune.data.checking.picture_facts import small_copy
+from finetune.data.checking.image_facts import small_copy
 
 SIDES = {"large": 1024, "small": 224}  # pixels
 _MAX_BYTES = 64 * 2**20  # of all images in memory

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from finetune.data.checking.duplicates import connected, is_blank, larger_crops, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
-from finetune.data.checking.picture_facts import collect_facts, inspect_images
+from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import Listing
+from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (
     learnable_classes,
     learnable_labels,
@@ -22,7 +23,6 @@ from finetune.features.label_errors import (
     out_of_fold,
 )
 from finetune.features.logistic_regression import principal_coordinates
-from finetune.features.picture_features import Features, picture_features
 from finetune.review.doubts import Evidence
 from finetune.system.messages import reason
 
@@ -35,7 +35,7 @@ class Network(NamedTuple):
 
     Attributes:
         features: The network.
-        preparation: How images are prepared, as `picture_features` takes it.
+        preparation: How images are prepared, as `image_features` takes it.
     """
 
     features: Features
@@ -180,7 +180,7 @@ class RankingJob(threading.Thread):
         coordinates = unit = None
         if self.network is not None and len(measured) > 1:
             computed = self._counted(
-                picture_features(
+                image_features(
                     self.network.features,
                     [paths[int(i)] for i in measured],
                     **self.network.preparation,

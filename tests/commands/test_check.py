@@ -224,7 +224,7 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
         os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
     program = tmp_path / "program.py"
     program.write_text(
-        "import finetune.data.checking.picture_facts as f, time, os\n"
+        "import finetune.data.checking.image_facts as f, time, os\n"
         "look = f.inspect_image\n"
         "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\n"
         "f.inspect_image = slow\n"

@@ -8,7 +8,7 @@ from drawings import drawing, facts_of
 from PIL import Image, ImageFile
 
 from finetune.data.checking.checks import class_findings, file_findings, folder_findings
-from finetune.data.checking.picture_facts import collect_facts, inspect_images
+from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import list_images
 
 

@@ -11,7 +11,7 @@ from pictures import encode, in_memory
 from PIL import Image
 from short_files import RGB, SHORT, H, W, tiff, tiff_strips
 
-from finetune.data.checking.picture_facts import inspect_image, small_copy
+from finetune.data.checking.image_facts import inspect_image, small_copy
 from finetune.data.completeness import IncompleteError, check_jpeg
 from finetune.data.decode import DecodeError, decode, rgb_pixels
 

@@ -15,7 +15,7 @@ from finetune.data.checking.duplicates import (
     larger_crops,
     near_duplicates,
 )
-from finetune.data.checking.picture_facts import collect_facts, inspect_images
+from finetune.data.checking.image_facts import collect_facts, inspect_images
 
 CHANGES = {
     "encoded": lambda p: p,

@@ -8,7 +8,7 @@ from data_files import real_data
 from drawings import facts_of
 
 from finetune.data.checking.findings import Finding
-from finetune.data.checking.picture_facts import SIDE, collect_facts, inspect_images
+from finetune.data.checking.image_facts import SIDE, collect_facts, inspect_images
 from finetune.data.checking.series import series_findings
 from finetune.data.datasets.listing import list_images
 from finetune.data.groups import put_into_groups

@@ -15,7 +15,7 @@ from memory_storage import PLACE, MemoryStorage
 from finetune import Classifier, ImageFolderData
 from finetune.data import image_cache
 from finetune.data.checking.first_look import first_look
-from finetune.data.checking.picture_facts import inspect_image
+from finetune.data.checking.image_facts import inspect_image
 from finetune.data.datasets.listing import list_images
 from finetune.data.image_cache import read_from_cache
 from finetune.data.prediction_paths import files_to_predict

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from finetune.data.checking.picture_facts import Facts
+from finetune.data.checking.image_facts import Facts
 
 
 def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:

@@ -10,7 +10,7 @@ from pictures import encode
 from PIL import Image
 from short_files import RGB, SHORT, png_chunk
 
-from finetune.data.checking.picture_facts import inspect_image, small_copy
+from finetune.data.checking.image_facts import inspect_image, small_copy
 from finetune.data.decode import DecodeError, decode, stored_size
 
 MAX_PIXELS = 2**22  # the limit of the readings here, so that bombs are small

@@ -1,6 +1,6 @@
 """Checks of a data set before training, without a trained network.
 
-- `picture_facts`: decodes each image once and collects its properties.
+- `image_facts`: decodes each image once and collects its properties.
 - `checks`: faults of files and classes, by these properties.
 - `exact_duplicates`, `duplicates`: copies of images; the latter by `perceptual_hash` and `rough_fit`.
 - `shortcuts`: properties of files that give away a class or a split.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
-from finetune.data.checking.picture_facts import small_copy
+from finetune.data.checking.image_facts import small_copy
 from finetune.data.datasets.listing import Listing
 from finetune.data.storage import storage_of
 from finetune.system.files import replace_text, replacing

@@ -10,7 +10,7 @@ import numpy as np
 
 from finetune.data.checking.duplicates import is_blank
 from finetune.data.checking.findings import Finding, Level, Row
-from finetune.data.checking.picture_facts import Facts, kind_of_name
+from finetune.data.checking.image_facts import Facts, kind_of_name
 from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
 from finetune.system.messages import counted, why_name_is_invalid

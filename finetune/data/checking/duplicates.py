@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from finetune.data.checking.image_facts import Facts
 from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
-from finetune.data.checking.picture_facts import Facts
 from finetune.data.checking.rough_fit import rough_fits
 from finetune.system.machine import num_cores
 from finetune.system.progress import track

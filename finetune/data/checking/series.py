@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from finetune.data.checking.findings import Finding, Row
-from finetune.data.checking.picture_facts import Facts
+from finetune.data.checking.image_facts import Facts
 from finetune.data.datasets.listing import Listing
 from finetune.system.messages import counted
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.checking.picture_facts import Facts
+from finetune.data.checking.image_facts import Facts
 
 _NUM_QUANTILES = 12
 _MIN_IMAGES = 20  # images of the class and of the rest; with fewer the strength is chance

@@ -8,7 +8,7 @@ import pytest
 from drawings import drawing, empty_png, progressive
 from PIL import Image
 
-from finetune.data.checking.picture_facts import (
+from finetune.data.checking.image_facts import (
     SIDE,
     collect_facts,
     inspect_image,

@@ -7,8 +7,8 @@ from drawings import drawing
 
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
-from finetune.features import picture_features as module
-from finetune.features.picture_features import Features, picture_features
+from finetune.features import image_features as module
+from finetune.features.image_features import Features, image_features
 from finetune.models.backbones import build, normalization
 from finetune.models.stages import head_name
 
@@ -42,7 +42,7 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
             network(((torch.from_numpy(pixels).permute(2, 0, 1) - mean) / std)[None])
     monkeypatch.setattr(module, "_NUM_AT_ONCE", 3)  # of which 7 is no multiple
     found = np.stack(
-        [*picture_features(Features(backbone, str(tmp_path / "weights.pt")), paths, size, "whole")]
+        [*image_features(Features(backbone, str(tmp_path / "weights.pt")), paths, size, "whole")]
     )
     wanted = torch.cat(seen).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
@@ -52,4 +52,4 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
 
 def test_of_no_pictures_there_are_none(tmp_path):
     torch.save(build("small_cnn", 2).state_dict(), tmp_path / "weights.pt")
-    assert [*picture_features(Features("small_cnn", str(tmp_path / "weights.pt")), [], 28)] == []
+    assert [*image_features(Features("small_cnn", str(tmp_path / "weights.pt")), [], 28)] == []

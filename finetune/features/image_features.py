@@ -46,7 +46,7 @@ class Features(nn.Module):
         return self.model(images).flatten(1)
 
 
-def picture_features(
+def image_features(
     network: Features,
     paths: Sequence[str],
     image_size: int,
