@@ -255,7 +255,7 @@ def _print_findings(listing: Listing, findings: list[Finding]) -> None:
         first = finding.rows[0] if finding.rows else None
         example = ""
         if first is not None:
-            named = " = ".join(map(listing.name, first.pictures[:2]))
+            named = " = ".join(map(listing.name, first.images[:2]))
             such_as = ", such as " if len(finding.rows) > 1 else ": "
             example = such_as + (f"{named} ({first.note})" if named else first.note)
         print(

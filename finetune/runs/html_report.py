@@ -69,9 +69,13 @@ def write_report(
     labels = label_sections(run, viewer)
     if run.label_answers and viewer:
         chosen = list(label_highlights(run, viewer))
-    pictures = [picture for cell in cells for picture in cell["pictures"]]
-    pictures += [picture for one in (labels.mistakes if labels else ()) for picture in one.pictures]
-    pictures += [picture for kind in chosen for picture in kind["pictures"] if run.label_answers]
+    images = [shown_image for cell in cells for shown_image in cell["images"]]
+    images += [
+        shown_image for one in (labels.mistakes if labels else ()) for shown_image in one.images
+    ]
+    images += [
+        shown_image for kind in chosen for shown_image in kind["images"] if run.label_answers
+    ]
     replace_text(
         target,
         render(
@@ -95,11 +99,11 @@ def write_report(
             classes=classes,
             cells=cells,
             labels=labels,
-            unseen=_unseen(run, viewer, pictures),
+            unseen=_unseen(run, viewer, images),
             matrix=_matrix(run) if classes and len(classes) <= _MANY else None,
             kinds=chosen,
             no_heat_map=next(
-                (p.no_overlay for kind in chosen for p in kind["pictures"] if p.no_overlay), ""
+                (p.no_overlay for kind in chosen for p in kind["images"] if p.no_overlay), ""
             ),
             judgement=list(label_charts(run) if run.has_labels else _judgement(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
@@ -125,14 +129,14 @@ def _corrections(run: RunRecord) -> dict[str, Any] | None:
     return corrections if corrections and are_corrections(corrections) else None
 
 
-def _unseen(run: RunRecord, viewer: ImageViewer | None, pictures: list[ReportImage]) -> str:
+def _unseen(run: RunRecord, viewer: ImageViewer | None, images: list[ReportImage]) -> str:
     """Return a sentence with the reason why the report has no test images; "" if it has some or needs none."""
     answers = run.answers or run.label_answers
-    if answers is None or not answers.paths or any(picture.image for picture in pictures):
+    if answers is None or not answers.paths or any(shown_image.image for shown_image in images):
         return ""
     if viewer is None:
         return "The test images are not shown: the checkpoint that predicted them is missing."
-    if not pictures:
+    if not images:
         return ""
     return f"The test images are not shown: {answers.paths[0]} and others are missing."
 
@@ -278,21 +282,21 @@ def _cells(answers: Answers, viewer: ImageViewer | None) -> Iterator[dict[str, A
     for count, pair in found:
         label, predicted = divmod(pair, len(names))
         chosen = answers.of(label, predicted)[:most].tolist()
-        pictures = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
+        images = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
         key, pair_names = f"cell-{label}-{predicted}", (names[label], names[predicted])
         yield {
             "id": key,
             "names": pair_names,
             "count": count,
-            "pictures": pictures,
+            "images": images,
             "is_right": label == predicted,
         }
 
 
 def _kinds(answers: Answers, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
     for heading, sentence, chosen in kinds(answers):
-        pictures = report_images(answers, chosen[:NUM_SHOWN].tolist(), viewer, has_overlay=True)
-        yield {"heading": heading, "sentence": sentence, "pictures": pictures, "count": len(chosen)}
+        images = report_images(answers, chosen[:NUM_SHOWN].tolist(), viewer, has_overlay=True)
+        yield {"heading": heading, "sentence": sentence, "images": images, "count": len(chosen)}
 
 
 def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:

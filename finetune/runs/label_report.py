@@ -59,14 +59,14 @@ class Mistakes:
         heading: The label and the kind of mistake.
         order: Which images come first.
         count: Number of images.
-        pictures: The first of them.
+        images: The first of them.
     """
 
     id: str
     heading: str
     order: str
     count: int
-    pictures: list[ReportImage]
+    images: list[ReportImage]
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ def _mistakes(answers: LabelAnswers, viewer: ImageViewer | None) -> Iterator[Mis
     for key, heading, order, k, images in found:
         if len(images):
             chosen = [(int(i), k) for i in images[:most]]
-            pictures = (
+            reported = (
                 report_label_images(answers, chosen, viewer, has_overlay=False) if viewer else []
             )
-            yield Mistakes(key, heading, order, len(images), pictures)
+            yield Mistakes(key, heading, order, len(images), reported)
 
 
 def label_highlights(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
@@ -196,8 +196,8 @@ def label_highlights(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, 
         ),
     ]
     for heading, sentence, pairs, count in rows:
-        pictures = report_label_images(answers, pairs, viewer, has_overlay=True)
-        yield {"heading": heading, "sentence": sentence, "pictures": pictures, "count": count}
+        reported = report_label_images(answers, pairs, viewer, has_overlay=True)
+        yield {"heading": heading, "sentence": sentence, "images": reported, "count": count}
 
 
 def _first_pairs(value: np.ndarray, is_chosen: np.ndarray) -> list[tuple[int, int]]:

@@ -157,7 +157,7 @@ def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_pa
         for one in file_findings(listing, collect_facts(inspect_images(listing.paths), 4))
     }
     assert {
-        kind: (one.level, [row.pictures for row in one.rows]) for kind, one in findings.items()
+        kind: (one.level, [row.images for row in one.rows]) for kind, one in findings.items()
     } == {
         "unreadable": ("bad", [[2]]),
         "cut": ("note", [[0]]),

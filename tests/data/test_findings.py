@@ -40,12 +40,12 @@ def test_a_set_is_named_by_the_worst_that_it_spoils(listing, members, kind, plac
     (exact,) = duplicate_findings(listing, [members], [])
     assert (
         exact.kind == f"{kind}_exact"
-        and exact.rows[0].pictures == [*members]
+        and exact.rows[0].images == [*members]
         and exact.rows[0].note == places
     )
     near = [Pair(i, j, 0.9, False, 1.0) for i, j in itertools.pairwise(members)]
     (found,) = duplicate_findings(listing, [], near)
-    assert found.kind == f"{kind}_near" and found.rows[0].pictures == [*members]
+    assert found.kind == f"{kind}_near" and found.rows[0].images == [*members]
     assert found.level == exact.level == {"copies": "note"}.get(kind, "bad")
 
 
@@ -53,7 +53,7 @@ def test_equal_files_join_the_set_of_the_first_of_them(listing):
     found = duplicate_findings(
         listing, [[0, 1]], [Pair(0, 4, 0.8, True, 0.95), Pair(2, 6, 0.9, False, 1.0)]
     )
-    assert [(f.kind, [row.pictures for row in f.rows]) for f in found] == [
+    assert [(f.kind, [row.images for row in f.rows]) for f in found] == [
         ("leak_near", [[2, 6], [0, 1, 4]]),  # the most alike first
         ("copies_exact", [[0, 1]]),
     ]

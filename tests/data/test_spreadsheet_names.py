@@ -22,8 +22,8 @@ def test_class_and_file_names_that_begin_like_a_formula_are_noted(tmp_path, sign
     (finding,) = spreadsheet_findings(found)
     assert finding.level == "note" and finding.title.startswith("2 names of classes or files")
     of_class, of_file = finding.rows
-    assert of_class.note == f"the class {sign}HYPERLINK(1)" and not of_class.pictures
-    assert [Path(found.paths[i]).name for i in of_file.pictures] == [f"{sign}2.jpg"]
+    assert of_class.note == f"the class {sign}HYPERLINK(1)" and not of_class.images
+    assert [Path(found.paths[i]).name for i in of_file.images] == [f"{sign}2.jpg"]
 
 
 def test_other_names_are_not(tmp_path):

@@ -121,7 +121,7 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     (finding,) = label_findings(
         listing, np.arange(60), features[order], [Pair(i, j, 1.0, False, 1.0)]
     )
-    assert not finding.is_judged and finding.rows[0].pictures == [order.index(59)]
+    assert not finding.is_judged and finding.rows[0].images == [order.index(59)]
     assert (
         finding.rows[0].note.startswith("c by its folder (0.0")
         and ", a by the others (" in finding.rows[0].note
@@ -199,7 +199,7 @@ def test_doubtful_labels_of_a_table_are_named(tmp_path):
         class_of=class_of.reshape(-1),
     )
     (found,) = label_findings(listing, np.arange(300), features, [])
-    assert found.rows[0].pictures == [20] and not found.is_judged
+    assert found.rows[0].images == [20] and not found.is_judged
     what = "has" if stated[20, 1] else "lacks"
     assert found.rows[0].note.startswith(f"{what} b, which is predicted with probability 0.")
     assert "label to look at first" in found.title or "labels to look at first" in found.title

@@ -54,7 +54,7 @@ def test_mistakes_are_those_of_the_rows_and_have_their_order(run):
         assert missed.any() and false.any()
         for key, chosen, sign in ((f"missed-{k}", missed, 1), (f"false-{k}", false, -1)):
             assert found[key].count == chosen.sum()
-            shown = [one.confidence for one in found[key].pictures]
+            shown = [one.confidence for one in found[key].images]
             assert shown == sorted(PROBABILITIES[chosen, k].tolist(), key=lambda p: sign * p)
         assert metrics.threshold == THRESHOLDS[k]
     together = [[count for count, _ in row] for row in sections.together]
@@ -87,17 +87,17 @@ def test_the_most_telling_images_come_first(run):
     false, missed, close = label_highlights(record, VIEWER)
     predicted = PROBABILITIES >= THRESHOLDS
     wrong = PROBABILITIES[predicted & ~LABELS]
-    assert false["pictures"][0].confidence == wrong.max() and false["count"] == len(wrong)
+    assert false["images"][0].confidence == wrong.max() and false["count"] == len(wrong)
     lost = PROBABILITIES[LABELS & ~predicted]
-    assert missed["pictures"][0].confidence == lost.min() and missed["count"] == len(lost)
-    first = close["pictures"][0]
+    assert missed["images"][0].confidence == lost.min() and missed["count"] == len(lost)
+    first = close["images"][0]
     odds = np.log(PROBABILITIES / (1 - PROBABILITIES)) - np.log(
         np.array(THRESHOLDS) / (1 - np.array(THRESHOLDS))
     )
     i, k = np.unravel_index(np.abs(odds).argmin(), odds.shape)
     assert first.subject == NAMES[k] and first.confidence == PROBABILITIES[i, k]
     for kind in (false, missed, close):
-        paths = [one.path for one in kind["pictures"]]
+        paths = [one.path for one in kind["images"]]
         assert len(set(paths)) == len(paths)  # each image once
 
 

@@ -29,9 +29,9 @@ def write_page(
     path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
 ) -> None:
     """Write check.html: each finding with thumbnails of its images. For `network` see `write_json`."""
-    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.pictures[:_MAX_IMAGES]}
+    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.images[:_MAX_IMAGES]}
 
-    def picture(i: int) -> dict[str, Any]:
+    def describe(i: int) -> dict[str, Any]:
         copy = small_copy(listing.paths[i], _SIDE)
         place = "" if listing.splits == ["all"] else f"{listing.splits[listing.split_of[i]]}: "
         return {
@@ -42,18 +42,18 @@ def write_page(
         }
 
     with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
-        pictures = dict(zip(sorted(wanted), threads.map(picture, sorted(wanted)), strict=True))
+        images = dict(zip(sorted(wanted), threads.map(describe, sorted(wanted)), strict=True))
     text = render(
         "data/checking/check.html",
         title=f"{shown(os.path.basename(listing.place) or listing.place)}: data check",
         date=datetime.now().isoformat(" ", "minutes"),
         root=listing.place,
         findings=findings,
-        pictures=pictures,
+        images=images,
         levels=LEVELS,
         max_rows=_MAX_ROWS,
-        max_pictures=_MAX_IMAGES,
-        num_pictures=len(listing.paths),
+        max_images=_MAX_IMAGES,
+        num_images=len(listing.paths),
         splits=listing.splits,
         class_names=list(listing.label_names) or listing.class_names,
         counts=_counts(listing).tolist(),
@@ -103,7 +103,7 @@ def write_lists(folder: Path, listing: Listing, findings: Sequence[Finding]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     num_left_out = 0
     for finding in findings:
-        sets = [[os.path.abspath(listing.paths[i]) for i in row.pictures] for row in finding.rows]
+        sets = [[os.path.abspath(listing.paths[i]) for i in row.images] for row in finding.rows]
         num = sum(map(len, sets))
         sets = [[path for path in paths if not {"\n", "\r"} & {*path}] for paths in sets]
         num_left_out += num - sum(map(len, sets))

@@ -23,7 +23,7 @@ LEVELS: dict[Level, str] = {
 class Row:
     """One row of a finding: an image or a set of images; no image if it is about a class."""
 
-    pictures: list[int]
+    images: list[int]
     note: str
     value: float = 0.0  # to sort by
 
@@ -62,7 +62,7 @@ def as_plain(
             "is_judged": finding.is_judged,
             "rows": [
                 {
-                    "files": [listing.name(i) for i in row.pictures],
+                    "files": [listing.name(i) for i in row.images],
                     "note": row.note,
                     "value": float(row.value),
                 }

@@ -50,14 +50,14 @@ class FirstLook:
         rows = {finding.kind: finding.rows for finding in self.findings}
         listing, faults = self.listing, []
         if leaks := rows.get("leak_exact"):
-            first = leaks[0].pictures
+            first = leaks[0].images
             pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))
             faults.append(
-                f"{sum(len(row.pictures) for row in leaks)} are in two splits, for example {pair}"
+                f"{sum(len(row.images) for row in leaks)} are in two splits, for example {pair}"
             )
         if broken := rows.get("unreadable"):
             faults.append(
-                f"{len(broken)} cannot be read, for example {shown(listing.paths[broken[0].pictures[0]])}"
+                f"{len(broken)} cannot be read, for example {shown(listing.paths[broken[0].images[0]])}"
             )
         hint = f"(finetune check {shown(self.place)} lists them)"
         return f"of the images, {', and '.join(faults)} {hint}" if faults else ""
