@@ -122,7 +122,7 @@ def test_a_step_under_bf16_is_the_same_where_a_process_has_no_picture(results, n
 
 def test_under_bf16_statistics_of_each_device_s_own_share_are_caught(results):
     found = unlike(load(results[1], "bf16_2"), load(results[3], "control_bf16"))
-    assert min(found[name] for name in ("output", "pictures", "0.weight", "2.weight")) > 0.1
+    assert min(found[name] for name in ("output", "images", "0.weight", "2.weight")) > 0.1
 
 
 def unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, float]:

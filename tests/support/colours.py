@@ -29,22 +29,22 @@ QUICK = [
     *(
         "--model.scheduler",
         "null",
-    ),  # one rate: a run of two epochs is one of one epoch that goes on
+    ),  # a constant rate, so a run of two epochs equals one of one epoch that is continued
     *("--report", "false"),
 ]
 # The same of a smaller network, of which a fit takes half as long and an export a fifth.
 QUICKEST = [*QUICK, "--data.image_size", "28", "--model.backbone", "small_cnn"]
 
 
-def draw_colours(root: Path, **num_pictures: int) -> Path:
+def draw_colours(root: Path, **num_images: int) -> Path:
     """Write `split=n` noisy 48x56 images for each of blue, green and red."""
     rng = np.random.default_rng(0)
-    for split, num in num_pictures.items():
+    for split, num in num_images.items():
         for channel, name in enumerate(("blue", "green", "red")):
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(num):
-                picture = rng.integers(0, 120, (48, 56, 3)).astype(np.uint8)
-                picture[:, :, channel] += 60  # BGR, as OpenCV has it
-                cv2.imwrite(str(folder / f"{i:02d}.png"), picture)
+                image = rng.integers(0, 120, (48, 56, 3)).astype(np.uint8)
+                image[:, :, channel] += 60  # BGR, as OpenCV has it
+                cv2.imwrite(str(folder / f"{i:02d}.png"), image)
     return root

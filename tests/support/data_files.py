@@ -16,7 +16,7 @@ from finetune.data.targets import ClassIndex
 def real_data(name: str) -> Path:
     folder = os.environ.get("FINETUNE_TEST_DATA")
     if not folder:
-        pytest.skip("FINETUNE_TEST_DATA names no folder of real pictures")
+        pytest.skip("FINETUNE_TEST_DATA names no folder of real images")
     return Path(folder) / name
 
 

@@ -262,7 +262,7 @@ def evaluated(
     callbacks: Any = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """Test metrics and predictions of a fixed network on the pictures in `root`.
+    """Test metrics and predictions of a fixed network on the images in `root`.
 
     `options` makes the trainers', both have the `callbacks`; `more` is the data's.
     """
@@ -358,20 +358,20 @@ def step_under_bf16(num: int, are_shared: bool = True) -> dict[str, Tensor]:
     network = nn.Sequential(
         convolutions[0], nn.BatchNorm2d(8), convolutions[1], nn.BatchNorm2d(8)
     ).to(DEVICE)
-    pictures, slope = torch.randn(num, 3, 9, 9).to(DEVICE), torch.randn(num, 8, 9, 9).to(DEVICE)
+    images, slope = torch.randn(num, 3, 9, 9).to(DEVICE), torch.randn(num, 8, 9, 9).to(DEVICE)
     if are_shared:
         share_statistics(network)
-    x = pictures[own.start : own.stop].requires_grad_()
+    x = images[own.start : own.stop].requires_grad_()
     with torch.autocast(DEVICE.type, torch.bfloat16):
         y = network(x)
     assert y.dtype == torch.bfloat16 and len(y) == len(own)
     (y.float() * slope[own.start : own.stop]).sum().backward()
-    output, gradient = torch.zeros_like(slope), torch.zeros_like(pictures)
+    output, gradient = torch.zeros_like(slope), torch.zeros_like(images)
     output[own.start : own.stop], gradient[own.start : own.stop] = y.detach().float(), x.grad
     weights = {name: parameter.grad for name, parameter in network.named_parameters()}
     for part in (output, gradient, *weights.values()) if group else ():
         group.all_reduce(part)
-    return {"output": output, "pictures": gradient, **weights, **dict(network.named_buffers())}
+    return {"output": output, "images": gradient, **weights, **dict(network.named_buffers())}
 
 
 def padded(root: Path) -> float:

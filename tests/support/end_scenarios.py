@@ -428,7 +428,7 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
     if s.failure == "truncated" and s.phase == "predict":
         expected = 0
     if s.failure == "busy_killed" and s.phase == "predict" and "predictions in " in text:
-        expected = 0  # the worker had handed over its last picture
+        expected = 0  # the worker had handed over its last image
     if codes[0] != expected:
         found.append(f"exit code {codes[0]}, not {expected}")
     if codes[1:] not in ([], [expected], [1]):

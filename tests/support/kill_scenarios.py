@@ -35,7 +35,7 @@ from finetune.runs.metrics_csv import read_metrics
 from finetune.training.classifier import Classifier
 
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
-STEPS_PER_EPOCH, EPOCHS = 7, 3  # 81 pictures in batches of 12
+STEPS_PER_EPOCH, EPOCHS = 7, 3  # 81 images in batches of 12
 FIT = [
     *(
         "fit",

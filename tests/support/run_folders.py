@@ -24,10 +24,10 @@ def write_run(
 
     Args:
         folder: The run's.
-        labels: The class of each of N test pictures.
+        labels: The class of each of N test images.
         probabilities: What was said of each, (N, K).
         names: The K classes.
-        pictures: Where the test pictures are drawn; None where there are none.
+        pictures: Where the test images are drawn; None where there are none.
         settings: More of about.json.
     """
     folder.mkdir(parents=True)

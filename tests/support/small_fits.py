@@ -20,7 +20,7 @@ def data(root: Path, **options: Any) -> ImageFolderData:
 
 
 def fit(
-    model: Classifier, pictures: ImageFolderData, ckpt_path: Path | None = None, **options: Any
+    model: Classifier, data: ImageFolderData, ckpt_path: Path | None = None, **options: Any
 ) -> pl.Trainer:
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -30,7 +30,7 @@ def fit(
         enable_model_summary=False,
         **{"max_epochs": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False, **options},
     )
-    trainer.fit(model, datamodule=pictures, ckpt_path=ckpt_path)
+    trainer.fit(model, datamodule=data, ckpt_path=ckpt_path)
     return trainer
 
 
