@@ -225,9 +225,9 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "some.pt"], r"--output some\.pt: a file of --format onnx is a \.onnx$"),
+        (["--output", "some.pt"], r"--out some\.pt: a file of --format onnx is a \.onnx$"),
         (["--output", "some.pt2"], r"is a \.onnx; --format torch writes a \.pt2$"),
-        (["--output", "."], r"--output \.: a file of --format onnx"),
+        (["--output", "."], r"--out \.: a file of --format onnx"),
         (["--verify_on", "gone"], "gone"),
     ],
 )

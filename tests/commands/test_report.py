@@ -155,8 +155,8 @@ def test_its_help_says_how_runs_are_named(capsys):
         ([], 2, "name the folder of a run: finetune report RUN"),
         (["nowhere"], 1, "'nowhere' is not the folder of a run"),
         (["RUN", "RUN"], 2, "several different ones"),
-        (["RUN", "OTHER", "--output", "."], 2, "--output . is a folder"),
-        (["--output", ".", "RUN"], 2, "--output . is a folder"),
+        (["RUN", "OTHER", "--output", "."], 2, "--out . is a folder"),
+        (["--output", ".", "RUN"], 2, "--out . is a folder"),
         (["RUN", "--otput", "x"], 2, "otput"),
     ],
 )
