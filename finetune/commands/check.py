@@ -185,6 +185,8 @@ def label_network(
 
     try:
         features = Features(backbone, weights, image_size)
+    except WrongUsage:  # the weights of several networks
+        raise
     except ValueError as error:
         if ckpt_path is None and weights.endswith(".ckpt"):
             hint = f"--ckpt_path {weights} takes the network of the checkpoint too"
