@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from colours import QUICKEST
-from object_server import ObjectServer, object_server
+from object_server import ObjectServer, begin_test, object_server
 from processes import finetune
 
 from finetune import Classifier
@@ -29,14 +29,7 @@ def running(colours: Path) -> Iterator[ObjectServer]:
 @pytest.fixture
 def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     """The server with the images of `colours` in its folder `set`, and no client yet."""
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delitem(STORAGES, "s3", raising=False)
-    running.requests.clear()
-    before = dict(running.objects)
-    yield running
-    running.objects = before
-    running.fault = lambda method, path: ""
+    yield from begin_test(running, monkeypatch)
 
 
 def weights(run: str) -> dict[str, torch.Tensor]:

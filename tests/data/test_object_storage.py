@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from object_server import ObjectServer, object_server
+from object_server import ObjectServer, begin_test, object_server
 
 from finetune import ImageFolderData
 from finetune.data.addresses import StorageError
@@ -14,7 +14,6 @@ from finetune.data.contents import file_digests
 from finetune.data.datasets.listing import list_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import (
-    STORAGES,
     file_stats,
     kind_of,
     normal_path,
@@ -34,13 +33,7 @@ def running(colours: Path) -> Iterator[ObjectServer]:
 @pytest.fixture
 def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     """The server with the images of `colours` in its folder `set`, and no client yet."""
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delitem(STORAGES, "s3", raising=False)
-    running.requests.clear()
-    yield running
-    running.fault = lambda method, path: ""
-    running.delay = 0.0
+    yield from begin_test(running, monkeypatch)
 
 
 def test_a_folder_is_listed_once_and_its_files_are_not_asked_for(server, colours):

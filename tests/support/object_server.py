@@ -15,6 +15,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import pytest
+
+from finetune.data.storage import STORAGES
+
 BUCKET = "pictures"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -216,3 +220,16 @@ def object_server(is_moto: bool = False) -> Iterator[ObjectServer]:
         yield server
     finally:
         server.close()
+
+
+def begin_test(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """Yield the server for one test, with its variables set and without a client; undo what the test changes."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(STORAGES, "s3", raising=False)
+    server.requests.clear()
+    objects = dict(server.objects)
+    yield server
+    server.objects = objects
+    server.fault = lambda method, path: ""
+    server.delay = 0.0
