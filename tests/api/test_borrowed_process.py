@@ -232,6 +232,7 @@ def test_a_fit_leaves_nothing_behind(colours, quick, workers, warm):
 def test_control_without_it_a_fit_is_noticed(colours, quick, monkeypatch, warm):
     random.seed(99)  # an earlier fit's seed may have been the same
     np.random.seed(99)
+    torch.manual_seed(99)
     before = state()
     with preserved_process(), monkeypatch.context() as patch:
         patch.setattr("finetune.api.fitting.preserved_process", nullcontext)
