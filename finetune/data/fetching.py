@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from finetune.data.storage import is_local, storage_of
 
@@ -77,6 +77,14 @@ class Fetched(Generic[_Group]):
     contents: dict[str, Content]
 
 
+class _Waiting(NamedTuple):
+    """A group whose files are being fetched: the content of each, by path, and the bytes of all."""
+
+    group: Any
+    futures: dict[str, Future[Content]]
+    num_bytes: int
+
+
 def fetch_ahead(
     groups: Iterable[_Group],
     files_of: Callable[[_Group], Mapping[str, int]],
@@ -92,7 +100,7 @@ def fetch_ahead(
     Raises:
         StorageError: The storage cannot be reached, or a file was replaced.
     """
-    waiting: deque[tuple[_Group, dict[str, Future[Content]], int]] = deque()
+    waiting: deque[_Waiting] = deque()
     num_files = 0
     num_bytes = 0
     source = iter(groups)
@@ -110,20 +118,20 @@ def fetch_ahead(
                 files = {path: n for path, n in files_of(group).items() if not is_local(path)}
                 size = sum(files.values())
                 futures = {path: _submit(partial(_content, path)) for path in files}
-                waiting.append((group, futures, size))
+                waiting.append(_Waiting(group, futures, size))
                 num_files += max(1, len(futures))
                 num_bytes += size
             if not waiting:
                 return
-            group, futures, size = waiting.popleft()
-            contents = {path: future.result() for path, future in futures.items()}
-            num_files -= max(1, len(futures))
-            num_bytes -= size
-            futures.clear()
-            yield Fetched(group, contents)
+            first = waiting.popleft()
+            contents = {path: future.result() for path, future in first.futures.items()}
+            num_files -= max(1, len(first.futures))
+            num_bytes -= first.num_bytes
+            first.futures.clear()
+            yield Fetched(first.group, contents)
     finally:
-        for _, futures, _ in waiting:
-            for future in futures.values():
+        for one in waiting:
+            for future in one.futures.values():
                 future.cancel()
 
 

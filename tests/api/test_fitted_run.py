@@ -13,7 +13,7 @@ from run_folders import write_run
 from finetune import FittedRun, fit, load
 from finetune.runs.statistics import wilson
 
-# Of three classes, what is said of five images: the last one wrong.
+# Predictions of five images of three classes; the last one is wrong.
 LABELS, SAID = [0, 1, 2, 0, 1], np.eye(3)[[0, 1, 2, 0, 2]] * 0.7 + 0.1
 
 

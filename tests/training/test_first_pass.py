@@ -223,7 +223,7 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
             {"limit_train_batches": 0.2},
             "limit_train_batches 0.2 is less than one batch of train",
         ),
-        # said by the loader: the images may still become others
+        # a warning of the loader: the images may still become others
         ("test", {"limit_test_batches": 0.1}, ""),
         ("test", {"limit_val_batches": 0.3}, ""),
         ("fit", {"limit_test_batches": 0.2, "limit_val_batches": 0.4}, ""),
