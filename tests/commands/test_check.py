@@ -329,11 +329,11 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
 
     torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
     monkeypatch.setattr("finetune.commands.check.inspect_images", None)
-    told = (
+    message = (
         r"^lenet does not support images of 40x40 pixels \(image_size must be 28, not 40\): "
         "another --image_size may do$"
     )
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=message):
         cli(
             "check",
             pictures,

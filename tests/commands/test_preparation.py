@@ -138,6 +138,9 @@ def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
     )
     config.fit.data = Namespace(init_args=Namespace(image_size=96))
     config.fit.update(Namespace(resume=False, ckpt_path=None))
-    told = dependent_defaults.settle_preparation(config, ExplicitSettings())
+    message = dependent_defaults.settle_preparation(config, ExplicitSettings())
     assert vars(config.fit.data.init_args) == {"image_size": 224}
-    assert "image_size 224" in told and "not interpolation, which its class does not take" in told
+    assert (
+        "image_size 224" in message
+        and "not interpolation, which its class does not take" in message
+    )
