@@ -58,17 +58,22 @@ _WRITTEN = {
 # Arguments of the data in config.yaml and checkpoints of earlier versions that are ignored.
 REMOVED = ("num_views",)
 __all__ = [
-    *("Classifier", "FashionMNIST", "FittedRun", "Hotdog", "ImageFolderData", "LoadedModel"),
-    *(
-        "LabelsPrediction",
-        "MLFlowLogger",
-        "Prediction",
-        "SampleData",
-        "TensorBoardLogger",
-        "WandbLogger",
-        "WarmupCosine",
-    ),
-    *("__version__", "fit", "load"),
+    "Classifier",
+    "FashionMNIST",
+    "FittedRun",
+    "Hotdog",
+    "ImageFolderData",
+    "LabelsPrediction",
+    "LoadedModel",
+    "MLFlowLogger",
+    "Prediction",
+    "SampleData",
+    "TensorBoardLogger",
+    "WandbLogger",
+    "WarmupCosine",
+    "__version__",
+    "fit",
+    "load",
 ]
 
 

@@ -15,8 +15,16 @@ from finetune.data.datasets.image_folder import ImageFolderData
 
 # Options that have no meaning alone, and what `--resume` and the checkpoint decide.
 HIDDEN = (
-    *("help", "config", "print_config", "trainer", "model", "data", "ckpt_path"),
-    *("model.class_names", "model.network_size", "model.label_kind"),
+    "help",
+    "config",
+    "print_config",
+    "trainer",
+    "model",
+    "data",
+    "ckpt_path",
+    "model.class_names",
+    "model.network_size",
+    "model.label_kind",
 )
 _SECTIONS = {
     "": "the run",

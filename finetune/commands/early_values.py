@@ -21,16 +21,23 @@ from finetune.training.param_groups import check_rates
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
 _LIMITS = (
-    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
-    *(
-        "limit_train_batches",
-        "limit_val_batches",
-        "limit_test_batches",
-        "limit_predict_batches",
-        "overfit_batches",
-    ),
-    *("val_check_interval", "check_val_every_n_epoch", "log_every_n_steps", "num_sanity_val_steps"),
-    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+    "max_epochs",
+    "min_epochs",
+    "max_steps",
+    "min_steps",
+    "max_time",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "log_every_n_steps",
+    "num_sanity_val_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
 )
 
 

@@ -11,35 +11,43 @@ from typing import Any
 # With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
 _IMAGE_SETTINGS = (
-    *(
-        "data.root",
-        "data.table",
-        "data.corrections",
-        "data.val_fraction",
-        "data.test_fraction",
-        "data.split_seed",
-    ),
-    *("data.columns", "data.labels", "data.label_separator", "data.merge"),
-    *("data.group_by", "data.num_folds", "data.fold"),
+    "data.root",
+    "data.table",
+    "data.corrections",
+    "data.val_fraction",
+    "data.test_fraction",
+    "data.split_seed",
+    "data.columns",
+    "data.labels",
+    "data.label_separator",
+    "data.merge",
+    "data.group_by",
+    "data.num_folds",
+    "data.fold",
 )
 # With other values the state of the optimizer would not fit.
 _FIXED = (
-    *(
-        "model.backbone",
-        "model.members",
-        "model.head_stages",
-        "model.freeze",
-        "model.layer_decay",
-        "model.decay_norm_and_bias",
-    ),
-    *("model.optimizer.class_path", "model.scheduler.class_path"),
+    "model.backbone",
+    "model.members",
+    "model.head_stages",
+    "model.freeze",
+    "model.layer_decay",
+    "model.decay_norm_and_bias",
+    "model.optimizer.class_path",
+    "model.scheduler.class_path",
 )
 # Settings that the config.yaml of an earlier version lacks, with the values that they had then.
 _EARLIER = {"model.members": 1, "model.head_stages": 1}
 # Settings that are used at the beginning only, or that are stored in the checkpoint.
 _DECIDED_BY_CHECKPOINT = (
-    *("model.optimizer.", "model.scheduler.", "model.head_lr_multiplier", "model.class_weights"),
-    *("model.weights", "model.head_init", "model.source_classes", "model.class_mapping"),
+    "model.optimizer.",
+    "model.scheduler.",
+    "model.head_lr_multiplier",
+    "model.class_weights",
+    "model.weights",
+    "model.head_init",
+    "model.source_classes",
+    "model.class_mapping",
     "threshold",  # best.ckpt may have one already
 )
 # Settings that are compared as a whole: a class that only one of them names is a difference, too.
@@ -48,34 +56,32 @@ _LENGTH = ("trainer.max_epochs", "trainer.max_steps", "trainer.limit_train_batch
 _OF_TEST = ("trainer.limit_test_batches", "trainer.precision")
 # Settings that change no result: devices, speed and output.
 _WITHOUT_EFFECT = (
-    *(
-        "resume",
-        "ckpt_path",
-        "allow_changes",
-        "minutes",
-        "test_after_fit",
-        "name",
-        "keep_last",
-        "folds",
-        "checkpoint_every_n_steps",
-        "model.compile",
-    ),
-    *("data.num_workers", "data.cache_limit_gb", "data.predict"),
-    *("data.root", "data.table", "data.corrections"),
-    *(
-        "trainer.accelerator",
-        "trainer.strategy",
-        "trainer.devices",
-        "trainer.num_nodes",
-        "trainer.default_root_dir",
-    ),
-    *(
-        "trainer.logger",
-        "trainer.log_every_n_steps",
-        "trainer.enable_",
-        "trainer.plugins",
-        "trainer.profiler",
-    ),
+    "resume",
+    "ckpt_path",
+    "allow_changes",
+    "minutes",
+    "test_after_fit",
+    "name",
+    "keep_last",
+    "folds",
+    "checkpoint_every_n_steps",
+    "model.compile",
+    "data.num_workers",
+    "data.cache_limit_gb",
+    "data.predict",
+    "data.root",
+    "data.table",
+    "data.corrections",
+    "trainer.accelerator",
+    "trainer.strategy",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.default_root_dir",
+    "trainer.logger",
+    "trainer.log_every_n_steps",
+    "trainer.enable_",
+    "trainer.plugins",
+    "trainer.profiler",
 )
 
 

@@ -25,8 +25,14 @@ from finetune.system.messages import install
 READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (
-    *(*PREPARATION, "eval_image_size", "split_seed", "val_fraction", "test_fraction"),
-    *("group_by", "num_folds", "fold"),
+    *PREPARATION,
+    "eval_image_size",
+    "split_seed",
+    "val_fraction",
+    "test_fraction",
+    "group_by",
+    "num_folds",
+    "fold",
 )
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 _SEEN: dict[str, type[np.generic]] = {"names": np.int64, "sizes": np.int32, "digests": np.int64}

@@ -15,8 +15,16 @@ from finetune.system.messages import reason as one_line
 log = logging.getLogger(__name__)
 
 CLASS_NAMES = (
-    *("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    "T-shirt or top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
 _SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 # Exceptions of torchvision for truncated files. For missing files it raises a RuntimeError.
