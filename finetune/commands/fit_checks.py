@@ -6,8 +6,9 @@ import torch
 from pytorch_lightning import Trainer
 
 from finetune import lightning_private
+from finetune.data.batch_limits import batches_within
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import batches_within, evaluated_targets
+from finetune.data.samplers import evaluated_targets
 from finetune.runs.resume import Start
 from finetune.system.messages import as_wrong_usage
 from finetune.training.classifier import Classifier

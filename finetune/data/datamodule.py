@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from finetune.data.batch_limits import FitLimits, check_limit, num_within
 from finetune.data.data_settings import (
     Augmentation,
     Preparation,
@@ -37,15 +38,7 @@ from finetune.data.loader import (
 )
 from finetune.data.mixing import Mixing
 from finetune.data.prediction_paths import unlabelled_samples
-from finetune.data.samplers import (
-    EvalBatches,
-    FitLimits,
-    TrainBatches,
-    check_limit,
-    evenly_spaced,
-    num_within,
-    run_seed,
-)
+from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import SeenRecord, merge_records

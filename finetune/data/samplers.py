@@ -9,14 +9,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from finetune.data.batch_limits import batches_within as batches_within
-from finetune.data.batch_limits import num_within as num_within
+from finetune.data.batch_limits import num_within
 from finetune.data.targets import Targets
 
 # Random streams that share a seed must not overlap. NumPy pads a short seed with zeros, so (0, 3) equals (0, 3, 0).
@@ -156,54 +154,3 @@ def evaluated_targets(targets: Targets, limit: float | None, batch_size: int) ->
     """Return the targets of the images that an evaluation within the Trainer's limit of batches measures."""
     num = num_within(limit, len(targets), batch_size)
     return targets.take(evenly_spaced(np.arange(num), num, len(targets)))
-
-
-def check_limit(limit: float, split: str, num_images: int, batch_size: int) -> None:
-    """Check that a Trainer's limit, if it is a share of the batches, is at least one batch.
-
-    Args:
-        limit: A number of batches (int), or a share of them (float).
-        split: Name of the split.
-        num_images: Images in the split.
-        batch_size: Images in a global batch.
-
-    Raises:
-        ValueError: The limit is less than one batch.
-    """
-    is_share = isinstance(limit, float) and limit > 0
-    if is_share and num_images > 0 and num_within(limit, num_images, batch_size) == 0:
-        raise ValueError(f"trainer.limit_{split}_batches {limit} is less than one batch of {split}")
-
-
-@dataclass(frozen=True)
-class FitLimits:
-    """The Trainer's limits on the length of a fit.
-
-    Attributes:
-        max_epochs: Epochs of the complete run, including those before a resume; None or -1 for no limit.
-        max_steps: Optimizer steps of the complete run; -1 for no limit.
-        batches_per_step: Largest number of batches whose gradients one step accumulates.
-        limit_train_batches: Batches per epoch: a number (int), or a share of them (float).
-    """
-
-    max_epochs: int | None
-    max_steps: int = -1
-    batches_per_step: int = 1
-    limit_train_batches: int | float | None = 1.0
-
-    @property
-    def num_epochs(self) -> float:
-        """Epochs of the run; infinite without a limit."""
-        return math.inf if self.max_epochs in (None, -1) else self.max_epochs
-
-    def num_reads(self, num_images: int, batch_size: int) -> float:
-        """Return the total number of training samples that the fit reads.
-
-        Args:
-            num_images: Images in the training split.
-            batch_size: Images in a global batch.
-        """
-        reads = self.num_epochs * num_within(self.limit_train_batches, num_images, batch_size)
-        if self.max_steps != -1:
-            reads = min(reads, self.max_steps * self.batches_per_step * batch_size)
-        return reads

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from finetune.data.batch_limits import FitLimits, batches_within
 from finetune.data.loader import Loader
-from finetune.data.samplers import FitLimits, TrainBatches, batches_within
+from finetune.data.samplers import TrainBatches
 
 
 class EveryEpoch(Sampler[list[tuple[int, int]]]):

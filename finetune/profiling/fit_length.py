@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import num_within
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, startup_seconds, trial
 from finetune.runs.deferred_checkpoints import is_worth_it, seconds_of_each

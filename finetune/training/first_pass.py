@@ -6,9 +6,10 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import nn
 
+from finetune.data.batch_limits import batches_within, check_limit
 from finetune.data.data_settings import missing_split_message
 from finetune.data.datasets.image_folder import ImageFolderData
-from finetune.data.samplers import batches_within, check_limit, evaluated_targets
+from finetune.data.samplers import evaluated_targets
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier

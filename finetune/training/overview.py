@@ -9,6 +9,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from finetune.data.batch_limits import batches_within, num_within
 from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
@@ -16,7 +17,6 @@ from finetune.data.depth import warn_of_dark_samples
 from finetune.data.fetching import map_files
 from finetune.data.frames import frames_line
 from finetune.data.groups import straddling_groups, unequal_shares
-from finetune.data.samplers import batches_within, num_within
 from finetune.data.splits import SET_APART
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
-from finetune.data.samplers import batches_within
+from finetune.data.batch_limits import batches_within
 from finetune.training.run_limits import steps_in
 
 _MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32

@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
-from finetune.data.samplers import FitLimits, batches_within
+from finetune.data.batch_limits import FitLimits, batches_within
 from finetune.data.size_schedule import SizeSchedule, build_schedule
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from finetune.data.batch_limits import FitLimits
 from finetune.data.loader import end_workers, start_worker
-from finetune.data.samplers import FitLimits, TrainBatches
+from finetune.data.samplers import TrainBatches
 from finetune.data.train_loader import EveryEpoch, TrainLoader
 
 NUM, SIZE = 10, 4
