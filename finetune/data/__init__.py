@@ -20,7 +20,7 @@ One image:
 
 Batches:
 
-- `samplers`: the order of the images, and the batches of each rank. `batch_limits`: the Trainer's limits on their number.
+- `samplers`: the order of the images, and the batches of each rank. `batch_limits`: the Trainer's limits on them.
   `dataset`: one index to one sample.
 - `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.

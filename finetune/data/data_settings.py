@@ -1,15 +1,24 @@
-"""The settings of a data module, which are checked before any file is read."""
+"""The settings of a data module, which are checked before any file is read, and the transforms that they describe."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import albumentations as A
+
 from finetune.data.groups import check_group_by
 from finetune.data.size_schedule import parse_sizes
 from finetune.data.storage import normal_path
 from finetune.data.tables.table_file import is_table
-from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode
+from finetune.data.transforms import (
+    CROP_SHARE,
+    Interpolation,
+    ResizeMode,
+    eval_transform,
+    padded_crops,
+    train_transform,
+)
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
@@ -49,6 +58,10 @@ class Preparation:
     def evaluated_size(self) -> int:
         """Side of the input in evaluation, in pixels."""
         return self.eval_image_size or self.image_size
+
+    def eval_transform(self, size: int) -> A.Compose:
+        """Return the transform of evaluation to an input of this size."""
+        return eval_transform(size, self.resize, self.interpolation, self.crop_share)
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -95,6 +108,17 @@ class Augmentation:
     augmentations: list[dict[str, Any]] | None = None
     mixup: float = 0.0
     cutmix: float = 0.0
+
+    def train_transform(self, size: int, preparation: Preparation) -> A.Compose:
+        """Return the transform of training to an input of this size."""
+        if not self.crop_and_flip:
+            first = preparation.eval_transform(size)
+        elif preparation.resize == "pad":
+            first = padded_crops(size, self.min_crop, preparation.interpolation)
+        else:
+            first = None
+        extra = self.augmentations or ()
+        return train_transform(size, extra, self.min_crop, first, preparation.interpolation)
 
     def __post_init__(self) -> None:
         if not 0 < self.min_crop <= 1:

@@ -46,7 +46,7 @@ from finetune.data.size_schedule import ScheduledTransform, build_scheduled_tran
 from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
-from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode, pipelines
+from finetune.data.transforms import COLOUR_JITTER, CROP_SHARE, Interpolation, ResizeMode
 from finetune.distributed.signals import is_rank_zero
 from finetune.models.heads import LabelKind
 from finetune.system.messages import WrongUsage
@@ -216,16 +216,11 @@ class ImageDataModule(pl.LightningDataModule):
         self.num_workers = num_workers
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
-        self.train_transforms, self.eval_transform = pipelines(
-            {image_size, *self.sizes},
-            self.eval_image_size,
-            resize=resize,
-            interpolation=interpolation,
-            crop_share=crop_share,
-            is_random=crop_and_flip,
-            extra=augmentations or (),
-            min_crop=min_crop,
-        )
+        self.train_transforms = {
+            size: self.augmentation.train_transform(size, self.preparation)
+            for size in {image_size, *self.sizes}
+        }
+        self.eval_transform = self.preparation.eval_transform(self.eval_image_size)
         self.mixing = Mixing(mixup, cutmix)
         self.collate = Collate(image_size, self.eval_image_size, *self.sizes)
         self._transfer = DeviceCopy()

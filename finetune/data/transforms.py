@@ -6,8 +6,7 @@ The network normalises its input, so a pipeline always returns uint8.
 import copy
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import albumentations as A
@@ -106,32 +105,6 @@ def eval_transform(
         else SmallestMaxSize(side, interpolation=kernel)
     )
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
-
-
-def pipelines(
-    sizes: Iterable[int],
-    eval_image_size: int,
-    resize: ResizeMode,
-    interpolation: Interpolation,
-    crop_share: float,
-    is_random: bool,
-    extra: Sequence[dict[str, Any]],
-    min_crop: float,
-) -> tuple[dict[int, A.Compose], A.Compose]:
-    """Return the training pipelines by image size, and the evaluation pipeline.
-
-    See `train_transform` and `eval_transform`. If not `is_random`, training prepares images as evaluation does.
-    """
-    evaluated = partial(
-        eval_transform, resize=resize, interpolation=interpolation, crop_share=crop_share
-    )
-    train: dict[int, A.Compose] = {}
-    for size in sizes:
-        first = None if is_random else evaluated(size)
-        if is_random and resize == "pad":
-            first = padded_crops(size, min_crop, interpolation)
-        train[size] = train_transform(size, extra, min_crop, first, interpolation)
-    return train, evaluated(eval_image_size)
 
 
 def preparation(settings: Mapping[str, Any]) -> dict[str, Any]:
