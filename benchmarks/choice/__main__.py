@@ -12,6 +12,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,13 +39,13 @@ def files_of(folder: Path) -> tuple[list[str], np.ndarray]:
 
 def features_of(candidate: Candidate, paths: Sequence[str], size: int) -> np.ndarray:
     """Return the features of images, prepared as the network needs them, (N, D)."""
-    preparation = {}
+    preparation: dict[str, Any] = {"image_size": size}
     if is_timm(candidate.backbone):
         description = describe(candidate.backbone, candidate.weights)
         settings = ("resize", "interpolation", "crop_share")
-        preparation = {name: getattr(description, name) for name in settings}
+        preparation |= {name: getattr(description, name) for name in settings}
     network = Features(candidate.backbone, candidate.weights, size)
-    return np.stack([*image_features(network, paths, size, **preparation)])
+    return np.stack([*image_features(network, paths, preparation)])
 
 
 def features(

@@ -1,15 +1,15 @@
 """The features of image files: the output of a pretrained network without its head, outside of training."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from finetune.data.decode import decode
-from finetune.data.transforms import CROP_SHARE, Interpolation, ResizeMode, eval_transform
+from finetune.data.transforms import eval_transform
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import ImageClassifier, build_image_classifier
 from finetune.models.stages import head_name
@@ -47,22 +47,17 @@ class Features(nn.Module):
 
 
 def image_features(
-    network: Features,
-    paths: Sequence[str],
-    image_size: int,
-    resize: ResizeMode = "shorter_side",
-    interpolation: Interpolation = "bilinear",
-    crop_share: float = CROP_SHARE,
+    network: Features, paths: Sequence[str], preparation: Mapping[str, Any]
 ) -> Iterator[np.ndarray]:
     """Yield the features of each image, (D,) float32. Images are prepared as in evaluation.
 
     Args:
         network: The network. It is moved to a GPU if there is one.
         paths: Paths of readable images.
-        image_size: Side of the network's input in pixels.
-        resize, interpolation, crop_share: As in `eval_transform`.
+        preparation: Arguments of `eval_transform`.
     """
-    transform = eval_transform(image_size, resize, interpolation, crop_share)
+    transform = eval_transform(**preparation)
+    image_size = preparation["image_size"]
 
     def prepared(path: str) -> np.ndarray:
         # A large JPEG is decoded at about twice the size anyway.

@@ -183,7 +183,7 @@ class RankingJob(threading.Thread):
                 image_features(
                     self.network.features,
                     [paths[int(i)] for i in measured],
-                    **self.network.preparation,
+                    self.network.preparation,
                 )
             )
             features = np.stack(list(computed))

@@ -35,14 +35,15 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
         lambda _, inputs: seen.append(inputs[0])
     )
     mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))
-    transform = eval_transform(size, "whole")
+    preparation = {"image_size": size, "resize": "whole"}
+    transform = eval_transform(**preparation)
     with torch.no_grad():
         for path in paths:
             pixels = transform(image=decode(path, shorter_side=2 * size))["image"]
             network(((torch.from_numpy(pixels).permute(2, 0, 1) - mean) / std)[None])
     monkeypatch.setattr(module, "_NUM_AT_ONCE", 3)  # of which 7 is no multiple
     found = np.stack(
-        [*image_features(Features(backbone, str(tmp_path / "weights.pt")), paths, size, "whole")]
+        [*image_features(Features(backbone, str(tmp_path / "weights.pt")), paths, preparation)]
     )
     wanted = torch.cat(seen).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
@@ -52,4 +53,5 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
 
 def test_of_no_pictures_there_are_none(tmp_path):
     torch.save(build("small_cnn", 2).state_dict(), tmp_path / "weights.pt")
-    assert [*image_features(Features("small_cnn", str(tmp_path / "weights.pt")), [], 28)] == []
+    network = Features("small_cnn", str(tmp_path / "weights.pt"))
+    assert [*image_features(network, [], {"image_size": 28})] == []
