@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from finetune.data.checking.check_page import write_json, write_lists, write_page
-from finetune.data.checking.checks import class_findings, file_findings, folder_findings
+from finetune.data.checking.checks import (
+    class_findings,
+    file_findings,
+    folder_findings,
+    spreadsheet_findings,
+)
 from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import (
@@ -24,7 +29,6 @@ from finetune.data.checking.image_facts import Facts, collect_facts, inspect_ima
 from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
-from finetune.data.checking.spreadsheet_names import spreadsheet_findings
 from finetune.data.corrections import read_corrections
 from finetune.data.datasets.listing import Listing, correct_listing
 from finetune.data.datasets.sources import choose_source
@@ -222,7 +226,7 @@ def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> I
         from finetune.features.label_errors import label_findings, neighbours
 
         paths = [listing.paths[int(i)] for i in chosen]
-        parts = image_features(network.features, paths, **network.preparation)
+        parts = image_features(network.features, paths, network.preparation)
         features = np.stack(list(track(parts, len(paths), "computing features")))
         i, j = neighbours(features, _NUM_NEIGHBOURS)
         near = larger_crops(facts, chosen[i], chosen[j], near)

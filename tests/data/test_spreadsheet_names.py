@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.data.checking.spreadsheet_names import spreadsheet_findings
+from finetune.data.checking.checks import spreadsheet_findings
 from finetune.data.datasets.listing import Listing, list_images
 
 

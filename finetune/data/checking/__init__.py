@@ -1,11 +1,10 @@
 """Checks of a data set before training, without a trained network.
 
 - `image_facts`: decodes each image once and collects its properties.
-- `checks`: faults of files and classes, by these properties.
+- `checks`: faults of files, classes and names, by these properties.
 - `exact_duplicates`, `duplicates`: copies of images; the latter by `perceptual_hash` and `rough_fit`.
 - `shortcuts`: properties of files that give away a class or a split.
 - `series`: bursts and video frames, which splits must not tear apart.
-- `spreadsheet_names`: names that a spreadsheet would run as a formula.
 - `findings`: the results of all checks. `check_page` writes them.
 - `first_look`: the checks that every fit does.
 

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from finetune.data.checking.findings import Finding, Level, Row
 from finetune.data.checking.image_facts import Facts, kind_of_name
 from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
-from finetune.system.messages import counted, why_name_is_invalid
+from finetune.system.messages import counted, shown, why_name_is_invalid
 
 # longer over shorter side, from which on a central square crop removes half of the image or more
 _WIDE = 2.0
@@ -22,6 +23,8 @@ _UNEQUAL = 5.0  # ratio of the images of the largest and the smallest class
 _SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and share of its median
 _CUT = 0.04  # share of the rows, below which a grey border is as likely
 _USUAL_MODES = {"RGB", "L"}
+# first characters of a formula in Excel, LibreOffice and Google Sheets
+_FORMULA = ("=", "+", "-", "@")
 
 
 def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
@@ -284,3 +287,20 @@ def _distinct_repr(name: str) -> str:
 
 def _in_split(name: str, split: str) -> str:
     return name if split == "all" else f"{name} in {split}"
+
+
+def spreadsheet_findings(listing: Listing) -> Iterator[Finding]:
+    """Yield a finding about classes and files whose names begin like a formula."""
+    classes = [name for name in listing.class_names if name.startswith(_FORMULA)]
+    files = [i for i, path in enumerate(listing.paths) if PurePath(path).name.startswith(_FORMULA)]
+    rows = [Row([], f"the class {shown(name)}") for name in classes]
+    rows += [Row([i], "the name of the file") for i in files]
+    if rows:
+        yield Finding(
+            "formula_name",
+            "note",
+            f"{counted(len(rows), 'name')} of classes or files that a spreadsheet would run as a formula",
+            "predictions.csv holds names as they are. Import it with its columns as text, or rename what begins with "
+            "= + - or @.",
+            rows,
+        )
