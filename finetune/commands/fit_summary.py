@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from rich.rule import Rule
 from rich.text import Text
 
-from finetune.runs.outcome import outcome_line
+from finetune.runs.outcome import METRICS, outcome_line
 from finetune.runs.record import RunRecord, validation_outcome
-from finetune.runs.results import METRICS
 from finetune.system.messages import shown
 from finetune.system.progress import console
 from finetune.system.terminal import is_interactive

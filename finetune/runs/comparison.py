@@ -13,6 +13,7 @@ from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.charts import curves, line_sample
 from finetune.runs.headline import data_set, headline, network
 from finetune.runs.highlights import ImageViewer, ReportImage, report_images, report_label_images
+from finetune.runs.outcome import METRICS
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, percent
 from finetune.system.files import replace_text
@@ -256,7 +257,9 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
         yield "test accuracy", ["" if run.has_labels else _accuracy(run) for run in runs]
     if any(have_labels):
         yield "test mAP", [_mean_precision(run) if run.has_labels else "" for run in runs]
-    for name in ("f1", "f1_macro", "f1_micro", "exact_match", "loss", "calibration_error"):
+    for name in METRICS:
+        if name in ("accuracy", "mAP"):  # the rows above have them with an interval
+            continue
         values = [run.result.get(f"test/{name}") for run in runs]
         if any(value is not None for value in values):
             yield (

@@ -12,6 +12,19 @@ from finetune.runs.statistics import outcome, percent, wilson
 # Shapes: K labels.
 
 INTERVAL = "mAP_interval"  # in test.json
+# The metrics that are printed and compared, in this order. An evaluation has some of them.
+METRICS = (
+    "accuracy",
+    "mAP",
+    "loss",
+    "f1",
+    "f1_macro",
+    "f1_micro",
+    "exact_match",
+    "hamming_distance",
+    "calibration_error_before_scaling",
+    "calibration_error",
+)
 
 
 @dataclass(frozen=True)

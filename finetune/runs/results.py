@@ -14,26 +14,12 @@ import torch.distributed as dist
 from finetune.runs.answers import read_label_answers
 from finetune.runs.folder import Run
 from finetune.runs.half_samples import half_sample_interval
-from finetune.runs.outcome import INTERVAL, outcome_line
+from finetune.runs.outcome import INTERVAL, METRICS, outcome_line
 from finetune.runs.predictions import FILES
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
 
 log = logging.getLogger(__name__)
-
-# in the order in which they are printed
-METRICS = (
-    "accuracy",
-    "mAP",
-    "loss",
-    "f1",
-    "f1_macro",
-    "f1_micro",
-    "exact_match",
-    "hamming_distance",
-    "calibration_error_before_scaling",
-    "calibration_error",
-)
 
 
 class Results(pl.Callback):
