@@ -160,7 +160,7 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
         ValueError: The time is not enough for a step.
         WrongUsage: The config asks for more epochs or steps than the time is enough for.
     """
-    if length.plan is None:
+    if length.training is None:
         smaller_ones = " or ".join(
             flag_names("fit", f"data.{name}") for name in ("image_size", "batch_size")
         )
@@ -168,14 +168,14 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
             f"--minutes {minutes:g} is not enough for a single step: the rest takes {length.others:.0f} s on this "
             f"machine, and a step {length.costs.batch:.1f} s; give more minutes, or a smaller {smaller_ones}"
         )
-    epochs = length.plan.epochs
+    epochs = length.training.epochs
     _check_least(
         minutes, config.trainer, {"min_epochs": epochs, "min_steps": _steps(length, config)}
     )
     data = config.data.init_args
     return Choice(
         max_epochs=epochs,
-        limit_train_batches=length.plan.batches,
+        limit_train_batches=length.training.batches,
         image_size=data.image_size,
         members=config.model.members,
         has_cache=length.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0),
@@ -184,14 +184,14 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
 
 
 def _steps(length: Length, config: Any) -> int:
-    assert length.plan is not None
-    batches = length.plan.batches or length.num_batches
-    return length.plan.epochs * math.ceil(batches / config.trainer.accumulate_grad_batches)
+    assert length.training is not None
+    batches = length.training.batches or length.num_batches
+    return length.training.epochs * math.ceil(batches / config.trainer.accumulate_grad_batches)
 
 
 def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
     """Return the message about the choice."""
-    assert length.plan is not None
+    assert length.training is not None
     part = f" of {choice.limit_train_batches} batches each" if choice.limit_train_batches else ""
     text = (
         f"{choice.max_epochs} epochs{part}, {_steps(length, config):,} steps, with images of "
@@ -202,7 +202,7 @@ def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
     if choice.members > 1:
         text += f", of {choice.members} networks that predict together (--members 1 for one)"
     took = duration(time.monotonic() - began)
-    text += f": about {duration(length.plan.seconds)} on this machine, after {took} so far"
+    text += f": about {duration(length.training.seconds)} on this machine, after {took} so far"
     if choice.max_epochs == MOST_EPOCHS:
         text += f"; more than {MOST_EPOCHS} epochs are not chosen"
     return text

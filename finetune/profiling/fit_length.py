@@ -16,7 +16,6 @@ from finetune.runs.deferred_checkpoints import is_worth_it, seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
-from finetune.training.time_budget import Plan, plan
 
 Make = Callable[[], tuple[ImageDataModule, Classifier]]
 
@@ -33,7 +32,67 @@ _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
 _MOST_MEMBERS = 5
 # The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
 _SIDE_EXPONENT = 1.6
+# With at least so many complete epochs, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
+_MIN_COMPLETE_EPOCHS = 9
 _ENDING = 2.5  # seconds for what is written at the end, most of all the report
+
+
+class TrainingLength(NamedTuple):
+    """How long a fit trains.
+
+    Attributes:
+        epochs: Number of epochs.
+        batches: Number of batches in each epoch; None for all.
+        seen: Samples of all epochs.
+        seconds: Expected duration of all epochs.
+    """
+
+    epochs: int
+    batches: int | None
+    seen: int
+    seconds: float
+
+
+def longest_training(
+    seconds: float,
+    *,
+    batch: float,
+    between: float,
+    num_images: int,
+    batch_size: int,
+    most: int,
+) -> TrainingLength | None:
+    """Return the longest fit that takes at most `seconds`; None if there is no time for a single batch.
+
+    If there is time for few epochs only, epochs are shortened. Each then has the first batches of its own random order,
+    so that no image is skipped for long.
+
+    Args:
+        seconds: Time for training and validation.
+        batch: Seconds of a full batch. A smaller batch takes proportionally less.
+        between: Seconds between epochs, for validation and a checkpoint.
+        num_images: Images in the training split.
+        batch_size: The global batch size.
+        most: The largest number of epochs.
+    """
+    whole, filled = math.ceil(num_images / batch_size), max(1.0, num_images / batch_size)
+    fitting = seconds / (filled * batch + between)
+    num_epochs = math.floor(fitting) if fitting >= _MIN_COMPLETE_EPOCHS else math.ceil(fitting)
+    epochs = min(most, num_epochs)
+    batches = _fitting(seconds / epochs - between, batch, whole, filled) if epochs > 0 else 0
+    while epochs > 1 and batches < 1:  # validation and checkpoints take too long for so many epochs
+        epochs -= 1
+        batches = _fitting(seconds / epochs - between, batch, whole, filled)
+    if batches < 1:
+        return None
+    seen = epochs * min(num_images, batches * batch_size)
+    each = min(filled, batches) * batch + between
+    return TrainingLength(epochs, batches if batches < whole else None, seen, epochs * each)
+
+
+def _fitting(seconds: float, batch: float, whole: int, filled: float) -> int:
+    """Return the number of batches of an epoch that there is time for."""
+    return whole if seconds >= filled * batch else min(whole - 1, math.floor(seconds / batch))
 
 
 class Length(NamedTuple):
@@ -41,7 +100,7 @@ class Length(NamedTuple):
 
     Attributes:
         costs: Seconds that its parts take.
-        plan: The longest training that ends in time; None if there is no time for a single step.
+        training: The longest training that ends in time; None if there is no time for a single step.
         num_images: Number of training images.
         num_batches: Number of batches in a full epoch.
         others: Seconds that are neither training nor validation.
@@ -50,7 +109,7 @@ class Length(NamedTuple):
     """
 
     costs: Costs
-    plan: Plan | None
+    training: TrainingLength | None
     num_images: int
     num_batches: int
     others: float
@@ -95,7 +154,7 @@ class Length(NamedTuple):
 
     def times_seen(self) -> float:
         """Return how often training sees each image."""
-        return self.plan.seen / self.num_images if self.plan else 0.0
+        return self.training.seen / self.num_images if self.training else 0.0
 
     def _times(self, factor: float, *others: str) -> "Length":
         """Return the expected length if steps, evaluation and the other costs take `factor` times as long."""
@@ -198,7 +257,7 @@ class Deadline:
             # A best.ckpt inside an epoch makes the deferred last.ckpt be written before it.
             written = costs.checkpoint + costs.copying
             between += waiting + min(1.0, inside) * (max(waiting, written) - waiting)
-            longest = plan(
+            longest = longest_training(
                 self.seconds - others,
                 batch=costs.batch,
                 between=between,
@@ -209,7 +268,7 @@ class Deadline:
             batches = (longest and longest.batches) or num_batches
         return Length(
             costs=costs,
-            plan=longest,
+            training=longest,
             num_images=num,
             num_batches=num_batches,
             others=others,

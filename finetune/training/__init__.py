@@ -28,7 +28,6 @@ Calibration, fitted on the validation split:
 Length of a run:
 
 - `run_length`: the default number of epochs.
-- `time_budget`: the number of epochs for a time limit.
 - `run_limits`: the number of steps that the limits of a Trainer allow.
 
 Checks, output and checkpoints:

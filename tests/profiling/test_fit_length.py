@@ -56,9 +56,9 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
     assert length.others == pytest.approx(START + 200 * (0.01 + 0.01))
     assert lengths(100, is_tested=False).others == pytest.approx(START)
     epoch = (10 * 0.5 + 100 * 0.01 + 0.25) * 1.02  # every fourth checkpoint is written
-    assert length.plan.epochs == int((100 - length.others) / epoch)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * epoch)
-    assert length.times_seen() == length.plan.epochs and length.num_batches == 10
+    assert length.training.epochs == int((100 - length.others) / epoch)
+    assert length.training.seconds == pytest.approx(length.training.epochs * epoch)
+    assert length.times_seen() == length.training.epochs and length.num_batches == 10
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(
     length = lengths(200, **options)
     written = min(inside, 1)
     each = written * 0.5 + (1 - written) * seconds_of_each(0.5, 1, 0.0, epoch)
-    assert length.plan.seconds == pytest.approx(length.plan.epochs * (epoch + each))
+    assert length.training.seconds == pytest.approx(length.training.epochs * (epoch + each))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(
         fit_length, "trial", lambda *_: COSTS._replace(checkpoint=writing, size=size)
     )
     length = lengths(200)
-    assert length.plan.seconds == pytest.approx(
-        length.plan.epochs * (10 * 0.5 + 100 * 0.01 + 0.25 + each)
+    assert length.training.seconds == pytest.approx(
+        length.training.epochs * (10 * 0.5 + 100 * 0.01 + 0.25 + each)
     )
 
 
@@ -139,7 +139,7 @@ def test_time_that_has_passed_is_no_longer_there(lengths, monkeypatch):
     before = lengths(100)
     monkeypatch.setattr(time, "monotonic", lambda: 130.0)
     after = before.now()
-    assert after.others == before.others + 30 and after.plan.epochs < before.plan.epochs
+    assert after.others == before.others + 30 and after.training.epochs < before.training.epochs
 
 
 def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
@@ -169,10 +169,13 @@ def test_pictures_that_are_not_kept_are_decoded_for_each_validation(
     monkeypatch.setattr(fit_length, "num_cores", lambda: 8)
     found = lengths(100)
     epoch = 10 * 0.5 + 100 * (0.01 + 0.01 / num_workers) + 0.25
-    assert found.plan.seconds == pytest.approx(
-        found.plan.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch))
+    assert found.training.seconds == pytest.approx(
+        found.training.epochs * (epoch + seconds_of_each(0.5, 1, 0.0, epoch))
     )
-    assert found.now().plan == found.plan and found.at_scale(0.5).plan.epochs > found.plan.epochs
+    assert (
+        found.now().training == found.training
+        and found.at_scale(0.5).training.epochs > found.training.epochs
+    )
     assert given == [200.0]
     assert {length.cache_limit_gb for length in (found, found.now(), found.at_scale(0.5))} == {
         limit

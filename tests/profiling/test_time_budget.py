@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from finetune.training.time_budget import Plan, plan
+from finetune.profiling.fit_length import TrainingLength, longest_training
 
 COSTS = [0.01, 0.3]  # seconds of a batch
 BETWEEN = [0.1, 2.0]
@@ -14,8 +14,8 @@ SIZES = [(3, 32), (300, 32), (20_000, 64)]
 
 def longest(
     seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int
-) -> Plan | None:
-    return plan(
+) -> TrainingLength | None:
+    return longest_training(
         seconds,
         batch=batch,
         between=between,
