@@ -79,7 +79,7 @@ def _data_of(
     if kind is None:
         return None
     place = place_of(options.data.init_args) or kind.default_root
-    if kind is not ImageFolderData and (place is None or not kind.is_in(Path(place))):
+    if kind is not ImageFolderData and (place is None or not kind.is_in(place)):
         return None
     return kind(**options.data.init_args.as_dict())
 

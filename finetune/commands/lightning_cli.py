@@ -32,7 +32,7 @@ from finetune.commands.options import flag_names, with_options
 from finetune.commands.parsed_line import format_line, parse_line
 from finetune.commands.parser import OneLineErrorParser, command_of
 from finetune.commands.plan import Plan
-from finetune.commands.resumption import check_run_name, find_run_to_resume
+from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
@@ -181,7 +181,6 @@ class FinetuneCLI(LightningCLI):
             check_seed(seed, "--seed_everything")
         if subcommand == "fit":
             self.plan = settle(self.plan, self._command(), SETTINGS)
-            check_run_name(config)
 
     def _use_defaults_of(self, data_class: str) -> None:
         """Use the default arguments of the data class of a fit. The parser would use those of `ImageFolderData`."""

@@ -17,7 +17,7 @@ from finetune.commands.early_values import check_values
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.minutes import settle_minutes
 from finetune.commands.plan import Plan
-from finetune.commands.resumption import put_settings_of_run
+from finetune.commands.resumption import check_run_name, put_settings_of_run
 from finetune.data.class_weights import parse_class_weights
 from finetune.profiling.fit_length import Make
 from finetune.runs.resume import check_resumable, read_start
@@ -101,6 +101,11 @@ def _preparation(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(settle_preparation(command.config, command.explicit, plan.start))
 
 
+def _run_name(plan: Plan, command: Command) -> Plan:
+    check_run_name(command.options)
+    return plan
+
+
 def _backbone(plan: Plan, command: Command) -> Plan:
     choice = settle_backbone(command.config, command.explicit, plan.start)
     return replace(plan, ranking=choice.record).with_messages(*choice.messages)
@@ -128,6 +133,7 @@ SETTINGS: tuple[Step, ...] = (
     _values,
     _start,
     _preparation,
+    _run_name,
 )
 # These steps read the images.
 TRIALS: tuple[Step, ...] = (_backbone, _head_stages, _minutes)
