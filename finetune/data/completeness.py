@@ -36,7 +36,8 @@ _WARNINGS = (
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
 # Markers that are followed by a length, and the end marker; faster to search.
 _SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-_SOS, _EOI = 0xDA, 0xD9
+_SOS = 0xDA
+_EOI = 0xD9
 # Markers that begin a frame (ITU-T T.81, table B.1).
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
@@ -90,7 +91,9 @@ _FILL_ORDER = 266
 _T4_OPTIONS = 292
 _T6_OPTIONS = 293
 # Kinds of compression.
-_GROUP_3, _GROUP_4 = 3, 4  # of CCITT
+# of CCITT
+_GROUP_3 = 3
+_GROUP_4 = 4
 _FAX = (_GROUP_3, _GROUP_4)
 _OLD_JPEG = 6
 _JPEG = 7
@@ -306,7 +309,8 @@ def _check_png_checksums(file: BinaryIO) -> None:
     """Check the checksums of the IDAT chunks of a PNG. Zeros in place of lost data may decode to pixels."""
     file.seek(8)
     while len(start := file.read(8)) == 8:
-        num_bytes, kind = int.from_bytes(start[:4], "big"), start[4:]
+        num_bytes = int.from_bytes(start[:4], "big")
+        kind = start[4:]
         if kind != b"IDAT":
             if kind == b"IEND":
                 return

@@ -381,25 +381,32 @@ class ImageDataModule(pl.LightningDataModule):
         if split not in self.splits:
             raise ValueError(missing_split_message(self.root, split))
         trainer = self.trainer
-        rank, world_size = (
-            (0, 1) if trainer is None or is_unsharded else (trainer.global_rank, trainer.world_size)
-        )
+        rank = 0
+        world_size = 1
+        if trainer is not None and not is_unsharded:
+            rank = trainer.global_rank
+            world_size = trainer.world_size
         num = len(self.splits[split])
         if train:
-            is_same, place = getattr(self.trainer, "overfit_batches", 0) > 0, position(self.trainer)
+            epoch, batch = position(trainer)
             batches: Any = TrainBatches(
-                num, self.batch_size, run_seed(), rank, world_size, *place, is_same=is_same
+                num_images=num,
+                batch_size=self.batch_size,
+                seed=run_seed(),
+                rank=rank,
+                world_size=world_size,
+                epoch=epoch,
+                batch=batch,
+                is_same=getattr(trainer, "overfit_batches", 0) > 0,
             )
         else:
             left = num
             if is_limited and trainer is not None:
                 limit = getattr(trainer, f"limit_{split}_batches")
                 left = num_within(limit, num, self.batch_size)
-            key = (
-                partial(evenly_spaced, num=left, num_images=num)
-                if left < num and split != "predict"
-                else None
-            )
+            key = None
+            if left < num and split != "predict":
+                key = partial(evenly_spaced, num=left, num_images=num)
             batches = EvalBatches(
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )

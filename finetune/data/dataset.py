@@ -58,7 +58,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.targets = targets
         self.transform = transform
         self.seed = seed
-        self.on_bad_image, self.mixing = on_bad_image, mixing
+        self.on_bad_image = on_bad_image
+        self.mixing = mixing
         self.by_epoch = by_epoch
         self.weights = weights
 

@@ -72,7 +72,8 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
     names = [name for name in ("train", "val", "test") if name in splits]
     for i, name in enumerate(names):
         for other_name in names[i + 1 :]:
-            samples, other = splits[name], splits[other_name]
+            samples = splits[name]
+            other = splits[other_name]
             if samples.groups is None or other.groups is None:
                 continue
             common = np.intersect1d(samples.groups, other.groups)

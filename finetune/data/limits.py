@@ -7,7 +7,8 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit: twice Image.MAX_IMAGE_PIXELS, 0.
 MAX_BYTES = 8 * MAX_PIXELS  # of a file: four uncompressed 16-bit samples per pixel
 MAX_SCANS = 100  # of a JPEG, as in libvips; usual files have up to 10
 
-_SCAN, _END = 0xDA, 0xD9
+_SCAN = 0xDA
+_END = 0xD9
 # JPEG markers that are followed by a length, and the end marker
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 MOST_WORKERS_PER_CORE = 4
 _SHARED_MEMORY = Path("/dev/shm")
 # batches per worker: prefetched by the loader, and held by the training loop
-_PREFETCHED, _IN_TRAINING = 2, 1
+_PREFETCHED = 2
+_IN_TRAINING = 1
 BATCHES_AHEAD = _PREFETCHED + _IN_TRAINING
 _SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
@@ -103,7 +104,8 @@ def check_shared_memory(
     if num_workers == 0 or not _SHARED_MEMORY.is_dir():
         return
     num = num_workers * num_devices
-    needed, free = num * num_ahead * batch_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    needed = num * num_ahead * batch_bytes
+    free = shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         raise ValueError(
             f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num} workers{' of all devices' * (num_devices > 1)} "

@@ -82,7 +82,8 @@ class MemmapImages:
 
     def __getitem__(self, i: int) -> np.ndarray | None:
         """Return image i as a read-only view; None if it could not be decoded."""
-        start, (height, width) = int(self._offsets[i]), self._shapes[i].tolist()
+        start = int(self._offsets[i])
+        height, width = self._shapes[i].tolist()
         if not height:
             return None
         return self._pixels[start : start + 3 * height * width].reshape(height, width, 3)
@@ -118,8 +119,10 @@ def write_memmap(
         OSError: The disk is full, or fails.
         TooLarge: The pixels exceed `max_bytes`.
     """
-    offsets, shapes = array("q"), array("i")
-    position, synced = 0, 0
+    offsets = array("q")
+    shapes = array("i")
+    position = 0
+    synced = 0
     syncs: list[Future] = []
     for old in unfinished(path):
         old.unlink(missing_ok=True)

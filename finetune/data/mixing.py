@@ -61,7 +61,8 @@ class Mix(NamedTuple):
     def box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return top, left, bottom and right of the pasted box, in pixels."""
         assert self.centre is not None
-        side, sides = math.sqrt(1 - self.share), (height, width)
+        side = math.sqrt(1 - self.share)
+        sides = (height, width)
         middle = [int(place * num) for place, num in zip(self.centre, sides, strict=True)]
         half = [int(side * num / 2) for num in sides]
         top, left = (max(0, m - h) for m, h in zip(middle, half, strict=True))
@@ -90,7 +91,8 @@ class Mixing(NamedTuple):
         rng = np.random.default_rng((MIXING, seed, epoch, index))
         partner = (index + 1 + int(rng.integers(max(1, num_images - 1)))) % num_images
         # Always draw all values, so that the settings do not shift the random stream.
-        is_box, centre = rng.random() < 0.5, (float(rng.random()), float(rng.random()))
+        is_box = rng.random() < 0.5
+        centre = (float(rng.random()), float(rng.random()))
         is_box = bool(self.cutmix) and (is_box or not self.mixup)
         strength = self.cutmix if is_box else self.mixup
         return Mix(partner, float(rng.beta(strength, strength)), centre if is_box else None)

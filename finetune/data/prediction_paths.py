@@ -88,7 +88,8 @@ def _expand(
         missing = f"the table {pattern!r} has no images"
     elif kind == "file":
         _check_not_many(pattern)
-        paths, missing = PathList([pattern]), ""
+        paths = PathList([pattern])
+        missing = ""
     else:
         paths = PathList(
             path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)

@@ -93,7 +93,8 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         self.num_images = num_images
         self.batch_size = batch_size
         self.seed = seed
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.epoch = epoch
         self.batch = batch
         self.is_same = is_same
@@ -101,10 +102,12 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
-            self.epoch, self.batch = epoch, 0
+            self.epoch = epoch
+            self.batch = 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, first = self.epoch, self.batch
+        epoch = self.epoch
+        first = self.batch
         order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)
         for i in range(first, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
@@ -132,8 +135,10 @@ class EvalBatches(Sampler[Sequence[Any]]):
         world_size: int,
         key: Callable[[int], Any] | None = None,
     ) -> None:
-        self.key, self.is_paused = key, False
-        self.indices, self.num_per_step = rank_range(num_images, rank, world_size), num_per_step
+        self.key = key
+        self.is_paused = False
+        self.indices = rank_range(num_images, rank, world_size)
+        self.num_per_step = num_per_step
         self.num_steps = math.ceil(len(rank_range(num_images, 0, world_size)) / num_per_step)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:

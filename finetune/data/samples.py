@@ -20,7 +20,8 @@ class PathList(Sequence[str]):
     """Many paths in two arrays. A path takes its bytes plus 8, and forked workers share the memory without copies."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        letters, ends = bytearray(), array("q", [0])
+        letters = bytearray()
+        ends = array("q", [0])
         for path in paths:
             letters += os.fsencode(path)
             ends.append(len(letters))

@@ -141,7 +141,8 @@ def _is_trained_on(
         among = np.flatnonzero(np.isin(names, record.names))
         rows = order[np.searchsorted(record.names[order], names[among])]
         is_equal = file_sizes(split)[among] == record.sizes[rows]
-        num, num_equal = num + len(among), num_equal + int(np.count_nonzero(is_equal))
+        num = num + len(among)
+        num_equal = num_equal + int(np.count_nonzero(is_equal))
         if record.digests is not None:
             some = np.flatnonzero(is_equal & (record.digests[rows] != UNKNOWN))
             some = some[np.linspace(0, len(some) - 1, min(_MOST_COMPARED, len(some))).astype(int)]
@@ -236,7 +237,8 @@ def _exclude_seen_rows(
     data: Any, split: str, checkpoint: Mapping[str, Any], record: SeenRecord, is_logged: bool
 ) -> None:
     samples = data.splits[split]
-    names, most = samples.hashes(), _num_seen(record, split)
+    names = samples.hashes()
+    most = _num_seen(record, split)
     here = np.concatenate([part.hashes() for part in data.splits.values()])
     gone = ~np.isin(record.names[:most], here)
     is_seen = np.isin(names, record.names[:most])

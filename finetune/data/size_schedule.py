@@ -21,7 +21,8 @@ class SizeSchedule:
     """
 
     def __init__(self, sizes: Sequence[int], max_epochs: int) -> None:
-        self.sizes, self.max_epochs = tuple(sizes), max_epochs
+        self.sizes = tuple(sizes)
+        self.max_epochs = max_epochs
 
     def at(self, epoch: int) -> int:
         """Return the size of an epoch. After the last epoch the size stays the same."""
@@ -48,7 +49,8 @@ class ScheduledTransform:
     """
 
     def __init__(self, transforms: Mapping[int, A.Compose], schedule: SizeSchedule) -> None:
-        self.transforms, self.schedule = transforms, schedule
+        self.transforms = transforms
+        self.schedule = schedule
 
     def __call__(self, epoch: int) -> A.Compose:
         return self.transforms[self.schedule.at(epoch)]
@@ -86,7 +88,8 @@ def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int
         raise WrongUsage(
             f"image_size_schedule takes sizes in pixels, such as 96,128, not {given!r}"
         )
-    sizes, text = tuple(map(int, parts)), ",".join(parts)
+    sizes = tuple(map(int, parts))
+    text = ",".join(parts)
     if min(sizes) < 8:
         raise WrongUsage(f"sizes of image_size_schedule must be at least 8, got {text}")
     if sizes[-1] != image_size:

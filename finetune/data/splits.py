@@ -44,11 +44,9 @@ def hashes(names: Iterable[str], seed: int | None = None) -> np.ndarray:
         rest = head, len(stem), suffix
         if rest != last:  # a cache: most classes are numbered, and only the number changes
             text = f"{head}\0{len(stem)}\0{suffix}".encode(errors="surrogateescape")
-            last, base = (
-                rest,
-                int.from_bytes(
-                    blake2b(text, digest_size=8, key=key, person=_KIND).digest(), "little"
-                ),
+            last = rest
+            base = int.from_bytes(
+                blake2b(text, digest_size=8, key=key, person=_KIND).digest(), "little"
             )
         bases.append(base)
         numbers.append(int(stem[len(head) :] or 0) % 2**64)
@@ -186,11 +184,12 @@ def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) ->
             counts = np.bincount(parts[members], minlength=num_parts)
             if counts[part]:
                 continue
-            low, high = (
-                (edges[part - 2] if part > 1 else 0.0, edges[part - 1])
-                if part
-                else (edges[-1], 1.0)
-            )
+            if part == 0:
+                low = edges[-1]
+                high = 1.0
+            else:
+                low = edges[part - 2] if part > 1 else 0.0
+                high = edges[part - 1]
             spare = members[counts[parts[members]] > np.isin(parts[members], due)]
             away = np.minimum((low - places[spare]) % 1, (places[spare] - high) % 1)
             parts[spare[np.argmin(away)]] = part

@@ -259,7 +259,8 @@ def files_digest(paths: Sequence[str], stats: FileStats, root: str | os.PathLike
     are the same. Exceptions are file systems without `st_ctime` (FAT, some network mounts) and a clock that was set
     back. The inode (`st_ino`) would not detect more, and some mounts assign new inodes each time.
     """
-    digest, prefix = hashlib.sha256(), os.path.join(normal_path(root), "")
+    digest = hashlib.sha256()
+    prefix = os.path.join(normal_path(root), "")
     for path, size, (changed, renamed) in zip(
         paths, stats.sizes.tolist(), stats.times.tolist(), strict=True
     ):

@@ -25,7 +25,8 @@ class EveryEpoch(Sampler[list[tuple[int, int]]]):
 
     def __init__(self, batches: TrainBatches, num_batches: int, num_epochs: float) -> None:
         self.sampler = batches  # Lightning calls `batch_sampler.sampler.set_epoch`
-        self.num_batches, self.num_epochs = num_batches, num_epochs
+        self.num_batches = num_batches
+        self.num_epochs = num_epochs
 
     def set_epoch(self, epoch: int) -> None:
         self.sampler.set_epoch(epoch)
@@ -65,7 +66,8 @@ class TrainLoader(Loader):
 
     def __iter__(self) -> Any:
         every: Any = self.batch_sampler
-        epoch, first = every.sampler.epoch, every.sampler.batch
+        epoch = every.sampler.epoch
+        first = every.sampler.batch
         is_prefetched = self._prefetched == (epoch, first) and not self.is_ended()
         self._prefetched = None
         if not is_prefetched:

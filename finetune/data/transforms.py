@@ -55,7 +55,8 @@ def train_transform(
 
     Source: d2l.ai, section "Fine-Tuning".
     """
-    size, kernel = (image_size, image_size), _KERNELS[interpolation]
+    size = (image_size, image_size)
+    kernel = _KERNELS[interpolation]
     random = [
         RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel),
         A.HorizontalFlip(),

@@ -20,7 +20,8 @@ from finetune.system.machine import num_cores
 from finetune.system.messages import shown
 
 # rows per finding and images per row, because the page embeds all thumbnails
-_MAX_ROWS, _MAX_IMAGES = 100, 8
+_MAX_ROWS = 100
+_MAX_IMAGES = 8
 _SIDE = 144  # pixels of a thumbnail's longer side
 _MAX_THREADS = 16
 

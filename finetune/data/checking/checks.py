@@ -20,7 +20,9 @@ from finetune.system.messages import counted, shown, why_name_is_invalid
 _WIDE = 2.0
 _FEW = 10  # images per class
 _UNEQUAL = 5.0  # ratio of the images of the largest and the smallest class
-_SMALL, _SMALL_SHARE = 64, 0.5  # pixels of the shorter side, and share of its median
+# pixels of the shorter side, and share of its median
+_SMALL = 64
+_SMALL_SHARE = 0.5
 _CUT = 0.04  # share of the rows, below which a grey border is as likely
 _USUAL_MODES = {"RGB", "L"}
 # first characters of a formula in Excel, LibreOffice and Google Sheets
@@ -65,7 +67,8 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
         lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
     )
-    blank, brightness = is_blank(facts), facts.brightness
+    blank = is_blank(facts)
+    brightness = facts.brightness
     yield from image_findings(
         "blank",
         "warning",

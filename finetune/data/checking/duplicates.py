@@ -40,7 +40,9 @@ RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
 MIN_DETAIL_OF_PARTS = 0.78
 _SURE = 4  # bits: copies that were not cropped are within it
-_NUM_CANDIDATES, _NUM_COMPARED = 64, 4  # pairs per image by its hash, and those that are correlated
+# pairs per image by its hash, and those that are correlated
+_NUM_CANDIDATES = 64
+_NUM_COMPARED = 4
 _COPY = 0.95  # correlation above which no crop is searched
 _MIN_ROUGH = 0.5  # correlation at half the side, below which a pair is rejected
 _NO_DETAIL = 0.5  # grey levels, about the rounding error: smooth gradients and plain areas
@@ -51,7 +53,9 @@ _MAX_ASPECT = 0.12  # natural logarithm of the ratio
 _BLUR = 1.5  # pixels
 _SHARES = (1.0, 0.985, 0.97, 0.955, 0.94, 0.925, 0.91, 0.895)
 _PARTS = tuple(np.geomspace(1, 0.5, 12).round(3).tolist())
-_FLAT, _DARK = 2.5, 12  # grey levels
+# grey levels
+_FLAT = 2.5
+_DARK = 12
 
 Image = NDArray[np.uint8]
 
@@ -179,7 +183,8 @@ def best_fit(
     details = _detail(a), _detail(b)
     for share in shares:
         for detail, part, r in ((details[0], b, ratio), (details[1], a, 1 / ratio)):
-            width, height = share * min(1.0, r), share * min(1.0, 1 / r)
+            width = share * min(1.0, r)
+            height = share * min(1.0, 1 / r)
             size = round(width * part.shape[1]), round(height * part.shape[0])
             fit = cv2.matchTemplate(
                 detail, _detail(cv2.resize(part, size, interpolation=cv2.INTER_AREA)), 5
@@ -197,7 +202,8 @@ def _detail(grey: np.ndarray) -> NDArray[np.float32]:
 
 def _shapes(grey: Image) -> NDArray[np.float32]:
     """Return each copy at 16 x 16 pixels, with a mean of 0 and a norm of 1, (N, 16, 16)."""
-    num, side = len(grey), grey.shape[1] // 16
+    num = len(grey)
+    side = grey.shape[1] // 16
     small = grey.reshape(num, 16, side, 16, side).mean(axis=(2, 4), dtype=np.float32)
     small -= small.mean(axis=(1, 2), keepdims=True)
     return small / np.maximum(np.linalg.norm(small, axis=(1, 2), keepdims=True), 1e-6)

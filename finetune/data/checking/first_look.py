@@ -48,7 +48,8 @@ class FirstLook:
     def line(self) -> str:
         """Return one line about faulty files, "" if there are none. `overview` reports small classes."""
         rows = {finding.kind: finding.rows for finding in self.findings}
-        listing, faults = self.listing, []
+        listing = self.listing
+        faults = []
         if leaks := rows.get("leak_exact"):
             first = leaks[0].images
             pair = " and ".join(shown(listing.paths[i]) for i in (first[0], first[-1]))

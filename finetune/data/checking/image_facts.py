@@ -24,7 +24,8 @@ from finetune.system.messages import reason
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
 # grey level that libjpeg gives to missing blocks, and its change by saving the image again
-_CUT_GREY, _CUT_TOLERANCE = 128, 2
+_CUT_GREY = 128
+_CUT_TOLERANCE = 2
 _MAX_THREADS = 16  # decoding a malicious image may take 2.5 GB
 _SUFFIXES = {
     "jpg": "JPEG",
@@ -119,8 +120,10 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
     kinds: list[str] = []
     modes: list[str] = []
     decoder_warnings: list[str] = []
-    sizes, colours = np.zeros((num, 2), np.int64), np.zeros((num, 3), np.float32)
-    num_bytes, changed = np.zeros(num, np.int64), np.zeros(num)
+    sizes = np.zeros((num, 2), np.int64)
+    colours = np.zeros((num, 3), np.float32)
+    num_bytes = np.zeros(num, np.int64)
+    changed = np.zeros(num)
     grey = np.zeros((num, SIDE, SIDE), np.uint8)
     contrast = np.zeros(num, np.float32)
     brightest = np.zeros(num, np.float32)

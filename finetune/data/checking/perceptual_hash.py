@@ -23,12 +23,15 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 MAX_EXACT = 100_000  # images up to which all pairs are compared
 RADIUS_OF_BANDS = 7
-_ROWS, _COLUMNS = 32, 4096  # of a block, which fits a core's cache
+# of a block, which fits a core's cache
+_ROWS = 32
+_COLUMNS = 4096
 
 
 def hashes(grey: NDArray[np.uint8]) -> tuple[Hashes, Hashes]:
     """Return the hashes of grey copies (N, S, S) and of their mirror images, (N,) each."""
-    frequencies, places = np.arange(8), 2 * np.arange(grey.shape[1]) + 1
+    frequencies = np.arange(8)
+    places = 2 * np.arange(grey.shape[1]) + 1
     # (8, S)
     cosines = np.cos(np.pi * frequencies[:, None] * places / (2 * grey.shape[1])).astype(np.float32)
     found = []
@@ -68,7 +71,8 @@ def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))
     order = np.unique(i * len(left) + j)  # a pair may agree in several bands
-    i, j = order // len(left), order % len(left)
+    i = order // len(left)
+    j = order % len(left)
     keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)
     return i[keep], j[keep]
 
@@ -116,6 +120,7 @@ def _nearest_later(
     left: Hashes, right: Hashes, most: int, i: NDArray[np.int64], j: NDArray[np.int64]
 ) -> Pairs:
     is_later = i < j
-    i, j = i[is_later], j[is_later]
+    i = i[is_later]
+    j = j[is_later]
     keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)
     return i[keep], j[keep]

@@ -41,7 +41,8 @@ def rough_fits(
         shares: Shares of a crop, as in `best_fit`.
         blur: Standard deviation of the blur that is subtracted, in pixels.
     """
-    fits, which = np.full(len(i), -1, np.float32), np.zeros(len(i), np.int64)
+    fits = np.full(len(i), -1, np.float32)
+    which = np.zeros(len(i), np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
     for first in track(
         range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "candidates for crops compared"
@@ -103,13 +104,15 @@ def _windows(values: Floats, height: int, width: int) -> Floats:
 
 
 def _small(grey: NDArray[np.uint8]) -> Floats:
-    num, size = len(grey), grey.shape[1] // SIDE
+    num = len(grey)
+    size = grey.shape[1] // SIDE
     return np.asarray(grey.reshape(num, SIDE, size, SIDE, size).mean(axis=(2, 4), dtype=np.float32))
 
 
 def _detail(copies: Floats, height: int, width: int, blur: float) -> Floats:
     """Return copies (n, S, S) resized and with their blur subtracted, (n, h, w)."""
-    (down, blurred_down), (across, blurred_across) = _to_size(height, blur), _to_size(width, blur)
+    down, blurred_down = _to_size(height, blur)
+    across, blurred_across = _to_size(width, blur)
     return np.asarray(down @ copies @ across.T - blurred_down @ copies @ blurred_across.T)
 
 

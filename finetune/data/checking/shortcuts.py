@@ -19,7 +19,8 @@ _NUM_QUANTILES = 12
 _MIN_IMAGES = 20  # images of the class and of the rest; with fewer the strength is chance
 # Different classes may look different. In five sets of ordinary photographs the highest strength is 0.65 for a class
 # (aerial images of forest, by brightness) and 0.37 for a split.
-MIN_OF_CLASS, MIN_OF_SPLIT = 0.7, 0.4
+MIN_OF_CLASS = 0.7
+MIN_OF_SPLIT = 0.4
 
 
 class Shortcut(NamedTuple):
@@ -78,7 +79,8 @@ def strengths(
 ) -> NDArray[np.float64]:
     """Return the strength of a binned property for each label, (K,); 0 for labels with too few images."""
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
-    num, size = int(cells.max()) + 1, num_labels * (int(cells.max()) + 1)
+    num = int(cells.max()) + 1
+    size = num_labels * (int(cells.max()) + 1)
     # Number of images of each label in each cell, (K, cells), and of all other labels.
     of_label = [
         np.bincount(labels[half] * num + cells[half], minlength=size).reshape(num_labels, num)

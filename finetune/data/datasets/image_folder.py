@@ -125,7 +125,8 @@ class ImageFolderData(ImageDataModule):
             return found, set(), faults
         settings = self.splitting
         everything = found["all"] if "all" in found else found["train"]
-        names, strata = list(everything.names()), everything.targets.strata()
+        names = list(everything.names())
+        strata = everything.targets.strata()
         lacking = set(empty_classes(everything, class_names))
         if settings.fold is not None and settings.num_folds is not None:
             units = units_of(names, strata, settings.split_seed, everything.groups)

@@ -29,7 +29,8 @@ from finetune.system.messages import shown, why_name_is_invalid
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Only the ratios of weights matter. In this range their products and sums are exact enough in float32.
-_MIN_WEIGHT, _MAX_WEIGHT = 1e-9, 1e9
+_MIN_WEIGHT = 1e-9
+_MAX_WEIGHT = 1e9
 
 
 @dataclass(frozen=True)
