@@ -54,7 +54,9 @@ _STYLE: Any = {
 }
 # By matplotlib's name, and as the dashes of an SVG line, in widths of the line.
 _STYLES = {"-": "", "--": "3.7 1.6", ":": "1 1.65", "-.": "6.4 1.6 1 1.6"}
-_HEIGHT, _ROW = 2.8, 0.21  # inches: of a chart, and of a row of the legend below it
+# inches: of a chart, and of a row of the legend below it
+_HEIGHT = 2.8
+_ROW = 0.21
 _LONGEST = 36  # letters of a legend: more would leave the chart no room
 
 # Shapes: N points of a line.
@@ -277,7 +279,8 @@ def _inline(svg: str, about: str) -> str:
     # these styles would apply to the whole page
     svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
-    used, own = set(re.findall(r"#([\w.]+)", svg)), blake2b(svg.encode(), digest_size=4).hexdigest()
+    used = set(re.findall(r"#([\w.]+)", svg))
+    own = blake2b(svg.encode(), digest_size=4).hexdigest()
     svg = re.sub(r' id="([\w.]+)"', lambda match: match[0] if match[1] in used else "", svg)
     svg = re.sub(r'(?<= id=")|(?<="#)|(?<=url\(#)', f"c{own}-", svg)  # IDs are unique on a page
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" class="chart" ', 1)

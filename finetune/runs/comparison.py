@@ -68,7 +68,8 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
         return (
             f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
         )
-    names, place = first.class_names, {path: i for i, path in enumerate(_places(b))}
+    names = first.class_names
+    place = {path: i for i, path in enumerate(_places(b))}
     if names != second.class_names:
         return "they have different classes"
     if type(first) is not type(second):
@@ -79,9 +80,12 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
     if (first.labels[of_a] != second.labels[of_b]).any():
         return "images of the same name are of different classes"
-    right_a, right_b = first.is_right[of_a], second.is_right[of_b]
-    only_a, only_b = of_a[right_a & ~right_b], of_a[right_b & ~right_a]
-    both, neither = int((right_a & right_b).sum()), int((~right_a & ~right_b).sum())
+    right_a = first.is_right[of_a]
+    right_b = second.is_right[of_b]
+    only_a = of_a[right_a & ~right_b]
+    only_b = of_a[right_b & ~right_a]
+    both = int((right_a & right_b).sum())
+    neither = int((~right_a & ~right_b).sum())
     return Pair(both, only_a, only_b, neither, mcnemar(len(only_a), len(only_b)))
 
 

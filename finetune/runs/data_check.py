@@ -87,8 +87,10 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
             }
             for finding in content["findings"]
         ]
-        root, num = str(content["root"]), int(content["num_pictures"])
-        date, network = str(content["date"]), str(content["network"])
+        root = str(content["root"])
+        num = int(content["num_pictures"])
+        date = str(content["date"])
+        network = str(content["network"])
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         details = f"{type(error).__name__}: {error}"
         raise WrongUsage(

@@ -34,7 +34,9 @@ class DeferredCheckpoints:
     def __init__(self) -> None:
         # In the order in which they must be written.
         self._waiting: dict[str, dict[str, Any]] = {}
-        self._writing, self._size = 0.0, 0  # seconds and bytes of the latest written checkpoint
+        # seconds and bytes of the latest written checkpoint
+        self._writing = 0.0
+        self._size = 0
         # Seconds of writing: up to the latest last.ckpt, including other checkpoints before it, and since then.
         self._seconds = self._since_last = 0.0
         self._ended = self._asked = -math.inf  # times: last.ckpt was written, an epoch ended
@@ -50,7 +52,8 @@ class DeferredCheckpoints:
         began = time.monotonic()
         yield
         now = time.monotonic()
-        self._writing, self._size = now - began, path.stat().st_size
+        self._writing = now - began
+        self._size = path.stat().st_size
         self._since_last += self._writing
         self._asked += self._writing  # the time of writing is not part of the next epoch
         # Only a last.ckpt restarts the wait: a best.ckpt inside each epoch would otherwise defer last.ckpt forever.
@@ -66,7 +69,8 @@ class DeferredCheckpoints:
         would not become too long with a next epoch as long as this one.
         """
         now = time.monotonic()
-        epoch, self._asked = now - self._asked, now
+        epoch = now - self._asked
+        self._asked = now
         waited = now - self._ended
         is_soon = waited < self._seconds / SHARE and waited + epoch < LONGEST
         return is_soon and is_worth_it(self._writing, self._size)

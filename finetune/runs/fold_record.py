@@ -54,7 +54,8 @@ def read_folds(folder: Path) -> FoldRecord:
     path = folder / _FILE
     content = read_side_file(path)
     try:
-        num_folds, working_dir = content["num_folds"], content["working_dir"]
+        num_folds = content["num_folds"]
+        working_dir = content["working_dir"]
         flags = [(name, value) for name, value in content["flags"]]
         is_sound = type(num_folds) is int and type(working_dir) is str
         is_sound &= all(

@@ -12,7 +12,9 @@ from finetune.system.html_page import thumbnail
 # Shapes: N test images, K classes, h and w pixels.
 
 NUM_SHOWN = 12  # of each kind
-_SMALL, _LARGE = 144, 192  # pixels: side of an image in a cell, and of a highlighted one
+# pixels: side of an image in a cell, and of a highlighted one
+_SMALL = 144
+_LARGE = 192
 _MOST = 600  # images in all cells: about 8 kB each, 5 MB in all
 
 
@@ -51,7 +53,8 @@ class ReportImage:
 
 def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield a heading, a sentence, and indices of images, the most informative first, of each kind of highlights."""
-    right, confidence = answers.is_right, answers.confidence
+    right = answers.is_right
+    confidence = answers.confidence
     wrong = np.flatnonzero(~right)
     yield (
         "Most confident mistakes",

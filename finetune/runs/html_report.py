@@ -250,7 +250,8 @@ def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:
     names = run.result.get("class_names", ())
     num_predicted = np.array(matrix).sum(axis=0) if matrix else []
     for i, row in enumerate(matrix):
-        num, right = sum(row), row[i]
+        num = sum(row)
+        right = row[i]
         others = [(count, names[j]) for j, count in enumerate(row) if j != i and count]
         yield {
             "name": names[i],
@@ -283,7 +284,8 @@ def _cells(answers: Answers, viewer: ImageViewer | None) -> Iterator[dict[str, A
         label, predicted = divmod(pair, len(names))
         chosen = answers.of(label, predicted)[:most].tolist()
         images = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
-        key, pair_names = f"cell-{label}-{predicted}", (names[label], names[predicted])
+        key = f"cell-{label}-{predicted}"
+        pair_names = (names[label], names[predicted])
         yield {
             "id": key,
             "names": pair_names,

@@ -76,7 +76,9 @@ class Interpolation:
             weights = (
                 f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
             )
-        name, form = ("Accuracy", ".1%") if self.metric == "accuracy" else (self.metric, ".3f")
+        is_accuracy = self.metric == "accuracy"
+        name = "Accuracy" if is_accuracy else self.metric
+        form = ".1%" if is_accuracy else ".3f"
         return (
             f"{weights}. {name} on {self.num_images} validation images: "
             f"frozen features {by_share[0.0].score:{form}}, fine-tuned {by_share[1.0].score:{form}}, "

@@ -122,7 +122,8 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def rewind(self, global_step: int) -> None:
         """Drop the rows of steps from `global_step` on, which a resumed run repeats."""
-        steps, epochs = self.run.file("steps.csv"), self.run.file("metrics.csv")
+        steps = self.run.file("steps.csv")
+        epochs = self.run.file("metrics.csv")
         # Earlier versions wrote the rows of steps to metrics.csv, and no other file.
         if epochs.exists() and not steps.exists():
             epochs.rename(steps)

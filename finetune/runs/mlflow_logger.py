@@ -125,7 +125,8 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         """Return a unique name that MLflow allows. The name of a class may have any characters."""
         if name not in self._names:
             allowed = numbered = _NOT_ALLOWED.sub("_", name)[:_LONGEST]
-            taken, num = set(self._names.values()), 1
+            taken = set(self._names.values())
+            num = 1
             while numbered in taken:
                 num += 1
                 numbered = f"{allowed} {num}"

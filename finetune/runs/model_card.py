@@ -23,7 +23,8 @@ def weights_and_licence(run: RunRecord) -> str:
 
 def model_card(run: RunRecord) -> str:
     """Return the card as Markdown, with placeholders for what only a person can know."""
-    result, about = run.result, run.about
+    result = run.result
+    about = run.about
     names = result.get("class_names") or list(
         about.get("splits", {}).get("train", {}).get("counts", {})
     )
@@ -72,7 +73,8 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
     matrix = run.result.get("confusion_matrix")
     if not matrix:
         return ["No test images: nothing was measured on held-out images."]
-    num, right = sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    num = sum(map(sum, matrix))
+    right = sum(row[i] for i, row in enumerate(matrix))
     rows = [
         f"{num} test images of {run.about.get('root', 'the data set')}.",
         "",

@@ -72,7 +72,8 @@ class Checkpoints(Checkpoint):
         return {"highest": self.highest, **stop}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.highest, self.wanted = highest_of(state_dict), state_dict.get("wanted")
+        self.highest = highest_of(state_dict)
+        self.wanted = state_dict.get("wanted")
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any
@@ -181,7 +182,8 @@ class Checkpoints(Checkpoint):
                 rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
                 seconds = time.monotonic() - self._epoch_began
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
-        is_best, self._is_best = self._is_best, False
+        is_best = self._is_best
+        self._is_best = False
         names = (
             ("best", "last") if is_best else ("last", "best") if self.highest is None else ("last",)
         )

@@ -47,7 +47,8 @@ class RunFilter:
 
     def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
         """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
-        data, model = settings.get("data") or {}, settings.get("model") or {}
+        data = settings.get("data") or {}
+        model = settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
             return f"of another network ({model['backbone']}, not {self.backbone})"
         if self.is_ranked and read_about(run).get("backbone_ranking") is None:

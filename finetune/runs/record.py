@@ -176,7 +176,8 @@ def read_run(path: Path) -> RunRecord:
     if not (path / "config.yaml").is_file():
         raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
     config_text, config = _config(path / "config.yaml")
-    about, result = read_side_file(path / "about.json", is_about), _result(path / "test.json")
+    about = read_side_file(path / "about.json", is_about)
+    result = _result(path / "test.json")
     interpolation = read_side_file(path / FILE, is_interpolation)
     rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
     steps = path / "steps.csv"
@@ -214,7 +215,8 @@ def _config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _result(path: Path) -> dict[str, Any]:
     result = read_side_file(path)
-    names, matrix = result.get("class_names", []), result.get("confusion_matrix") or []
+    names = result.get("class_names", [])
+    matrix = result.get("confusion_matrix") or []
     rows = [names, *([matrix, *matrix] if isinstance(matrix, list) and matrix else [])]
     if any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
         raise ValueError(

@@ -208,7 +208,8 @@ def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
 
     Without validation, best.ckpt is a link to last.ckpt. If a killed process has not created it, this does.
     """
-    last, best = run.checkpoint("last"), run.checkpoint("best")
+    last = run.checkpoint("last")
+    best = run.checkpoint("best")
     checkpoint = start.content
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     epochs: Any = trainer.fit_loop.epoch_progress.current

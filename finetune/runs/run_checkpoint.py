@@ -22,7 +22,8 @@ def checkpoint_of(path: str) -> tuple[str, str]:
     if not folder.is_dir():
         return path, ""
     for place in (folder / "checkpoints", folder):  # the folder of the checkpoints is accepted too
-        best, last = place / "best.ckpt", place / "last.ckpt"
+        best = place / "best.ckpt"
+        last = place / "last.ckpt"
         if best.is_file():
             return str(best), ""
         if last.is_file():

@@ -38,7 +38,8 @@ def _as_value_error(begin: Callable[..., Any]) -> Callable[..., Any]:
         except WrongUsage:
             raise
         except Exception as error:
-            name, text = type(self).__name__, reason(error)
+            name = type(self).__name__
+            text = reason(error)
             raise ValueError(text if text.startswith(name) else f"{name}: {text}") from error
 
     return method

@@ -17,8 +17,10 @@ def wilson(num_right: float, num: float) -> tuple[float, float]:
     """
     if num == 0:
         return 0.0, 1.0
-    share, z2 = num_right / num, _Z**2
-    centre, scale = (share + z2 / (2 * num)) / (1 + z2 / num), 1 / (1 + z2 / num)
+    share = num_right / num
+    z2 = _Z**2
+    centre = (share + z2 / (2 * num)) / (1 + z2 / num)
+    scale = 1 / (1 + z2 / num)
     half = _Z * scale * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
     return max(0.0, centre - half), min(1.0, centre + half)
 
@@ -58,7 +60,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
     Source: McNemar 1947; the exact form is a binomial test of the images on which the classifiers differ.
     """
-    num, fewer = only_a + only_b, min(only_a, only_b)
+    num = only_a + only_b
+    fewer = min(only_a, only_b)
     ways = tail = 1  # the binomial coefficient of num and k, and the sum of those up to k
     for k in range(fewer):
         ways = ways * (num - k) // (k + 1)
@@ -110,7 +113,8 @@ def precision_recall(
         is_positive: Whether the image is of that class, (N,) bool.
     """
     order = np.argsort(-score, kind="stable")
-    score, hits = score[order], np.cumsum(is_positive[order])
+    score = score[order]
+    hits = np.cumsum(is_positive[order])
     # images with equal scores have the same prediction, so only the last of them counts
     last = np.append(score[1:] != score[:-1], True)
     num_predicted = np.arange(1, len(score) + 1)
@@ -120,7 +124,8 @@ def precision_recall(
 def coverage(confidence: np.ndarray, is_right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return shares of the images, the most confident first, and the accuracy on each share, (T,) each."""
     order = np.argsort(-confidence, kind="stable")
-    confidence, hits = confidence[order], np.cumsum(is_right[order])
+    confidence = confidence[order]
+    hits = np.cumsum(is_right[order])
     last = np.append(confidence[1:] != confidence[:-1], True)
     num_accepted = np.arange(1, len(confidence) + 1)
     return (num_accepted / len(confidence))[last], (hits / num_accepted)[last]

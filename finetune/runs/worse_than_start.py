@@ -26,7 +26,8 @@ class WorseThanStart(pl.Callback):
         return {"accuracy": self.accuracy, "num_worse": self.num_worse}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.accuracy, self.num_worse = state_dict["accuracy"], state_dict["num_worse"]
+        self.accuracy = state_dict["accuracy"]
+        self.num_worse = state_dict["num_worse"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.ckpt_path is None:
