@@ -116,7 +116,8 @@ def _save_environment() -> Callable[[], None]:
             del os.environ[name]
         os.environ.update(before)
         # torch's process groups install an excepthook
-        sys.argv, sys.excepthook = arguments, hook
+        sys.argv = arguments
+        sys.excepthook = hook
 
     return restore
 
@@ -155,7 +156,8 @@ def _save_signals() -> Callable[[], None]:
 
 def _save_torch_settings() -> Callable[[], None]:
     """Set the settings of torch that affect results to its defaults; return a function that restores them."""
-    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    threads = torch.get_num_threads()
     flags = {
         name: getattr(cudnn, name)
         for name in ("benchmark", "deterministic", "allow_tf32", "enabled")

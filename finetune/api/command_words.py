@@ -73,7 +73,8 @@ def command_line(
         raise TypeError(
             f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}"
         )
-    line, switches = ParsedLine(), ("resume", *LOGGERS)
+    line = ParsedLine()
+    switches = ("resume", *LOGGERS)
     for place, values in (("", words), ("options", options)):
         for name, value in values.items():
             if not isinstance(name, str):

@@ -20,7 +20,9 @@ from finetune.runs.statistics import wilson
 from finetune.system.html_page import thumbnail
 from finetune.system.messages import shown
 
-_NUM_SHOWN, _COLUMNS = 16, 8  # images on the contact sheet
+# images on the contact sheet
+_NUM_SHOWN = 16
+_COLUMNS = 8
 
 
 def _number(name: str, text: str | None) -> float | int | None:

@@ -214,7 +214,8 @@ def _run(arguments: list[str]) -> str | os.PathLike[str]:
 def _raise_in_one_line(error: Exception) -> NoReturn:
     """Raise an error with the message of one line that the command would print."""
     chain: list[BaseException] = [error]
-    line, error = one_line(error), unwrap(error)  # type: ignore[assignment]
+    line = one_line(error)
+    error = unwrap(error)  # type: ignore[assignment]
     kinds: tuple[type[Exception], ...] = (
         FileNotFoundError,
         PermissionError,

@@ -74,7 +74,8 @@ class BenchmarkCLI(FinetuneCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
-        config["default_root_dir"], config["logger"] = self.folder, None
+        config["default_root_dir"] = self.folder
+        config["logger"] = None
         options = self.config["fit"]
         options.report = False
         if options.repeats < 1:

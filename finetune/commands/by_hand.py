@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_BLUE, _GREY = "#1d4ed8", "#6b7280"
+_BLUE = "#1d4ed8"
+_GREY = "#6b7280"
 
 
 def by_hand(
@@ -91,7 +92,8 @@ def draw_curve(figure: "Figure", epochs: Sequence[Epoch], settings: str, output:
     """Draw the curve of the test accuracy over epochs, labelled with its last value, into a PNG file."""
     from matplotlib.ticker import MaxNLocator
 
-    numbers, accuracies = [e.epoch for e in epochs], [e.accuracy for e in epochs]
+    numbers = [e.epoch for e in epochs]
+    accuracies = [e.accuracy for e in epochs]
     figure.clear()
     axes = figure.add_subplot(
         xlabel="epoch", ylabel="test accuracy", xlim=(0.5, len(epochs) + 0.5), ylim=(0, 1)

@@ -71,7 +71,8 @@ def _print_table(caches: Mapping[str, Path]) -> None:
     )
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, path in caches.items():
-        status, about = path.stat(), "features, of an earlier version: no run uses them"
+        status = path.stat()
+        about = "features, of an earlier version: no run uses them"
         if not has_mark(path):
             about = "not written by this version of finetune: --remove all leaves it"
         elif path.name == PRECISIONS:

@@ -167,7 +167,8 @@ def label_network(
         from finetune.runs.checkpoint_io import read_checkpoint
 
         checkpoint = read_checkpoint(ckpt_path)
-        weights, backbone = ckpt_path, checkpoint["hyper_parameters"]["backbone"]
+        weights = ckpt_path
+        backbone = checkpoint["hyper_parameters"]["backbone"]
         data = checkpoint["datamodule_hyper_parameters"]
         preparation = evaluation(data)
         image_size = preparation["image_size"]

@@ -70,10 +70,12 @@ def with_images(arguments: Sequence[str]) -> list[str]:
 
     They are not a flag earlier because there may be many: Linux limits each argument of a new process to 128 KiB.
     """
-    command, line = arguments[0], parse_line(arguments[1:])
+    command = arguments[0]
+    line = parse_line(arguments[1:])
     pictures = _images_option(command)
     if pictures and line.positionals:
-        paths, line.positionals = line.positionals, []
+        paths = line.positionals
+        line.positionals = []
         is_one = (
             len(paths) == 1 and paths[0][0] not in "[-"
         )  # which would start a YAML list or a flag

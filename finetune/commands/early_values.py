@@ -50,7 +50,8 @@ def check_values(config: Any) -> None:
     Raises:
         WrongUsage: A value is invalid.
     """
-    model, trainer = config.model, config.trainer
+    model = config.model
+    trainer = config.trainer
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if trainer[name] == 0:
             raise WrongUsage(f"nothing to train: {flag_names('fit', f'trainer.{name}')} is 0")

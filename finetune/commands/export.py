@@ -57,7 +57,9 @@ from finetune.system.files import check_target, one_at_a_time, replacing, unfini
 from finetune.system.messages import WrongUsage, as_wrong_usage
 
 _MAX_VERIFIED = 64  # images on which the file is compared with the network
-_NUM_CALIBRATED, _MAX_TESTED = 200, 2000  # images for int8: calibration, test
+# images for int8: calibration, test
+_NUM_CALIBRATED = 200
+_MAX_TESTED = 2000
 
 
 def export(
@@ -143,7 +145,8 @@ def export(
         )
         _check(agreement, f"{suffix} file", what)
         agreements = {"verified" if data is None else "verified_before_int8": agreement}
-        message, quantized = "", dict[str, Any]()
+        message = ""
+        quantized = dict[str, Any]()
         if data is not None:
             file, quantized, message = _quantize(predictor, file, data)
         if input == "any_size":
@@ -318,12 +321,14 @@ def _quantize(
     """Return the file in int8, its entry in the description, and a message about it."""
     from finetune.inference.quantize import compare, prepared_batches, quantize, readable
 
-    train, test = data.splits["train"], data.splits["test"]
+    train = data.splits["train"]
+    test = data.splits["test"]
     target = source.with_name(f"int8.{source.name}")
     calibrated = draw_indices(len(train), _NUM_CALIBRATED, ESTIMATE)
     tested = np.sort(draw_indices(len(test), _MAX_TESTED, ESTIMATE))
     if data.on_bad_image == "skip":
-        calibrated, tested = readable(train, calibrated), readable(test, tested)
+        calibrated = readable(train, calibrated)
+        tested = readable(test, tested)
     quantize(source, target, prepared_batches(predictor, train, calibrated, "calibrating int8"))
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:

@@ -45,10 +45,8 @@ def _first_validation(trainer: Trainer, num_batches: int) -> int:
     """Return after how many batches a fit first validates; 0 if a clock decides."""
     if lightning_private.has_validation_clock(trainer):
         return 0
-    interval, batches = (
-        trainer.val_check_interval,
-        batches_within(trainer.limit_train_batches, num_batches),
-    )
+    interval = trainer.val_check_interval
+    batches = batches_within(trainer.limit_train_batches, num_batches)
     inside = interval if isinstance(interval, int) else max(1, int(batches * interval))
     return inside + ((trainer.check_val_every_n_epoch or 1) - 1) * batches
 

@@ -205,10 +205,8 @@ class FinetuneCLI(LightningCLI):
             self.parser.error(
                 f"finetune predict needs images: {flag_names('predict', 'data.predict')}"
             )
-        settings, data = (
-            model_settings(self.checkpoint),
-            self.checkpoint["datamodule_hyper_parameters"],
-        )
+        settings = model_settings(self.checkpoint)
+        data = self.checkpoint["datamodule_hyper_parameters"]
         evaluated_with = {"class_names": settings["class_names"]}
         evaluated_with |= {name: data[name] for name in PREPARATION if name in data}
         if "eval_image_size" in config.data.init_args:  # not every class has it
@@ -225,7 +223,8 @@ class FinetuneCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         assert self.subcommand is not None
         self.datamodule.read()  # a fit did so for the classes of its network
-        config, options = self._get(self.config_init, "trainer"), self.config[self.subcommand]
+        config = self._get(self.config_init, "trainer")
+        options = self.config[self.subcommand]
         self.run = Run(config["default_root_dir"], self.subcommand, name=options.get("name"))
         if self.subcommand == "predict":
             # the prediction for a single image is printed
@@ -348,7 +347,8 @@ def _apply_settings(
     Raises:
         WrongUsage: A flag, not a config, contradicts the checkpoint.
     """
-    overruled, parameters = [], inspect.signature(kind).parameters
+    overruled = []
+    parameters = inspect.signature(kind).parameters
     for name, value in settings.items():
         current = place.get(name)
         if current != value and explicit.has_flag(f"{group}.{name}"):

@@ -109,7 +109,8 @@ def settle_minutes(
             share of an epoch. The fit starts from a checkpoint. Or it uses several machines.
         ValueError: The time is not enough for a single step.
     """
-    minutes, config.minutes = config.minutes, None
+    minutes = config.minutes
+    config.minutes = None
     if minutes is None:
         return ""
     check_minutes(minutes, config, explicit)

@@ -152,7 +152,8 @@ def show(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -> None:
     columns = ("way", "network", "devices", "difference", "moved", "ms", "bytes")
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for i, column in enumerate(table.columns):
-        column.no_wrap, column.justify = True, "left" if i < 2 else "right"
+        column.no_wrap = True
+        column.justify = "left" if i < 2 else "right"
     for row in rows:
         if row.difference is None:
             table.add_row(row.name, row.network, str(row.devices), "skipped")

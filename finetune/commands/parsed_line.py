@@ -45,7 +45,8 @@ class ParsedLine:
 
 def parse_line(arguments: Sequence[str]) -> ParsedLine:
     """Parse the arguments after a command."""
-    line, i = ParsedLine(), 0
+    line = ParsedLine()
+    i = 0
     while i < len(arguments):
         argument = arguments[i]
         i += 1
@@ -56,7 +57,8 @@ def parse_line(arguments: Sequence[str]) -> ParsedLine:
             line.positionals.append(argument)
             continue
         typed, equals, text = argument.partition("=")
-        name, value = typed.lstrip("-"), text if equals else None
+        name = typed.lstrip("-")
+        value = text if equals else None
         if typed.startswith("-c"):  # its value may follow without a space
             name = "config"
             value = argument[2:].removeprefix("=") or None

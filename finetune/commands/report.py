@@ -71,7 +71,8 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
             help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
         )
     parsed = parser.parse_args(list(arguments))
-    runs, output = list(map(Path, parsed.runs)), parsed.output
+    runs = list(map(Path, parsed.runs))
+    output = parsed.output
     if not runs:
         raise WrongUsage(f"name the folder of a run: finetune {command} {usage.split(' [')[0]}")
     if command == "compare" and len(runs) < 2:

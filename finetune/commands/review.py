@@ -200,7 +200,8 @@ def _find_mistakes(images: "ReviewImages", record: "RunRecord") -> dict[int, tup
         return {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
 
     labels = images.targets.labels
-    single, several = record.answers, record.label_answers
+    single = record.answers
+    several = record.label_answers
     if not images.has_several and single is not None:
         return find_mistakes(single, index_of(single.paths), labels, images.class_names)
     if images.has_several and several is not None and several.class_names == images.class_names:

@@ -20,7 +20,9 @@ RIGHT = (22, 128, 60)
 WRONG = (190, 30, 45)
 _GREY = (70, 70, 70)
 _PAPER = (255, 255, 255)
-SIDE, _CAPTION = 120, 22  # pixels: side of each image, height of its caption
+# pixels: side of each image, height of its caption
+SIDE = 120
+_CAPTION = 22
 
 
 def sheet(
@@ -64,7 +66,8 @@ def sheet(
         if num == len(chosen) or len(prepared) == predictor.batch_size:
             parts.append(predictor.classify(np.stack(prepared)))
             prepared.clear()
-    names, predicted = predictor.class_names, np.concatenate(parts)
+    names = predictor.class_names
+    predicted = np.concatenate(parts)
     classes = predictor.decide(predicted, [paths[int(i)] for i in chosen])
     rows = zip(predicted, classes, chosen, strict=True)
     if predictor.label_kind == "several":
@@ -115,11 +118,13 @@ def draw_sheet(
     """Draw images (N, h, w, 3) uint8 in rows, with a caption below each."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
-    width, height = columns * (side + gap) + gap, rows * (side + _CAPTION + gap) + gap
+    width = columns * (side + gap) + gap
+    height = rows * (side + _CAPTION + gap) + gap
     paper = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(paper)
     for i, (image, (text, colour)) in enumerate(zip(images, captions, strict=True)):
-        x, y = gap + i % columns * (side + gap), gap + i // columns * (side + _CAPTION + gap)
+        x = gap + i % columns * (side + gap)
+        y = gap + i // columns * (side + _CAPTION + gap)
         paper.paste(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC), (x, y))
         font = _fitting_font(draw, text, side)
         draw.text((x + side / 2, y + side + _CAPTION / 2), text, colour, font, anchor="mm")
