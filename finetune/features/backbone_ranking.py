@@ -209,7 +209,8 @@ class _Contender:
     """A network that takes part in the ranking."""
 
     def __init__(self, name: str, load: Callable[[], FeaturesOf]) -> None:
-        self.name, self.load = name, load
+        self.name = name
+        self.load = load
         self.features_of: FeaturesOf | None = None
         self.parts: list[NDArray[np.floating]] = []  # features of the images of all rounds so far
         self.standing: Standing | None = None

@@ -54,7 +54,8 @@ def out_of_fold(
     folds = deal_folds(strata, groups)
     found = np.zeros((len(labels), num_classes))
     for fold in watch(np.unique(folds).tolist()):
-        rest, held_out = folds != fold, folds == fold
+        rest = folds != fold
+        held_out = folds == fold
         if not rest.any():  # all images are copies of one
             continue
         weight, bias = fit_head(features[rest], labels[rest], num_classes, STRENGTH)
@@ -126,13 +127,15 @@ def label_findings(
             listing.label_names, has_label, chosen, features, groups[chosen]
         )
         return
-    names, labels = listing.class_names, listing.class_of[chosen]
+    names = listing.class_names
+    labels = listing.class_of[chosen]
     if len(np.unique(labels)) < 2:
         return
     probabilities = out_of_fold(features, labels, groups[chosen], len(names))
     rows = []
     for i in rank_labels(probabilities, labels, groups[chosen])[:NUM_SHOWN].tolist():
-        label, best = int(labels[i]), int(probabilities[i].argmax())
+        label = int(labels[i])
+        best = int(probabilities[i].argmax())
         if best != label:
             note = f"{names[label]} by its folder ({probabilities[i, label]:.3f}), {names[best]} by the others "
             rows.append(

@@ -328,10 +328,8 @@ def _check_callbacks(callbacks: Mapping[str, Any], file: object) -> None:
 
 def _check_buffers(checkpoint: Mapping[str, Any], file: object) -> None:
     """Check the buffers of the classifier: the normalization and the class weights."""
-    state, num_classes = (
-        checkpoint["state_dict"],
-        len(checkpoint["hyper_parameters"]["class_names"]),
-    )
+    state = checkpoint["state_dict"]
+    num_classes = len(checkpoint["hyper_parameters"]["class_names"])
     shapes = {"mean": (3, 1, 1), "std": (3, 1, 1), "class_weight": (num_classes,)}
     for name, shape in shapes.items():
         values = state.get(name)

@@ -26,7 +26,8 @@ LEGACY_DATA_CLASSES = tuple(
     name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES
 )
 # Side of the images that a network takes. A batch of larger images would not fit into memory.
-MIN_PIXELS, MAX_PIXELS = 8, 8192
+MIN_PIXELS = 8
+MAX_PIXELS = 8192
 MAX_RESIZED = 2**14  # side in pixels of a resized image, before the centre is cropped
 _MAX_CANDIDATES = 100  # interpolated weights among which a fit chooses
 MIN_CROP_SHARE = 0.1
@@ -38,7 +39,8 @@ _MAX_CHARACTERS = 4096
 _MAX_PATTERN = 500  # characters of a regular expression
 _MAX_LISTED = 1_000_000  # class names, and categories of a class mapping
 # Limits of a nested value. A list that contains another list twice, which does the same, grows exponentially.
-_MAX_VALUES, _MAX_DEPTH = 10_000, 30
+_MAX_VALUES = 10_000
+_MAX_DEPTH = 30
 _MAX_ROLES = 10  # of the columns of a table
 _PROGRESS = {"ready", "started", "processed", "completed"}
 
@@ -189,7 +191,8 @@ def is_seen(value: Any) -> bool:
         return True
     if type(value) is not dict or value.keys() - {"digests"} != {"names", "sizes", "num_train"}:
         return False
-    names, sizes = value["names"], value["sizes"]
+    names = value["names"]
+    sizes = value["sizes"]
     columns = [names, sizes, value.get("digests", names)]
     if not all(is_dense(column) and column.ndim == 1 for column in columns):
         return False
@@ -282,7 +285,8 @@ def are_optimizer_states(value: Any) -> bool:
 def _is_optimizer_state(value: Any) -> bool:
     if type(value) is not dict:
         return False
-    groups, state = value.get("param_groups"), value.get("state", {})
+    groups = value.get("param_groups")
+    state = value.get("state", {})
     if not are_dicts(groups) or not groups or type(state) is not dict:
         return False
     own = [

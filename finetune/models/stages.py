@@ -42,7 +42,8 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
     `encoder.pos_embedding`). Modules without parameters are skipped. In a network of timm a stage is as large as the
     layers of its `group_matcher` allow.
     """
-    last, layers = head_name(network), _layers(network)
+    last = head_name(network)
+    layers = _layers(network)
     parts = {}
 
     def walk(container: nn.Module, prefix: str) -> None:
@@ -77,8 +78,10 @@ def depths(network: nn.Module) -> dict[str, int]:
     A stage with norm parameters only has the depth of the stage before it. In a network of timm, all stages in one
     layer of its `group_matcher` have the same depth, and those in the layer of the head have depth 0.
     """
-    parts, layers = stages(network), _layers(network)
-    result, depth = {}, 0
+    parts = stages(network)
+    layers = _layers(network)
+    result = {}
+    depth = 0
     if layers is not None:
         last = layers[f"{head_name(network)}.weight"]
         for name, stage in parts.items():

@@ -177,8 +177,10 @@ def _damaged(path: Path, why: str) -> ValueError:
 
 def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
     try:
-        size, interpolation = tuple(config["input_size"]), config["interpolation"]
-        crop_share, mode = float(config["crop_pct"]), config.get("crop_mode", "center")
+        size = tuple(config["input_size"])
+        interpolation = config["interpolation"]
+        crop_share = float(config["crop_pct"])
+        mode = config.get("crop_mode", "center")
         mean, std = (tuple(float(value) for value in config[key]) for key in ("mean", "std"))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} does not define how images are prepared: {error!r}") from error
@@ -217,7 +219,8 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
 
 
 def _class_names(config: Mapping[str, Any], num: int) -> list[str] | None:
-    names, descriptions = config.get("label_names"), config.get("label_descriptions") or {}
+    names = config.get("label_names")
+    descriptions = config.get("label_descriptions") or {}
     if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
     if num == _NUM_IMAGENET and _IMAGENET.search(str(config.get("tag") or "")):
@@ -240,7 +243,8 @@ def create(
     Raises:
         WrongUsage: The network does not exist, or does not support images of this size.
     """
-    name, config = timm_name(backbone), pretrained_cfg(backbone)
+    name = timm_name(backbone)
+    config = pretrained_cfg(backbone)
     import timm
 
     own_size = config.input_size[1]

@@ -141,8 +141,10 @@ def _convert(
 @contextmanager
 def _missing_keys() -> Iterator[list[str]]:
     """Collect the names of parameters without weights. For some networks timm reports them only in its log."""
-    logger, missing = logging.getLogger("timm.models._builder"), list[str]()
-    level, shown_from = logger.level, logger.getEffectiveLevel()
+    logger = logging.getLogger("timm.models._builder")
+    missing = list[str]()
+    level = logger.level
+    shown_from = logger.getEffectiveLevel()
 
     def collect(record: logging.LogRecord) -> bool:
         match = _MISSING.match(record.getMessage())

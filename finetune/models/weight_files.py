@@ -149,8 +149,10 @@ def _read_torch(path: Path) -> Pretrained:
                 key: value for key, value in state.items() if key.startswith("model.")
             } or state
         return Pretrained(current_names(state), None, str(path), averaged=averaged)
-    settings, own = content["hyper_parameters"], content.get("finetune")
-    mean, std = state.get("mean"), state.get("std")
+    settings = content["hyper_parameters"]
+    own = content.get("finetune")
+    mean = state.get("mean")
+    std = state.get("std")
     for name, value in (("mean", mean), ("std", std)):
         if value is not None and value.shape != (3, 1, 1):
             raise ValueError(

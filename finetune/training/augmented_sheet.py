@@ -27,7 +27,8 @@ def write_augmented(data: ImageDataModule, target: Path) -> None:
         items = [evaluation[int(index)], *(training[epoch, int(index)] for epoch in range(_EPOCHS))]
         for column, item in enumerate(items):
             if item["image"] is not None:
-                y, x = row * step, column * step
+                y = row * step
+                x = column * step
                 shrunk = cv2.resize(item["image"], (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
                 sheet[y : y + _SIDE, x : x + _SIDE] = shrunk
     with replacing(target) as file:

@@ -122,10 +122,12 @@ class Calibrator(nn.Module):
         with self.temperature.sync_context(should_sync=dist.is_initialized()):
             num_pictures = int(self.temperature.count)
         self.temperature.reset()
-        batches, self._batches = self._batches, []
+        batches = self._batches
+        self._batches = []
         if not math.isfinite(temperature):
             return Calibration()
-        calibration, aim = Calibration(temperature, num_pictures), self.aim
+        calibration = Calibration(temperature, num_pictures)
+        aim = self.aim
         if aim is None:
             return calibration
         if dist.is_initialized():

@@ -159,7 +159,8 @@ def make_per_image(network: nn.Module) -> list[_PerImage]:
     Layers of classes derived from torch's are skipped, since they may do more.
     """
     # If timm is not imported, the network is not one of timm.
-    replacements, timm_layers = dict(_REPLACEMENTS), sys.modules.get("timm.layers")
+    replacements = dict(_REPLACEMENTS)
+    timm_layers = sys.modules.get("timm.layers")
     if timm_layers is not None:
         replacements[timm_layers.DropPath] = _per_image_drop_path(timm_layers.DropPath)
     layers: list[Any] = [

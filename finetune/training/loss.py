@@ -88,7 +88,8 @@ def loss_sum(
         return torch.stack(
             [loss_sum(own, target, class_weight, label_smoothing) for own in logits]
         ).mean()
-    logits, class_weight = precise(logits), precise(class_weight)
+    logits = precise(logits)
+    class_weight = precise(class_weight)
     options: Any = {"weight": class_weight, "label_smoothing": label_smoothing}
     is_mixed = target.share is not None and target.partner_labels is not None
     if target.weights is None and not is_mixed:

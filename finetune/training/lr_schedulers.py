@@ -184,7 +184,8 @@ class StepOnPlateau(pl.Callback):
         self._step(trainer)
 
     def _step(self, trainer: pl.Trainer) -> None:
-        loss, self._due = self._due, None
+        loss = self._due
+        self._due = None
         if loss is None:
             return
         for config in trainer.lr_scheduler_configs:

@@ -157,8 +157,10 @@ class SplitMetrics(nn.Module):
 
     def __init__(self, num_classes: int, split: str) -> None:
         super().__init__()
-        self.loss, self.metrics = MeanLoss(split), split_metrics(num_classes)
-        self.calibration_error, self.before_scaling = CalibrationError(), CalibrationError()
+        self.loss = MeanLoss(split)
+        self.metrics = split_metrics(num_classes)
+        self.calibration_error = CalibrationError()
+        self.before_scaling = CalibrationError()
 
     def update(
         self,

@@ -190,7 +190,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     numbers = [
         (parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()
     ]
-    total, learning = sum(num for num, _ in numbers), sum(num for num, learns in numbers if learns)
+    total = sum(num for num, _ in numbers)
+    learning = sum(num for num, learns in numbers if learns)
     frozen = [] if hparams["freeze"] is None else [f"all up to {hparams['freeze']}"]
     frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
@@ -223,7 +224,8 @@ def _network(model: Classifier, ckpt_path: object) -> str:
 
 
 def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> str:
-    kind, num = trainer.strategy.root_device.type, trainer.num_devices * trainer.num_nodes
+    kind = trainer.strategy.root_device.type
+    num = trainer.num_devices * trainer.num_nodes
     kind = torch.cuda.get_device_name(trainer.strategy.root_device) if kind == "cuda" else kind
     devices = [f"{num} x {kind}", f"precision {trainer.precision}"]
     if model.is_solved:

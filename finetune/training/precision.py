@@ -75,7 +75,8 @@ def allow_tf32() -> None:
 def prepare_arithmetic(trainer: pl.Trainer) -> None:
     """Allow TF32. Warn if bf16 is requested on a CPU without it, and if other programs use the CPU."""
     allow_tf32()
-    is_cpu, precision = trainer.strategy.root_device.type == "cpu", str(trainer.precision)
+    is_cpu = trainer.strategy.root_device.type == "cpu"
+    precision = str(trainer.precision)
     if not is_cpu or not is_rank_zero():
         return
     if precision.startswith("bf16") and not _cpu_has_bf16():

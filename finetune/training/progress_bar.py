@@ -258,7 +258,8 @@ class ImageProgressBar(ProgressBar):
         self._is_validated = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._finished, self._speed = self._epoch(trainer), self._rate()
+        self._finished = self._epoch(trainer)
+        self._speed = self._rate()
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._report(trainer)

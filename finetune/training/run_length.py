@@ -10,7 +10,8 @@ from finetune.training.run_limits import steps_in
 _MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32
 _ENOUGH = 15  # epochs, if they have at most _MAX_SAMPLES
 _MAX_SAMPLES = 150_000  # samples of all epochs
-_MIN_EPOCHS, _MAX_EPOCHS = 5, 50
+_MIN_EPOCHS = 5
+_MAX_EPOCHS = 50
 
 
 def fewest_epochs(num_images: int) -> int:

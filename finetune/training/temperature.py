@@ -10,7 +10,8 @@ from finetune.training.precision import double
 
 # Fitted temperatures of good networks are between 0.5 and 5 (Guo et al., table 4). Beyond these bounds probabilities
 # are practically 0 and 1, or all the same.
-LOWEST, HIGHEST = 1 / 16, 16.0
+LOWEST = 1 / 16
+HIGHEST = 16.0
 # Weight of the prior, in images. Compared with 1 it lowers the loss of other images by 0.03 if 6 images were fitted, by
 # 0.02 for 8, and by nothing for 12 or more (benchmarks/NOTEBOOK.md, "Which epoch is kept").
 PRIOR = 3
@@ -48,7 +49,8 @@ class Temperature(PreciseSums):
         """Add images: logits (B, K) and class indices (B,)."""
         logits = double(logits.detach())
         target = target.to(logits.device)
-        num, grid = max(1, _CHUNK // (len(_GRID) * logits.shape[1])), _GRID.to(logits.device)
+        num = max(1, _CHUNK // (len(_GRID) * logits.shape[1]))
+        grid = _GRID.to(logits.device)
         for rows, labels in zip(logits.split(num), target.split(num), strict=True):
             slope, curvature = derivatives(rows, labels, grid)
             self.slope += slope
@@ -89,7 +91,8 @@ def _minimum(slope: Tensor, curvature: Tensor) -> Tensor:
     if total[0] >= 0 or total[-1] <= 0:
         return _GRID[0 if total[0] >= 0 else -1]
     i = int((total > 0).int().argmax())  # the first grid point above the minimum
-    left, right = float(_GRID[i - 1]), float(_GRID[i])
+    left = float(_GRID[i - 1])
+    right = float(_GRID[i])
     step = right - left
 
     def at(b: float) -> float:
@@ -98,8 +101,12 @@ def _minimum(slope: Tensor, curvature: Tensor) -> Tensor:
         tangents = x * (1 - x) ** 2 * curvature[i - 1] - x**2 * (1 - x) * curvature[i]
         return float(ends + step * tangents + PRIOR * (1 - 1 / b))
 
-    low, high = left, right
+    low = left
+    high = right
     for _ in range(60):  # bisection to the precision of float64
         middle = (low + high) / 2
-        low, high = (low, middle) if at(middle) > 0 else (middle, high)
+        if at(middle) > 0:
+            high = middle
+        else:
+            low = middle
     return torch.tensor((low + high) / 2, dtype=torch.float64)

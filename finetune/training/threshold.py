@@ -115,7 +115,8 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
         return Choice(None, None)
     order = np.argsort(-probabilities, kind="stable")
     # the probabilities above and below each candidate
-    above, below = np.append(1.0, probabilities[order]), np.append(probabilities[order], 0.0)
+    above = np.append(1.0, probabilities[order])
+    below = np.append(probabilities[order], 0.0)
     is_between = above > below  # there is no threshold between equal probabilities
     num_predicted = np.arange(len(above))[is_between]
     num_hits = np.append(0, np.cumsum(is_positive[order]))[is_between]
