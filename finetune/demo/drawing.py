@@ -146,7 +146,8 @@ class Canvas:
         turn: float = 0,
     ) -> Points:
         """Ellipse (a circle without `ry`) whose radius wanders by the fraction `wobble`."""
-        angle, k = np.linspace(0, 2 * np.pi, 40, endpoint=False), np.arange(2, 6)[:, None]
+        angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+        k = np.arange(2, 6)[:, None]
         radius = 1 + self.rng.normal(0, wobble / 2, 4) @ np.cos(
             k * angle + self.rng.uniform(0, 6.3, (4, 1))
         )
@@ -184,7 +185,8 @@ class Canvas:
             4,
         )
         surface = 1 + 0.035 * self.grain[part]
-        soft, kernel = cv2.blur(mask, (reach, reach)), (2 * reach - 1, 2 * reach - 1)
+        soft = cv2.blur(mask, (reach, reach))
+        kernel = (2 * reach - 1, 2 * reach - 1)
         shift = np.rint((reach - 1) * np.array([math.cos(self.sun), math.sin(self.sun)])).astype(
             int
         )
@@ -210,7 +212,8 @@ class Canvas:
         count = int(self.rng.integers(most // 2, most + 1))
         for i in self.rng.permutation(count):
             # arranged like the seeds of a sunflower
-            away, angle = spread * math.sqrt((i + 0.5) / count), i * 2.4 + 9 * self.sun
+            away = spread * math.sqrt((i + 0.5) / count)
+            angle = i * 2.4 + 9 * self.sun
             blob = self.blob(
                 rx, ry, away * math.cos(angle), away * math.sin(angle), 0.06, self.rng.uniform(0, 3)
             )

@@ -58,11 +58,13 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
     if _has_environment(plugins):
         return devices, num_nodes
     if TorchElasticEnvironment.detect():
-        launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
+        launcher = "torchrun"
+        total = int(os.environ["WORLD_SIZE"])
         per_node: float = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = total / per_node
     elif _SRUN_TASKS in os.environ:
-        launcher, total = "srun", int(os.environ[_SRUN_TASKS])
+        launcher = "srun"
+        total = int(os.environ[_SRUN_TASKS])
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
         per_node = total / nodes
         if total == 1 and not SLURMEnvironment.detect():

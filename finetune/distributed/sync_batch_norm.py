@@ -80,7 +80,8 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, ...]:
         values = _precise(x)
-        num, C = x.numel() // x.size(1), x.size(1)
+        num = x.numel() // x.size(1)
+        C = x.size(1)
         variance, mean = (
             torch.var_mean(values, _all_but_channels(x), correction=0)
             if num
@@ -97,7 +98,8 @@ class _Normalize(torch.autograd.Function):
                 f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}"
             )
         if weight is not None and bias is not None:  # torch wants mean and weight in one dtype
-            weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
+            weight = weight.to(mean.dtype)
+            bias = bias.to(mean.dtype)
         mean = (counts * means).sum(0) / count
         square = squares.sum(0) + (counts * (means - mean) ** 2).sum(0)
         ctx.save_for_backward(x, weight, mean, (square / count + eps).rsqrt(), count)
@@ -118,7 +120,8 @@ class _Normalize(torch.autograd.Function):
         sums = mean.new_zeros(2, x.size(1))
         if x.numel():
             # the gradients of weight and bias
-            ones, wanted = torch.ones_like(mean), [False, True, True]
+            ones = torch.ones_like(mean)
+            wanted = [False, True, True]
             _, sums[1], sums[0] = torch.ops.aten.native_batch_norm_backward(
                 gradient, x, ones, None, None, mean, inverse_deviation, True, 0.0, wanted
             )

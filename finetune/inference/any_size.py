@@ -162,7 +162,8 @@ def _padded_preparation(image_size: int) -> Any:
     @script()
     def prepare_padded(images):
         shape = op.Cast(op.Shape(images), to=DOUBLE)
-        height, width = op.Gather(shape, 1), op.Gather(shape, 2)
+        height = op.Gather(shape, 1)
+        width = op.Gather(shape, 2)
         pixels = op.Transpose(images, perm=[0, 3, 1, 2])
         scale = side / op.Max(height, width)
         new_height = op.Max(op.Round(height * scale), 1.0)
@@ -179,8 +180,10 @@ def _padded_preparation(image_size: int) -> Any:
             resized = _smaller(
                 pixels, height, width, new_height, new_width, none, none, rows, columns
             )
-        above, before = (size - rows) / 2, (size - columns) / 2
-        below, behind = size - rows - above, size - columns - before
+        above = (size - rows) / 2
+        before = (size - columns) / 2
+        below = size - rows - above
+        behind = size - columns - before
         pads = op.Concat(none, none, above, before, none, none, below, behind, axis=0)
         one = op.Constant(value_ints=[1])
         is_image = op.Expand(op.Cast(one, to=BYTE), op.Concat(one, one, rows, columns, axis=0))
@@ -202,20 +205,17 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
     @script()
     def shorter_side(pixels, height, width):
         scale = side / op.Min(height, width)
-        new_height, new_width = (
-            op.Max(op.Round(height * scale), 1.0),
-            op.Max(op.Round(width * scale), 1.0),
-        )
+        new_height = op.Max(op.Round(height * scale), 1.0)
+        new_width = op.Max(op.Round(width * scale), 1.0)
         # A very long and thin image is first cut to its middle, as `SmallestMaxSize` does.
         num = op.Floor(most / (op.Min(new_height, new_width) * scale)) - 1.0
         is_line = op.Cast(new_height * new_width > most, to=DOUBLE)
         above = is_line * op.Floor(op.Max(height - num + 1.0, 0.0) / 2.0)
         before = is_line * op.Floor(op.Max(width - num + 1.0, 0.0) / 2.0)
-        height, width = height - 2.0 * above, width - 2.0 * before
-        top, left = (
-            op.Cast(op.Unsqueeze(above, [0]), to=LONG),
-            op.Cast(op.Unsqueeze(before, [0]), to=LONG),
-        )
+        height = height - 2.0 * above
+        width = width - 2.0 * before
+        top = op.Cast(op.Unsqueeze(above, [0]), to=LONG)
+        left = op.Cast(op.Unsqueeze(before, [0]), to=LONG)
         pixels = op.Slice(pixels, top, top + op.Cast(height, to=LONG), [2])
         pixels = op.Slice(pixels, left, left + op.Cast(width, to=LONG), [3])
         return (
@@ -241,10 +241,8 @@ def _preparation(image_size: int, resize: ResizeMode, crop_share: float) -> Any:
             pixels, op.Gather(shape, 1), op.Gather(shape, 2)
         )
         size = op.Constant(value_ints=[image_size])
-        top, left = (
-            (op.Cast(new_height, to=LONG) - size) / 2,
-            (op.Cast(new_width, to=LONG) - size) / 2,
-        )
+        top = (op.Cast(new_height, to=LONG) - size) / 2
+        left = (op.Cast(new_width, to=LONG) - size) / 2
         if op.And(new_height >= height, new_width >= width):
             resized = _larger(pixels, height, width, new_height, new_width, top, left, size, size)
         else:

@@ -29,7 +29,8 @@ def about(
         agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
             their key in the description.
     """
-    size, how = predictor.image_size, predictor.preparation
+    size = predictor.image_size
+    how = predictor.preparation
     resized = resized_side(size, how.get("crop_share", CROP_SHARE))
     ways = {
         "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",

@@ -117,7 +117,8 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
         types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
         quantize_static(prepared, target, Reader(), **options, **types)
     prepared.unlink()
-    model, floats = onnx.load(target), onnx.load(source)
+    model = onnx.load(target)
+    floats = onnx.load(source)
     onnx.helper.set_model_props(model, {prop.key: prop.value for prop in floats.metadata_props})
     onnx.save_model(model, target)
 

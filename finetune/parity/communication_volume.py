@@ -48,7 +48,8 @@ def linear_bytes(network: nn.Module, names: Sequence[str], batch_size: int, k: i
     column-wise layer, if a parameter before the layer trains. If the last layer is column-wise, each device sends its
     part of the outputs, B x ceil(out / k) values, to the k - 1 others.
     """
-    num_bytes, first = 0, next(p for p in network.parameters() if p.requires_grad)
+    num_bytes = 0
+    first = next(p for p in network.parameters() if p.requires_grad)
     for i, name in enumerate(names):
         layer = cast(nn.Linear, network.get_submodule(name))
         column = batch_size * layer.weight.element_size()

@@ -41,7 +41,8 @@ class RankWeights(pl.Callback):
     """Writes the weights of each rank of a `finetune fit` into a folder, with the median of the seconds of a step."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self._seconds = Path(folder), list[float]()
+        self.folder = Path(folder)
+        self._seconds = list[float]()
 
     def on_train_start(self, *_: Any) -> None:
         disable_tf32()
@@ -157,7 +158,8 @@ def _split_processes(rank: int, job: Job) -> None:
         torch.cuda.set_device(device)
     disable_tf32()
     rendezvous = f"file://{job.folder / 'rendezvous'}"
-    backend, timeout = "nccl" if job.is_cuda else "gloo", timedelta(minutes=1)
+    backend = "nccl" if job.is_cuda else "gloo"
+    timeout = timedelta(minutes=1)
     dist.init_process_group(backend, rendezvous, rank=rank, world_size=job.k, timeout=timeout)
     # safe to unpickle, since `splits` has written it
     start, batches = torch.load(job.folder / "splits.pt", weights_only=False)

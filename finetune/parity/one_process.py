@@ -19,7 +19,8 @@ from finetune.models.backbones import build
 from finetune.parity import data_parallel
 from finetune.parity.branches import Branches, Siamese
 
-LR, _NUM_CLASSES = 0.1, 10
+LR = 0.1
+_NUM_CLASSES = 10
 CLASS_NAMES = [f"class{i}" for i in range(_NUM_CLASSES)]
 
 State = dict[str, Tensor]
@@ -146,7 +147,8 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
         torch.device("cuda", i) if torch.cuda.device_count() > 1 else torch.device("cpu")
         for i in range(2)
     ]
-    whole, split = copy.deepcopy(start).to(devices[0]), Branches(start, devices)
+    whole = copy.deepcopy(start).to(devices[0])
+    split = Branches(start, devices)
 
     def one(x: Tensor, y: Tensor) -> None:
         F.binary_cross_entropy_with_logits(whole(x.to(devices[0])), y.to(devices[0])).backward()

@@ -109,7 +109,8 @@ class Pipeline:
             raise ValueError(f"a batch of {len(x)} cannot be split evenly into {m} micro-batches")
         if schedule == "1f1b" and m < k:
             raise ValueError(f"1f1b over {k} processes needs at least {k} micro-batches, not {m}")
-        self.is_first, self.is_last = rank == 0, rank == k - 1
+        self.is_first = rank == 0
+        self.is_last = rank == k - 1
         self.batch_size = len(x)
         self.device = torch.device(device)
         self.group = group

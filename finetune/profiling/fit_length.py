@@ -27,7 +27,8 @@ _TRIAL_SHARE = (
 )
 # Epochs of each member of an ensemble: at least so many, and at least this share of the usual number. Below that a
 # single network gains more from longer training. See benchmarks/NOTEBOOK.md, "Number of epochs" and "Several networks".
-_FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL = 15, 0.8
+_FEWEST_OF_SEVERAL = 15
+_USUAL_OF_SEVERAL = 0.8
 # Each further member improves the accuracy less, and makes every prediction slower.
 _MOST_MEMBERS = 5
 # The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
@@ -75,7 +76,8 @@ def longest_training(
         batch_size: The global batch size.
         most: The largest number of epochs.
     """
-    whole, filled = math.ceil(num_images / batch_size), max(1.0, num_images / batch_size)
+    whole = math.ceil(num_images / batch_size)
+    filled = max(1.0, num_images / batch_size)
     fitting = seconds / (filled * batch + between)
     num_epochs = math.floor(fitting) if fitting >= _MIN_COMPLETE_EPOCHS else math.ceil(fitting)
     epochs = min(most, num_epochs)
@@ -221,7 +223,8 @@ class Deadline:
         return self._length(costs, reading)
 
     def _length(self, costs: Costs, reading: _Reading) -> Length:
-        sizes, batch_size = reading.sizes, reading.batch_size
+        sizes = reading.sizes
+        batch_size = reading.batch_size
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size)
@@ -282,10 +285,8 @@ class Deadline:
         Args:
             batches: Number of batches in the epoch.
         """
-        share, every = (
-            self.trainer["val_check_interval"],
-            self.trainer["check_val_every_n_epoch"] or 1,
-        )
+        share = self.trainer["val_check_interval"]
+        every = self.trainer["check_val_every_n_epoch"] or 1
         each = batches if share is None else max(1, int(batches * share))
         num_inside = batches // each
         if batches % each == 0:

@@ -29,7 +29,8 @@ from finetune.training.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
-FLOAT32, BF16 = "32-true", "bf16-mixed"
+FLOAT32 = "32-true"
+BF16 = "bf16-mixed"
 _NUM_IMAGES = 4
 _MOST_PAIRS = 3  # of timed steps
 _ENOUGH = 5.0  # seconds of timed steps after which no further pair is begun

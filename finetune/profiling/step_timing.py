@@ -86,7 +86,8 @@ def loading(data: ImageDataModule, num: int, repeats: int) -> list[float]:
     """
     seconds: list[float] = []
     while len(seconds) < repeats:
-        loader, arrivals = data.loader("train", train=True), []
+        loader = data.loader("train", train=True)
+        arrivals = []
         turn = max(1, loader.num_workers)
         for batch in loader:
             if len(batch["label"]) < num:

@@ -127,7 +127,8 @@ class Stopwatch(pl.Callback):
 
     def _warm_up(self) -> int | None:
         """Return the index of the step after which steps are timed; None while the measurement continues."""
-        num, now = len(self.ends), self.ends[-1]
+        num = len(self.ends)
+        now = self.ends[-1]
         if num > _WARM_UP + _FEWEST and now - self.ends[_WARM_UP] >= self.seconds:
             return _WARM_UP
         return 1 if 3 <= num <= _WARM_UP + _FEWEST and now - self.began >= self.most else None

@@ -21,8 +21,10 @@ _WAITS = 0.1  # if training waits for a larger share of the time, reading data i
 
 def text(result: dict[str, Any]) -> str:
     """Return a result of `Recorder.result` as text."""
-    about, seconds = result["about"], result["seconds"]
-    size, num = about["batch_size"], about["num_devices"]
+    about = result["about"]
+    seconds = result["seconds"]
+    size = about["batch_size"]
+    num = about["num_devices"]
     cores = f" ({about['cores']} cores)" if about["device_type"] == "cpu" else ""
     workers = f"{about['num_workers']} worker" + "s" * (about["num_workers"] != 1)
     lines = [
@@ -51,10 +53,8 @@ def text(result: dict[str, Any]) -> str:
 
 def advice(result: dict[str, Any]) -> list[str]:
     """Return lines that name the bottleneck and what would help; none if the parts were not measured."""
-    about, seconds = (
-        result["about"],
-        {name: statistics.median(v) for name, v in result["seconds"].items() if v},
-    )
+    about = result["about"]
+    seconds = {name: statistics.median(v) for name, v in result["seconds"].items() if v}
     if "forward" not in seconds:
         return []
     if statistics.median(result["waited"]) > _WAITS:
@@ -95,7 +95,8 @@ def scaling(results: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     Processes on a CPU share its cores. There an efficiency of 1 means as fast as the first result.
     """
     rates = [_rate(r["about"]["batch_size"], r["seconds"]["whole"]) for r in results]
-    base, rows = rates[0] / results[0]["about"]["num_devices"], []
+    base = rates[0] / results[0]["about"]["num_devices"]
+    rows = []
     for rate, result in zip(rates, results, strict=True):
         num = result["about"]["num_devices"]
         ideal = rates[0] if result["about"]["device_type"] == "cpu" else base * num

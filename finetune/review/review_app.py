@@ -74,7 +74,8 @@ class Routes:
         return JSONResponse(item, headers=_FRESH)
 
     async def image(self, request: Request) -> Response:
-        index, side = request.path_params["index"], request.path_params["side"]
+        index = request.path_params["index"]
+        side = request.path_params["side"]
         if side not in SIDES or not 0 <= index < len(self.session.images):
             return Refused(404, "there is no such image").response()
         if self._decoders is None:  # decoding a malicious image may take 2.5 GB

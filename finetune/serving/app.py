@@ -86,7 +86,8 @@ def _thresholds(p: Predictor) -> dict[str, Any]:
     if isinstance(calibration, MultilabelCalibration):
         thresholds = dict(zip(p.class_names, calibration.thresholds, strict=True))
         return {"label_kind": p.label_kind, "thresholds": thresholds}
-    aim, choice = calibration.aim, calibration.choice
+    aim = calibration.aim
+    choice = calibration.choice
     threshold = (
         aim
         and choice

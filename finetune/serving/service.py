@@ -131,12 +131,14 @@ class Service:
             body.release()
 
     def _options(self, request: Request) -> RequestOptions:
-        query, names = request.query_params, self.predictor.class_names
+        query = request.query_params
+        names = self.predictor.class_names
         for name in query:
             if name not in RequestOptions._fields:
                 hint = did_you_mean(name, RequestOptions._fields)
                 raise Refused(400, f"there is no option {shown(name)[:80]!r}{hint}")
-        top_k, looked_at = query.get("top_k"), query.get("looked_at", "false").lower()
+        top_k = query.get("top_k")
+        looked_at = query.get("looked_at", "false").lower()
         if top_k is not None and not (
             re.fullmatch(r"[0-9]{1,9}", top_k) and 1 <= int(top_k) <= len(names)
         ):

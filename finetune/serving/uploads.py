@@ -126,7 +126,8 @@ def text_format(content: bytes, content_type: str) -> str:
         content: Bytes of a body or of a file in a form.
         content_type: Content type of the request. It is only a hint: curl's --data-binary calls everything a form.
     """
-    head, kind = content[:_HEAD].lstrip(), content_type.partition(";")[0].strip().lower()
+    head = content[:_HEAD].lstrip()
+    kind = content_type.partition(";")[0].strip().lower()
     if begins_like_image(content):
         return ""
     if head.startswith((b"{", b"[", b'"')) or kind.endswith(("/json", "+json")):
@@ -176,7 +177,8 @@ class Body:
             Refused: There is no image, there are too many, they are too large, or one is text.
             ClientDisconnect: The client has disconnected.
         """
-        headers, limits = self.request.headers, self.capacity.limits
+        headers = self.request.headers
+        limits = self.capacity.limits
         if headers.get("content-encoding", "identity") != "identity":
             raise Refused(
                 415,

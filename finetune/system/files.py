@@ -214,9 +214,11 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
         try:
-            held, has_waited = lock.acquire(timeout=0), False
+            held = lock.acquire(timeout=0)
+            has_waited = False
         except Timeout:
-            held, has_waited = lock.acquire(), True
+            held = lock.acquire()
+            has_waited = True
         with held:
             try:
                 yield has_waited

@@ -5,8 +5,12 @@ import os
 import platform
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
-_TRIM_THRESHOLD, _MMAP_MAX = 128 * 1024, 65536  # glibc's defaults
+# of malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+# glibc's defaults
+_TRIM_THRESHOLD = 128 * 1024
+_MMAP_MAX = 65536
 _is_kept = False
 # environment variables that configure glibc's allocator
 _VARIABLES = {

@@ -11,7 +11,8 @@ from rich.progress import Progress
 from finetune.system.terminal import is_interactive
 
 # seconds before a bar is shown, and a line where there is no terminal
-_QUIET, _QUIET_LOG = 2.0, 5.0
+_QUIET = 2.0
+_QUIET_LOG = 5.0
 _T = TypeVar("_T")
 
 
