@@ -42,29 +42,29 @@ def test_each_pair_fits_as_it_does_alone(grey, monkeypatch, at_once):
     monkeypatch.setattr(rough_fit, "_AT_ONCE", at_once)
     i, j = np.triu_indices(16, 1)
     for ratios in (np.ones(len(i)), np.exp(0.04 * (np.arange(len(i)) % 5 - 2))):
-        fits, which = rough_fits((grey, grey), i, j, ratios, SHARES, BLUR)
+        fits, which = rough_fits((grey, grey), np.column_stack([i, j]), ratios, SHARES, BLUR)
         wanted, share = one_by_one(grey, i, j, ratios)
         # whole grey levels there, fractions here
         np.testing.assert_allclose(fits, wanted, atol=0.04)
         clear = wanted > 0.5
         assert clear.sum() >= 8 and np.array_equal(np.array(SHARES)[which][clear], share[clear])
     # the control: proportions matter
-    other, _ = rough_fits((grey, grey), i, j, np.full(len(i), 1.2), SHARES, BLUR)
+    pairs = np.column_stack([i, j])
+    other, _ = rough_fits((grey, grey), pairs, np.full(len(i), 1.2), SHARES, BLUR)
     assert np.abs(other - fits).max() > 0.2
 
 
 def test_what_has_no_detail_fits_nowhere():
     grey = np.stack([np.full((48, 48), 90, np.uint8), np.asarray(drawing(1, 48, 48).convert("L"))])
-    fits, _ = rough_fits(
-        (grey, grey), np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), SHARES, BLUR
-    )
+    pairs = np.array([[0, 0], [0, 1], [1, 1]])
+    fits, _ = rough_fits((grey, grey), pairs, np.ones(3), SHARES, BLUR)
     assert fits[:2] == pytest.approx(0, abs=0.01) and fits[2] == pytest.approx(1, abs=1e-3)
 
 
 def test_of_no_pairs_there_are_none():
-    none = np.zeros(0, np.int64)
+    none = np.zeros((0, 2), np.int64)
     fits, which = rough_fits(
-        (np.zeros((2, 48, 48), np.uint8),) * 2, none, none, np.zeros(0), SHARES, BLUR
+        (np.zeros((2, 48, 48), np.uint8),) * 2, none, np.zeros(0), SHARES, BLUR
     )
     assert len(fits) == len(which) == 0
 
@@ -88,8 +88,8 @@ import numpy as np
 from test_rough_fit import threads_of_a_fork
 from finetune.data.checking.rough_fit import rough_fits
 grey = np.random.default_rng(0).integers(0, 256, (4, 48, 48), np.uint8)
-i = np.arange(4)
-rough_fits((grey, grey), i, i[::-1].copy(), np.ones(4), (0.9, 0.8), 3.0)
+pairs = np.column_stack([np.arange(4), np.arange(4)[::-1]])
+rough_fits((grey, grey), pairs, np.ones(4), (0.9, 0.8), 3.0)
 ours = threads_of_a_fork()
 import scipy.fft
 scipy.fft.rfft2(np.ones((64, 64, 64)), workers=2)

@@ -9,7 +9,7 @@ from collections import Counter
 from paths import ROOT
 
 # Functions with more than five arguments (ruff's PLR0913). These numbers may only become smaller.
-MOST_LONG_SIGNATURES = {"finetune": 30, "benchmarks": 0, "tests": 43}
+MOST_LONG_SIGNATURES = {"finetune": 28, "benchmarks": 0, "tests": 43}
 MODULES = [
     path for folder in MOST_LONG_SIGNATURES for path in sorted((ROOT / folder).rglob("*.py"))
 ]

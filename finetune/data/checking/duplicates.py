@@ -96,9 +96,8 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
         j = j[keep]
         distance = distance[keep]
         keep = nearest(i, distance, _NUM_COMPARED)
-        found += _confirmed_pairs(
-            facts, chosen[i[keep]], chosen[j[keep]], is_mirrored, _SHARES, MIN_DETAIL
-        )
+        pairs = np.column_stack([chosen[i[keep]], chosen[j[keep]]])
+        found += _confirmed_pairs(facts, pairs, is_mirrored, _SHARES, MIN_DETAIL)
     return _best(found)
 
 
@@ -114,9 +113,8 @@ def larger_crops(
     is_new &= has_detail[i] & has_detail[j]
     found = [*known]
     for is_mirrored in (False, True):
-        found += _confirmed_pairs(
-            facts, i[is_new], j[is_new], is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS
-        )
+        candidates = np.column_stack([i[is_new], j[is_new]])
+        found += _confirmed_pairs(facts, candidates, is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS)
     return _best(found)
 
 
@@ -134,19 +132,20 @@ def _best(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _confirmed_pairs(
     facts: Facts,
-    i: NDArray[np.int64],
-    j: NDArray[np.int64],
+    pairs: NDArray[np.int64],
     is_mirrored: bool,
     shares: tuple[float, ...],
     least: float,
 ) -> list[Pair]:
-    """Return the pairs whose detail correlates by at least `least`."""
+    """Return the pairs, of candidates (P, 2), whose detail correlates by at least `least`."""
+    i = pairs[:, 0]
+    j = pairs[:, 1]
     ratios = facts.aspects[j] / facts.aspects[i]
     ratios = np.where(
         (ratios > 0.8) & (ratios < 1.25), ratios, 1.0
     )  # beyond: squashed, not cropped
     others = facts.grey[:, :, ::-1] if is_mirrored else facts.grey
-    rough, which = rough_fits((facts.grey, others), i, j, ratios, shares[::2], _BLUR)
+    rough, which = rough_fits((facts.grey, others), pairs, ratios, shares[::2], _BLUR)
     i, j, ratios, which = (values[rough >= _MIN_ROUGH] for values in (i, j, ratios, which))
 
     def fit(p: int) -> tuple[float, float]:

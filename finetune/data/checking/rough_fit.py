@@ -25,8 +25,7 @@ Floats = NDArray[np.float32]
 
 def rough_fits(
     grey: tuple[NDArray[np.uint8], NDArray[np.uint8]],
-    i: NDArray[np.int64],
-    j: NDArray[np.int64],
+    pairs: NDArray[np.int64],
     ratios: NDArray[np.floating],
     shares: tuple[float, ...],
     blur: float,
@@ -34,22 +33,22 @@ def rough_fits(
     """Return the highest correlation of each pair's detail, (P,), and the index of its share, (P,).
 
     Args:
-        grey: The grey copies that i indexes, and those that j indexes, (N, S, S) each; S is a multiple of `SIDE`.
-        i: First image of each pair, (P,).
-        j: Second image of each pair, (P,).
-        ratios: Aspect ratio of j's image over that of i's image, (P,).
+        grey: The grey copies of first and of second images, (N, S, S) each; S is a multiple of `SIDE`.
+        pairs: First and second image of each pair, (P, 2).
+        ratios: Aspect ratio of the second image over that of the first, (P,).
         shares: Shares of a crop, as in `best_fit`.
         blur: Standard deviation of the blur that is subtracted, in pixels.
     """
-    fits = np.full(len(i), -1, np.float32)
-    which = np.zeros(len(i), np.int64)
+    num_pairs = len(pairs)
+    fits = np.full(num_pairs, -1, np.float32)
+    which = np.zeros(num_pairs, np.int64)
     steps = np.round(np.log(ratios) / _STEP).astype(np.int64)
     for first in track(
-        range(0, len(i), _AT_ONCE), -(-len(i) // _AT_ONCE), "candidates for crops compared"
+        range(0, num_pairs, _AT_ONCE), -(-num_pairs // _AT_ONCE), "candidates for crops compared"
     ):
         for step in np.unique(steps[first : first + _AT_ONCE]):
             some = first + np.flatnonzero(steps[first : first + _AT_ONCE] == step)
-            unique_images = [np.unique(side[some], return_inverse=True) for side in (i, j)]
+            unique_images = [np.unique(side[some], return_inverse=True) for side in pairs.T]
             copies = [
                 _small(images[chosen])
                 for images, (chosen, _) in zip(grey, unique_images, strict=True)
