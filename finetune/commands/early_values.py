@@ -16,6 +16,7 @@ from finetune.models.multi_stage import check_num_stages
 from finetune.models.stages import check_solved
 from finetune.runs.model_checkpoint import check_interval
 from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+from finetune.training.loss import check_smoothing
 from finetune.training.lr_schedulers import at_each_rate, with_total_steps
 from finetune.training.param_groups import check_rates
 
@@ -60,7 +61,8 @@ def check_values(config: Any) -> None:
     check_interval(config.checkpoint_every_n_steps)
     check_allowed(trainer)
     _check_trainer(trainer)
-    check_rates(model.head_lr_multiplier, model.layer_decay, model.label_smoothing)
+    check_rates(model.head_lr_multiplier, model.layer_decay)
+    check_smoothing(model.label_smoothing)
     check_members(model.members, model.head_init)
     check_solved(model.freeze, model.head_init, model.members)
     check_num_stages(model.head_stages)

@@ -145,7 +145,7 @@ class Classifier(pl.LightningModule):
             class_mapping=class_mapping,
             source_classes=source_classes,
         )
-        param_groups.check_rates(head_lr_multiplier, layer_decay, label_smoothing)
+        param_groups.check_rates(head_lr_multiplier, layer_decay)
         self.head_lr_multiplier = head_lr_multiplier
         self.layer_decay = layer_decay
         self.class_weights = class_weights

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from finetune.system.messages import WrongUsage
+
 # Shapes: B images, K classes.
 
 _TINY = 1e-30  # far below the smallest weight of an image
@@ -43,6 +45,16 @@ class Target(NamedTuple):
         partner = weighted(precise(class_weight)[self.partner_labels], self.partner_weights)
         mixed = torch.lerp(partner, own, self.share.to(own.dtype))
         return nonzero_sum(mixed.sum(), len(self.labels))
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Check the share of the target that is spread over all classes.
+
+    Raises:
+        WrongUsage: It is out of range.
+    """
+    if not 0 <= label_smoothing < 1:
+        raise WrongUsage(f"label_smoothing must be at least 0 and below 1, not {label_smoothing}")
 
 
 def target_of(batch: Mapping[str, Any]) -> Target:

@@ -24,9 +24,7 @@ _WITHOUT_DECAY = frozenset(
 )
 
 
-def check_rates(
-    head_lr_multiplier: float, layer_decay: float, label_smoothing: float = 0.0
-) -> None:
+def check_rates(head_lr_multiplier: float, layer_decay: float) -> None:
     """Check the ranges of these settings.
 
     Raises:
@@ -36,8 +34,6 @@ def check_rates(
         raise WrongUsage(f"layer_decay must be above 0 and at most 1, not {layer_decay}")
     if not 0 < head_lr_multiplier < math.inf:
         raise WrongUsage(f"head_lr_multiplier must be above 0 and finite, not {head_lr_multiplier}")
-    if not 0 <= label_smoothing < 1:
-        raise WrongUsage(f"label_smoothing must be at least 0 and below 1, not {label_smoothing}")
 
 
 def param_groups(

@@ -24,7 +24,7 @@ from finetune.training.logit_histogram import (
     histogram,
     mean_average_precision,
 )
-from finetune.training.loss import Target, loss_sum, target_of
+from finetune.training.loss import Target, check_smoothing, loss_sum, target_of
 from finetune.training.metrics import SplitMetrics, TrainMetrics
 from finetune.training.multilabel_calibration import (
     MultilabelCalibration,
@@ -252,7 +252,12 @@ Task = SingleLabel | MultiLabel
 def task_for(
     label_kind: LabelKind, class_names: Sequence[str], label_smoothing: float = 0.0
 ) -> Any:
-    """Return the task for a kind of labels. The type is `Any`, since targets and calibrations differ between tasks."""
+    """Return the task for a kind of labels. The type is `Any`, since targets and calibrations differ between tasks.
+
+    Raises:
+        WrongUsage: A setting is out of range.
+    """
+    check_smoothing(label_smoothing)
     if label_kind == "several":
         return MultiLabel(tuple(class_names), label_smoothing)
     return SingleLabel(tuple(class_names), label_smoothing)
