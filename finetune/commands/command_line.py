@@ -17,7 +17,7 @@ from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
-from finetune.data.addresses import check_address, is_address
+from finetune.data.addresses import check_address, check_scheme, is_address
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
@@ -99,7 +99,7 @@ def _flag_in_full(
     full = in_full(command, name)
     if value and full in PATHS:
         value = os.path.expanduser(value)
-    if value and is_address(value):
+    if value and (is_address(value) or _takes_images(command, full)):
         _check_address(command, full, value)
     if value and full == "trainer.default_root_dir":
         existing = next(
@@ -119,13 +119,21 @@ def _flag_in_full(
 
 def _check_address(command: str, full: str, value: str) -> None:
     """Check the address in a flag. Only images are read from object storage."""
-    is_root = full == "root" and command in ("check", "export")
-    if full in _IMAGE_PLACES or is_root:
+    if _takes_images(command, full):
+        check_scheme(value)
+    if not is_address(value):
+        return
+    if _takes_images(command, full):
         check_address(value)
     elif full in PATHS:
         raise WrongUsage(
             f"{flag_names(command, full)}: {value} is in object storage, where only images can be: give a local path"
         )
+
+
+def _takes_images(command: str, full: str) -> bool:
+    """Return whether the value of an option is the place of images."""
+    return full in _IMAGE_PLACES or (full == "root" and command in ("check", "export"))
 
 
 def _checkpoint(path: str, must_exist: bool = True) -> str:
@@ -178,6 +186,7 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
         return
     place = POSITIONS[command][full]
     folder = _only_one(f"finetune {command} {place}", line.positionals)
+    check_scheme(folder)
     if is_address(folder):
         check_address(folder)
         if command == "review":
@@ -271,6 +280,7 @@ def _check_images(command: str, full: str, line: ParsedLine) -> None:
             f"finetune {command} needs {kinds}: finetune {command} CKPT IMAGES (--{full})"
         )
     for path in line.positionals:
+        check_scheme(path)
         if is_address(path):
             check_address(path)
             continue

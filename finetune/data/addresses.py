@@ -9,11 +9,12 @@ import os
 import re
 from typing import NamedTuple
 
-from finetune.system.messages import WrongUsage, install, shown
+from finetune.system.messages import WrongUsage, install
 
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 EXTRA = "storage"
 
+_ANY_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
 
 
@@ -52,15 +53,41 @@ def parse_address(path: str) -> Address:
     """
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket:
+    # a password may contain slashes, so nothing of such an address is shown
+    if "@" in bucket or ":" in bucket:
         raise WrongUsage(
-            f"an address of images has a user name or password ({scheme}://…@{shown(bucket.rpartition('@')[2])}): "
-            "remove it, and set environment variables such as AWS_ACCESS_KEY_ID instead"
+            f"an address of images ({scheme}://…) has a user name, a password or a port: write "
+            f"{scheme}://BUCKET/FOLDER, and set environment variables such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
         )
     if not _BUCKET.fullmatch(bucket):
-        raise WrongUsage(f"{shown(path)!r} has no valid bucket: write {scheme}://BUCKET/FOLDER")
+        raise WrongUsage(
+            f"an address of images has no valid bucket: write {scheme}://BUCKET/FOLDER"
+        )
     parts = [part for part in key.split("/") if part not in ("", ".")]
     return Address(scheme, bucket, "/".join(parts))
+
+
+def check_scheme(path: str) -> None:
+    """Refuse an address that is no path and no address of images, such as S3://bucket or https://server.
+
+    The message does not contain the address, which may have a password or a signature.
+
+    Raises:
+        WrongUsage: It is such an address.
+    """
+    match = _ANY_ADDRESS.match(path)
+    if match is None or is_address(path) or os.path.exists(path):
+        return
+    scheme = match[1].lower()
+    if scheme in SCHEMES:
+        raise WrongUsage(
+            f"an address of images does not begin with {match[0]}: write {scheme}://BUCKET/FOLDER"
+        )
+    if match[2] == "//":
+        raise WrongUsage(
+            f"addresses that begin with {match[0]} are unsupported: give a local folder, or one in object storage "
+            f"({', '.join(f'{name}://' for name in SCHEMES)})"
+        )
 
 
 def joined(folder: str, path: str) -> str:

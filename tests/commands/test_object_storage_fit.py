@@ -154,6 +154,12 @@ def test_what_is_wrong_is_said_in_one_line(server, cli, monkeypatch):
     assert "BUCKET/FOLDER" in line("s3:///set")
     text = line("s3://name:password@pictures/set")
     assert "AWS_ACCESS_KEY_ID" in text and "password@" not in text and "name:" not in text
+    for scheme in ("s3", "S3"):
+        text = line(f"{scheme}://name:pass/word@pictures/set")
+        assert "s3://BUCKET/FOLDER" in text and "word@" not in text and "name:" not in text
+    assert "begin with s3:/: write s3://BUCKET/FOLDER" in line("s3:/pictures/set")
+    text = line("https://pictures.example/set?X-Amz-Signature=abc")
+    assert "https:// are unsupported" in text and "abc" not in text
     assert "local path" in line(place, "--out", "s3://pictures/runs")
     assert "copy it" in line(f"{server.address}/labels.csv")
     assert "download" in line(place, "--data", "finetune.Hotdog")
