@@ -27,6 +27,7 @@ from finetune import cli as command_line
 from finetune.api import fitting
 from finetune.commands import cross_validation
 from finetune.commands.fold_search import is_cross_validation
+from finetune.commands.parsed_line import parse_line
 from finetune.data.decode import decode
 from finetune.data.seen import exclude_seen
 from finetune.inference.predictor import Predictor
@@ -599,3 +600,16 @@ def test_the_record_is_read_back_and_a_damaged_one_is_named(tmp_path):
 
 def test_an_ensemble_may_have_as_many_members_as_there_may_be_folds():
     assert MAX_FOLDS == MAX_MEMBERS
+
+
+@pytest.mark.parametrize(("root", "value"), [("s3://bucket/set", "s3://bucket/set"), ("set", None)])
+def test_the_last_test_gets_an_address_of_images_which_a_checkpoint_may_not_choose(
+    root, value, tmp_path, monkeypatch
+):
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        cross_validation, "_run", lambda command, record: commands.append(command) or 1
+    )
+    with pytest.raises(SystemExit):
+        cross_validation._test_together(tmp_path, FoldRecord(2, [], str(tmp_path)), root)
+    assert parse_line(commands[0][1:]).last("data.root") == value
