@@ -14,7 +14,8 @@ import ipaddress
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
@@ -29,6 +30,7 @@ from obstore.store import from_url
 from finetune.data.addresses import Address, StorageError, parse_address
 from finetune.data.limits import MAX_BYTES
 from finetune.data.storage import Entry, FileStats, Kind, Starts
+from finetune.system.messages import shown
 
 # A request is repeated for this long if the server does not answer or reports an error of its own.
 RETRY_SECONDS = 120.0
@@ -46,6 +48,10 @@ _VARIABLES = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+
+_UNSUPPORTED_NAME = (
+    "names with empty parts (//), '.' or '..' as a part, or control characters are unsupported"
+)
 
 _Result = TypeVar("_Result")
 _forks = 0  # of this process and those it was forked from
@@ -86,12 +92,15 @@ class Tree:
     Args:
         root: The folder, or a single file.
         objects: Objects by path.
+        empty: Paths of folders without objects.
     """
 
-    def __init__(self, root: str, objects: dict[str, Object]) -> None:
+    def __init__(self, root: str, objects: dict[str, Object], empty: Iterable[str] = ()) -> None:
         self.root = root
         self.objects = objects
         self.folders: dict[str, Folder] = {}
+        for path in empty:
+            self._folder(path)
         for path in objects:
             if path == root:  # a file
                 continue
@@ -116,9 +125,19 @@ class Tree:
         folder = self.folders[path]
         for name in folder.folders:
             yield Entry(name, f"{path}/{name}", is_folder=True, is_link=False)
-        # some programs mark a folder by an empty object of its name
-        for name in folder.files - folder.folders:
-            yield Entry(name, f"{path}/{name}", is_folder=False, is_link=False)
+        for name in folder.files:
+            inside = f"{path}/{name}"
+            if name not in folder.folders or not self._is_mark(inside):
+                yield Entry(name, inside, is_folder=False, is_link=False)
+
+    def _is_mark(self, path: str) -> bool:
+        """Return whether an object may mark a folder: some programs write an empty object of its name."""
+        return self.objects[path].size == 0
+
+    def parents_of_marks(self) -> set[str]:
+        """Return the folders of empty objects that may each be the mark of an empty folder."""
+        marks = (path for path in self.objects if self._is_mark(path) and path not in self.folders)
+        return {path.rpartition("/")[0] for path in marks if path != self.root}
 
 
 class ObjectStorage:
@@ -161,8 +180,19 @@ class ObjectStorage:
             item = self._head(address)
             if item is not None:
                 objects[root] = item
+        tree = Tree(root, objects)
+        # The name of a mark ends with a slash, which only the listing of a single folder shows.
+        marks = {
+            entry.path
+            for parent in tree.parents_of_marks()
+            for entry in self._names(parse_address(parent))
+            if entry.is_folder and entry.path not in tree.folders
+        }
+        if marks:
+            others = {path: item for path, item in objects.items() if path not in marks}
+            tree = Tree(root, others, marks)
         self._trees.pop(root, None)  # the newest listing comes last
-        self._trees[root] = Tree(root, objects)
+        self._trees[root] = tree
 
     def kind(self, path: str) -> Kind:
         address = parse_address(path)
@@ -319,7 +349,7 @@ class ObjectStorage:
     def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
         """Return the result of a request, with errors in plain words."""
         try:
-            return request()
+            return _interruptible(request)
         except FileNotFoundError as error:
             if _is_bucket_missing(str(error)):
                 raise StorageError(_bucket_missing(path)) from None
@@ -329,6 +359,29 @@ class ObjectStorage:
             raise StorageError(f"{message}: start again when nothing changes the images") from None
         except (exceptions.BaseError, PermissionError) as error:
             raise StorageError(_in_plain_words(path, error)) from None
+        except ValueError as error:  # of a key with ".." or control characters
+            if "Could not parse path" not in str(error):
+                raise
+            raise StorageError(f"{path}: {_UNSUPPORTED_NAME}") from None
+
+
+def _interruptible(request: Callable[[], _Result]) -> _Result:
+    """Return the result of a request. A signal such as that of Ctrl-C ends the wait for it in the main thread.
+
+    While obstore waits for an answer, Python handles no signal, and requests are repeated for minutes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return request()
+    future: Future[_Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(request())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="request", daemon=True).start()
+    return future.result()
 
 
 def _object(meta: Mapping[str, Any]) -> Object:
@@ -417,7 +470,9 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
         return f"{path}: access denied: check {variables}, and the permissions of the bucket"
     if isinstance(error, exceptions.InvalidPathError):
-        return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
+        match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
+        name = shown(match[1] if match else text)
+        return f"{path}: an object has the name {name!r}: {_UNSUPPORTED_NAME}. Rename or delete it"
     reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
     return f"{path}: the storage does not answer, or not as it should ({reason})"
 

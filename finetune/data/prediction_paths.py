@@ -84,12 +84,18 @@ def _expand(
             paths = PathList(line.rstrip("\r\n") for line in lines if line.strip())
         missing = f"the list {pattern!r} has no images"
     elif kind == "file" and is_table(pattern):
+        if not is_local(pattern):
+            raise ValueError(
+                f"the table {pattern!r} is in object storage: copy it to a local folder"
+            )
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {pattern!r} has no images"
     elif kind == "file":
         _check_not_many(pattern)
         paths = PathList([pattern])
         missing = ""
+    elif not is_local(pattern):
+        raise FileNotFoundError(f"{pattern!r} does not exist; globs find local files only")
     else:
         paths = PathList(
             path for path in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(path)

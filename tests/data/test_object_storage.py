@@ -1,5 +1,7 @@
 """Images in object storage: one listing answers all questions about files, and they are the same as on a disk."""
 
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -11,6 +13,7 @@ from object_server import ObjectServer, begin_test, object_server
 from finetune import ImageFolderData
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
+from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.listing import list_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import (
@@ -21,6 +24,9 @@ from finetune.data.storage import (
     read_pieces,
     refresh,
 )
+from finetune.data.tables.table_file import TableFile
+from finetune.data.tables.table_rows import read_paths
+from finetune.system.messages import shown
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +103,61 @@ def test_names_with_unusual_characters_and_marks_of_folders(server):
         True,
         False,
     ]
+
+
+def test_the_mark_of_an_empty_folder_is_a_folder_and_no_image_is_hidden_by_one(server):
+    server.put("marks/x/a.png", b"1")
+    server.put("marks/x/a.png/b.png", b"2")
+    server.put("marks/empty/", b"")
+    server.put("marks/_SUCCESS", b"")  # the control
+    place = f"{server.address}/marks"
+    refresh(place)
+    assert class_folders(place) == [f"{place}/empty", f"{place}/x"]
+    assert kind_of(f"{place}/_SUCCESS") == "file"
+    assert sorted(files_to_predict(place)) == [f"{place}/x/a.png", f"{place}/x/a.png/b.png"]
+
+
+def test_globs_and_tables_there_are_refused(server):
+    with pytest.raises(FileNotFoundError, match="globs find local files only"):
+        files_to_predict(f"{server.address}/set/train/red/*.png")
+    server.put("tables/t.csv", b"path\na.png\n")
+    with pytest.raises(ValueError, match="copy it to a local folder"):
+        files_to_predict(f"{server.address}/tables/t.csv")
+
+
+@pytest.mark.parametrize("name", ["x//a.png", "x/../a.png", "x/\x1b[31m.png"])
+def test_a_name_that_is_unsupported_is_named_and_escaped(server, name):
+    server.put(quote(f"bad/{name}"), b"")
+    with pytest.raises(StorageError, match="Rename or delete it") as caught:
+        refresh(f"{server.address}/bad")
+    assert repr(shown(f"bad/{name}")) in str(caught.value)
+    with pytest.raises(StorageError, match="are unsupported"):
+        refresh(f"{server.address}/bad/../x")
+    server.send("DELETE", f"/pictures/{quote(f'bad/{name}')}")
+
+
+def test_two_rows_of_an_image_have_the_same_path():
+    names = ["x/a.png", "x//a.png", "./x/a.png", "s3://pictures/set/x/./a.png"]
+    table = TableFile(Path("t.csv"), {"path": names}, [2, 3, 4, 5])
+    paths, faults = read_paths(table, "path", "s3://pictures/set")
+    assert set(paths) == {"s3://pictures/set/x/a.png"} and not faults
+
+
+def test_a_signal_ends_the_wait_for_an_answer(server):
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    server.delay = 4.0
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(Stopped):
+        refresh(f"{server.address}/set")
+    signal.signal(signal.SIGALRM, handler)
+    assert time.monotonic() - began < 2
 
 
 def test_a_replaced_object_is_noticed_by_its_e_tag(server):

@@ -238,10 +238,15 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
             text = ""
         path = text if text[:1] == "/" or is_address else prefix + text
-        is_plain = "./" not in path and "//" not in path and not path.endswith("/..")
-        is_plain |= storage_of(path) is not LOCAL
-        paths.append(path if is_plain else os.path.normpath(path))
+        place = path.partition("://")[2] or path
+        is_plain = "./" not in place and "//" not in place and not place.endswith("/..")
+        paths.append(path if is_plain else _normal(path))
     return paths, faults
+
+
+def _normal(path: str) -> str:
+    """Return a path without redundant parts, so that two rows of one image have the same path."""
+    return os.path.normpath(path) if storage_of(path) is LOCAL else normal_path(path)
 
 
 def listed_paths(path: Path, named: Mapping[str, Sequence[str]]) -> list[str]:
