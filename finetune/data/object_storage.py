@@ -14,6 +14,7 @@ import ipaddress
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -349,7 +350,7 @@ class ObjectStorage:
     def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
         """Return the result of a request, with errors in plain words."""
         try:
-            return _interruptible(request)
+            return _interruptible(lambda: _repeated(request))
         except FileNotFoundError as error:
             if _is_bucket_missing(str(error)):
                 raise StorageError(_bucket_missing(path)) from None
@@ -363,6 +364,23 @@ class ObjectStorage:
             if "Could not parse path" not in str(error):
                 raise
             raise StorageError(f"{path}: {_UNSUPPORTED_NAME}") from None
+
+
+def _repeated(request: Callable[[], _Result]) -> _Result:
+    """Return the result of a request, which is repeated if its answer breaks off.
+
+    obstore repeats all others, and those for the content of an object. An answer that breaks off may be a list.
+    """
+    begin = time.monotonic()
+    pause = 0.1
+    while True:
+        try:
+            return request()
+        except exceptions.BaseError as error:
+            if "response body" not in str(error) or time.monotonic() - begin > START_SECONDS:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _interruptible(request: Callable[[], _Result]) -> _Result:
@@ -461,6 +479,9 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if _is_bucket_missing(text):
         return _bucket_missing(path)
     variables = _VARIABLES[parse_address(path).scheme]
+    code = re.search(r"<Code>([\w.]{1,50})</Code>", text)
+    if code and code[1] == "InvalidObjectState":
+        return f"{path} is in an archive class of the storage, such as Glacier: restore it first"
     # without credentials, those of a machine in the cloud are asked for
     if re.search(r"169\.254\.|[Mm]etadata|Missing|must be specified|[Cc]redential", text):
         return f"{path}: no credentials: set {variables}"
@@ -468,7 +489,8 @@ def _in_plain_words(path: str, error: BaseException) -> str:
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
     )
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
-        return f"{path}: access denied: check {variables}, and the permissions of the bucket"
+        reason = f" ({code[1]})" if code else ""
+        return f"{path}: access denied{reason}: check {variables}, and the permissions of the bucket"
     if isinstance(error, exceptions.InvalidPathError):
         match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
         name = shown(match[1] if match else text)

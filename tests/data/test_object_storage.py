@@ -11,6 +11,7 @@ import pytest
 from object_server import ObjectServer, begin_test, object_server
 
 from finetune import ImageFolderData
+from finetune.data import object_storage
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
 from finetune.data.datasets.folders import class_folders
@@ -123,6 +124,26 @@ def test_globs_and_tables_there_are_refused(server):
     server.put("tables/t.csv", b"path\na.png\n")
     with pytest.raises(ValueError, match="copy it to a local folder"):
         files_to_predict(f"{server.address}/tables/t.csv")
+
+
+def test_an_archived_object_is_called_so(server):
+    server.send("PUT", "/pictures/old/a.png", b"1", **{"x-amz-storage-class": "GLACIER"})
+    refresh(f"{server.address}/old")
+    with pytest.raises(StorageError, match=r"old/a\.png is in an archive class .* restore it"):
+        open_file(f"{server.address}/old/a.png")
+
+
+def test_a_listing_that_breaks_off_is_repeated(server, monkeypatch):
+    def truncate_first(method: str, path: str) -> str:
+        return "truncate" if server.requests["LIST"] < 3 else ""
+
+    server.fault = truncate_first
+    refresh(f"{server.address}/set")
+    assert server.requests == {"LIST": 3}
+    server.fault = lambda method, path: "truncate"
+    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    with pytest.raises(StorageError, match="does not answer, or not as it should"):
+        refresh(f"{server.address}/set")
 
 
 @pytest.mark.parametrize("name", ["x//a.png", "x/../a.png", "x/\x1b[31m.png"])

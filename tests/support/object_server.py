@@ -111,11 +111,12 @@ class ObjectServer:
         if self.moto is not None:
             self.moto.stop()
 
-    def send(self, method: str, path: str, body: bytes = b"") -> None:
-        """Send a request to moto, past the proxy."""
+    def send(self, method: str, path: str, body: bytes = b"", **more: str) -> None:
+        """Send a request to moto, past the proxy, with more headers."""
         connection = http.client.HTTPConnection(*self.upstream)
         headers = {
-            "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"
+            "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request",
+            **more,
         }
         connection.request(method, path, body, headers)
         status = connection.getresponse().status
