@@ -19,6 +19,7 @@ from finetune.data.samplers import augmentation_seed
 from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, Targets
 from finetune.data.transforms import set_random_seed
+from finetune.distributed.signals import handle_signals_while_waiting
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class FetchedBatches:
         self.images = images
 
     def __iter__(self) -> Iterator[Fetched[Sequence[Any]]]:
-        return fetch_ahead(self.batches, self.images.files_of)
+        return fetch_ahead(self.batches, self.images.files_of, handle_signals_while_waiting)
 
     def __len__(self) -> int:
         return len(self.batches)

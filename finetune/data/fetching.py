@@ -8,7 +8,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +19,8 @@ from finetune.data.storage import is_local, storage_of
 _NUM_THREADS = 64  # requests at a time; each waits for the network most of its time
 _NUM_AHEAD = 128  # files that are fetched ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
+
+_POLL_SECONDS = 0.5  # between two calls of `while_waiting`
 
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
@@ -88,6 +90,7 @@ class _Waiting(NamedTuple):
 def fetch_ahead(
     groups: Iterable[_Group],
     files_of: Callable[[_Group], Mapping[str, int]],
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Fetched[_Group]]:
     """Yield groups of files with their content, and fetch the next ones meanwhile. Local files are not read.
 
@@ -96,6 +99,7 @@ def fetch_ahead(
     Args:
         groups: The groups.
         files_of: Returns the paths of a group, with the size of each file in bytes; 0 if it is unknown.
+        while_waiting: Called every half second while a file is waited for.
 
     Raises:
         StorageError: The storage cannot be reached, or a file was replaced.
@@ -124,7 +128,9 @@ def fetch_ahead(
             if not waiting:
                 return
             first = waiting.popleft()
-            contents = {path: future.result() for path, future in first.futures.items()}
+            contents = {
+                path: _result(future, while_waiting) for path, future in first.futures.items()
+            }
             num_files -= max(1, len(first.futures))
             num_bytes -= first.num_bytes
             first.futures.clear()
@@ -133,6 +139,13 @@ def fetch_ahead(
         for one in waiting:
             for future in one.futures.values():
                 future.cancel()
+
+
+def _result(future: "Future[_Result]", while_waiting: Callable[[], None]) -> _Result:
+    while not future.done():
+        if not wait([future], _POLL_SECONDS).done:
+            while_waiting()
+    return future.result()
 
 
 def map_files(function: Callable[[str], _Result], paths: Iterable[str]) -> Iterator[_Result]:

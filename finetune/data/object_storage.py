@@ -490,7 +490,9 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     )
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
         reason = f" ({code[1]})" if code else ""
-        return f"{path}: access denied{reason}: check {variables}, and the permissions of the bucket"
+        return (
+            f"{path}: access denied{reason}: check {variables}, and the permissions of the bucket"
+        )
     if isinstance(error, exceptions.InvalidPathError):
         match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
         name = shown(match[1] if match else text)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from finetune.distributed.collectives import cpu_group
 from finetune.system.terminal import write_line
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PATIENCE = 10.0  # seconds; schedulers kill a process about 30 seconds after SIGTERM
 
 
 def stop_signals() -> list[int]:
@@ -71,18 +73,39 @@ def install_stop_at_once() -> None:
         signal.signal(signum, stop_at_once)
 
 
-def stop_if_asked() -> None:
+def stop_if_asked(seconds: float = 0.0) -> None:
     """Stop now if a `SignalFlag` has received a signal. To be called where no step follows soon.
 
     It does nothing in a fit with several processes, since the others would wait for this one.
+
+    Args:
+        seconds: Time since the signal, before which this does nothing.
 
     Raises:
         Interrupted: A signal was received.
     """
     for signum in stop_signals():
         flag = getattr(signal.getsignal(signum), "__self__", None)
-        if isinstance(flag, SignalFlag) and flag.received and not flag.is_joined:
+        if not isinstance(flag, SignalFlag) or not flag.received or flag.is_joined:
+            continue
+        if time.monotonic() - flag.received_at >= seconds:
             raise Interrupted(flag.received)
+
+
+def handle_signals_while_waiting() -> None:
+    """Handle signals while the next step waits for a server. To be called repeatedly.
+
+    The handlers of blocked signals run, too: signals are blocked while workers start, which is when the first images
+    are read. The step gets some seconds to come: otherwise the steps since the last checkpoint are lost.
+
+    Raises:
+        Interrupted: A signal was received, and the step has not come.
+    """
+    if not stop_signals():  # not the main thread
+        return
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    stop_if_asked(_PATIENCE)
 
 
 class StopAtOnce(pl.Callback):
@@ -105,12 +128,15 @@ class SignalFlag:
     """Stores the first stop signal while it is installed. A second Ctrl-C ends the process at once.
 
     Attributes:
+        received: The signal; 0 if there was none.
+        received_at: Its time, of `time.monotonic`.
         end: Called at a second Ctrl-C with the exit code. To be replaced if the process belongs to another program.
     """
 
     def __init__(self) -> None:
         self.end: Callable[[int], Any] = os._exit
         self.received = 0
+        self.received_at = 0.0
         self._previous: dict[int, Any] = {}
         self._group: Any = None
 
@@ -151,4 +177,6 @@ class SignalFlag:
         if not self.received and is_rank_zero():
             what = "Ctrl-C again ends it at once" if signum == signal.SIGINT else "saving"
             write_line(f"\nstopping after this step; {what}")
+        if not self.received:
+            self.received_at = time.monotonic()
         self.received = self.received or signum

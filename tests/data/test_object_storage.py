@@ -1,6 +1,7 @@
 """Images in object storage: one listing answers all questions about files, and they are the same as on a disk."""
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 from object_server import ObjectServer, begin_test, object_server
 
 from finetune import ImageFolderData
-from finetune.data import object_storage
+from finetune.data import fetching, object_storage
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.listing import list_images
+from finetune.data.fetching import fetch_ahead
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import (
     file_stats,
@@ -27,6 +29,9 @@ from finetune.data.storage import (
 )
 from finetune.data.tables.table_file import TableFile
 from finetune.data.tables.table_rows import read_paths
+from finetune.data.worker_start import SIGNALS
+from finetune.distributed import signals
+from finetune.distributed.signals import SignalFlag
 from finetune.system.messages import shown
 
 
@@ -179,6 +184,30 @@ def test_a_signal_ends_the_wait_for_an_answer(server):
         refresh(f"{server.address}/set")
     signal.signal(signal.SIGALRM, handler)
     assert time.monotonic() - began < 2
+
+
+def test_a_blocked_signal_ends_a_long_wait_for_the_next_images(server, monkeypatch):
+    refresh(f"{server.address}/set")
+    files = {f"{server.address}/set/train/red/00.png": 0}
+    monkeypatch.setattr(fetching, "_POLL_SECONDS", 0.05)
+    flag = SignalFlag()
+    flag.install()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # as while workers start
+    try:
+        for patience, delay in ((60.0, 0.3), (0.1, 3.0)):  # the answer comes in time, and not
+            monkeypatch.setattr(signals, "_PATIENCE", patience)
+            server.delay = delay
+            fetched = fetch_ahead([0], lambda _: files, signals.handle_signals_while_waiting)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            if delay < patience:
+                assert [len(group.contents) for group in fetched] == [1]
+                assert flag.received == signal.SIGTERM
+            else:
+                with pytest.raises(signals.Interrupted):
+                    next(fetched)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        flag.restore()
 
 
 def test_a_replaced_object_is_noticed_by_its_e_tag(server):
