@@ -16,9 +16,11 @@ from typing import Any
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_images
 from finetune.commands.error_lines import exit_code, find_interruption, one_line
+from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
 from finetune.commands.options import WORDS
+from finetune.commands.parsed_line import parse_line
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system.interpreter import enter_utf8_mode, install_unraisable_hook
 from finetune.system.messages import did_you_mean, shown
@@ -29,7 +31,13 @@ from finetune.system.quick_process import (
     mark_own_process,
     without_gc,
 )
-from finetune.system.terminal import colored, outlive_terminal, redirect_closed_outputs
+from finetune.system.terminal import (
+    colored,
+    outlive_terminal,
+    redirect_closed_outputs,
+    stamp_outputs,
+    unstamp_outputs,
+)
 
 # command: text of `--help`; for our own commands also "module:function"
 LIGHTNING = {
@@ -97,6 +105,8 @@ OWN = {
     ),
 }
 
+TIMESTAMPED = ("fit", "validate", "test", "benchmark")  # which have --timestamps
+
 # headings of `finetune --help` and their commands
 SECTIONS = {
     "prepare the images": ("check", "review"),
@@ -154,6 +164,8 @@ def main(args: Sequence[str] | None = None) -> None:
         if has_failed and is_own and _has_nccl_group():
             _exit_without_peers(code)
         _destroy_process_group()
+        if not is_own:
+            unstamp_outputs()
     end_with(code)
     sys.exit(code)
 
@@ -208,6 +220,8 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         began: `time.monotonic` when the process started.
     """
     command = arguments[0] if arguments else "--help"
+    if command in TIMESTAMPED:
+        _stamp_if_asked(arguments)
     if command in ("-h", "--help", "help"):
         print(_help())
     elif command in ("-V", "--version", "version"):
@@ -244,6 +258,17 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         hint = did_you_mean(command, [*LIGHTNING, *OWN])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)
         sys.exit(2)
+
+
+def _stamp_if_asked(arguments: Sequence[str]) -> None:
+    """Begin each line with the time if the command line asks for it.
+
+    The parser reads this option, too, for example from the config of a run. Here it applies to errors in the command
+    line, and to everything that libraries print.
+    """
+    is_asked = read_explicit_settings(arguments).is_on("timestamps")
+    if is_asked and not parse_line(arguments[1:]).only_prints():
+        stamp_outputs()
 
 
 def run_own(command: str, arguments: Sequence[str]) -> None:

@@ -47,6 +47,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
+from finetune.system.terminal import stamp_outputs
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -164,6 +165,8 @@ class FinetuneCLI(LightningCLI):
             self._use_defaults_of(data_class)
         super().parse_arguments(parser, args)
         config = self.config[subcommand]
+        if config.get("timestamps"):
+            stamp_outputs()
         if subcommand != "predict" and config.data.init_args.get("predict") is not None:
             raise WrongUsage(
                 f"--data.predict: images to classify are for finetune predict, not {subcommand}"

@@ -14,7 +14,7 @@ LOGGERS = MappingProxyType(
     }
 )
 # Flags of all commands that take no value from the next argument.
-ALONE = frozenset({"h", "help", "print_config", "resume", *LOGGERS})
+ALONE = frozenset({"h", "help", "print_config", "resume", "timestamps", *LOGGERS})
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # as in argparse: negative numbers are values
 
 
@@ -38,6 +38,12 @@ class ParsedLine:
 
     def has(self, *names: str) -> bool:
         return any(name in names for name, _ in self.flags)
+
+    def only_prints(self) -> bool:
+        """Return whether it asks for help or for the config."""
+        return self.asks_for_help() or any(
+            name.startswith("print_config") for name, _ in self.flags
+        )
 
     def asks_for_help(self) -> bool:
         return any(name in ("h", "help") or name.endswith(".help") for name, _ in self.flags)

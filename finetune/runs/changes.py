@@ -63,6 +63,7 @@ _WITHOUT_EFFECT = (
     "test_after_fit",
     "name",
     "keep_last",
+    "timestamps",
     "folds",
     "checkpoint_every_n_steps",
     "model.compile",

@@ -2,9 +2,10 @@
 
 `messages` has error messages and their exit codes. `files` writes files atomically. `file_names` converts file names to
 text. `cache_dir` is the folder of caches. `machine` describes the processor and sets the memory allocator. `terminal`
-writes to outputs that may be closed. `progress` shows the progress of a long job. `interpreter` makes text independent
-of the locale, and handles exceptions that Python cannot raise. `killed_worker` recognises a killed DataLoader worker.
-`quick_process` starts and exits without garbage collection. `html_page` renders pages of one file.
+writes to outputs that may be closed. `timestamps` begins each line with the time. `progress` shows the progress of a
+long job. `interpreter` makes text independent of the locale, and handles exceptions that Python cannot raise.
+`killed_worker` recognises a killed DataLoader worker. `quick_process` starts and exits without garbage collection.
+`html_page` renders pages of one file.
 
 Modules that any program could use belong here.
 """

@@ -7,11 +7,14 @@ A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C en
 
 import errno
 import io
+import logging
 import os
 import select
 import sys
 import textwrap
 from typing import Any, TextIO
+
+from finetune.system.timestamps import TimestampedStream, stamped
 
 COLORS = {"red": 31, "yellow": 33}
 _NARROWEST = (
@@ -22,6 +25,8 @@ _NARROWEST = (
 def write_line(text: str) -> None:
     """Write a line to stderr, if it is still open. This is safe in a signal handler."""
     redirect_closed_outputs()
+    if isinstance(sys.stderr, TimestampedStream):
+        text = stamped(text.lstrip("\n"))
     try:
         os.write(2, f"{text}\n".encode(errors="backslashreplace"))
     except OSError:
@@ -78,6 +83,37 @@ def outlive_terminal() -> None:
             file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
             text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
             setattr(sys, name, text)
+
+
+def stamp_outputs() -> None:
+    """Begin each line on stdout and stderr with the time, except on an interactive terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        is_stamped = isinstance(stream, TimestampedStream)
+        if stream is not None and not is_stamped and not is_interactive(stream):
+            _replace_output(name, stream, TimestampedStream(stream))
+
+
+def has_stamped_outputs() -> bool:
+    """Return whether lines on stdout or stderr begin with the time."""
+    return any(isinstance(stream, TimestampedStream) for stream in (sys.stdout, sys.stderr))
+
+
+def unstamp_outputs() -> None:
+    """Undo `stamp_outputs`, in a process that goes on after the command."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TimestampedStream):
+            _replace_output(name, stream, stream.stream)
+
+
+def _replace_output(name: str, before: Any, after: Any) -> None:
+    """Replace an output, also in the handlers of loggers that hold it."""
+    setattr(sys, name, after)
+    for logger in list(logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                handler.setStream(after)
 
 
 def is_interactive(stream: TextIO | None) -> bool:

@@ -49,10 +49,11 @@ def code_of(
         os.close(reader)
     os.close(lets)
     os.close(waits)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     read = b"" if closes else os.read(reader, 1000)
     if not closes:
         os.close(reader)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read
+    return code, read
 
 
 def print_much() -> int:
