@@ -1,6 +1,6 @@
 #!/bin/bash
 # Train on a SLURM cluster:  sbatch slurm.sh --config hotdog.yaml
-# What follows the script's name goes to `finetune fit`. See cloud.md.
+# Arguments after the script's name go to `finetune fit`. See cloud.md.
 #SBATCH --job-name=finetune
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=4
@@ -19,7 +19,7 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" \
     --data.num_workers "$SLURM_CPUS_PER_TASK" "$@" || code=$?
 
-# 143: finetune saved on SIGTERM. Not of a job that somebody cancelled (Incomplete), nor without end.
+# 143: finetune saved on SIGTERM. A cancelled job is not requeued (Incomplete), and no job more than 20 times.
 if [ "$code" -eq 143 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
     scontrol requeue Incomplete "$SLURM_JOB_ID"
 fi

@@ -479,7 +479,7 @@ def of_any_size(run, colours, tmp_path_factory) -> Path:
     picture = (
         np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(13, 0).repeat(11, 1)
     )
-    Image.fromarray(picture).save(folder / "picture.png")
+    Image.fromarray(picture).save(folder / "image.png")
     return folder
 
 
@@ -495,7 +495,7 @@ def lines_of_the_guide(language: str) -> str:
 
 def assert_is_said(folder: Path, done: subprocess.CompletedProcess) -> None:
     predictor = Predictor(folder / "some.ckpt")
-    (own,) = predictor([decode(str(folder / "picture.png"))])
+    (own,) = predictor([decode(str(folder / "image.png"))])
     assert done.returncode == 0, done.stderr
     name, probability = done.stdout.split()
     assert name == predictor.class_names[own.argmax()]

@@ -245,7 +245,7 @@ def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):
 def test_the_lines_of_the_guide_run(service, colours, tmp_path):
     guide = (ROOT / "docs/serve.md").read_text("utf-8")
     (lines,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    shutil.copy(next((colours / "test/red").glob("*.png")), tmp_path / "picture.png")
+    shutil.copy(next((colours / "test/red").glob("*.png")), tmp_path / "image.png")
     script = lines.replace(":8000", f":{service.port}")
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60

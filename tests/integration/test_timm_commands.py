@@ -189,7 +189,7 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     assert not any(
         str(tmp_path) in file.read_text("utf-8", "ignore") for file in Path("mushrooms").iterdir()
     )
-    Image.fromarray(images[0]).save("picture.png")
+    Image.fromarray(images[0]).save("image.png")
     capsys.readouterr()
     (code,) = re.findall(r"```python\n(.*?)```", SECTION, re.S)
     exec(code, {})

@@ -72,7 +72,7 @@ def test_it_runs_and_shows_the_bar_the_run_and_its_pictures(tmp_path, monkeypatc
     lines = "".join(text for kind in ("text/plain", "text/html") for text in shown(fit, kind))
     assert all(f"epoch {epoch}/6" in lines for epoch in range(1, 7))
     told = "".join(output.get("text", "") for output in fit.outputs)
-    assert "images: pictures/target: train 80" in told and "run in runs/fit/version_0" in told
+    assert "images: images/target: train 80" in told and "run in runs/fit/version_0" in told
     (page,) = shown(cells["run"], "text/html")
     assert (
         page.count("<svg ") == 2
@@ -83,7 +83,9 @@ def test_it_runs_and_shows_the_bar_the_run_and_its_pictures(tmp_path, monkeypatc
         cells[next(line for line in cells if line.startswith("model.predict"))], "text/plain"
     )
     assert predictions.count("Prediction(label=") == 3
-    (counted,) = shown(cells["Counter(one.label for one in said)"], "text/plain")
+    (counted,) = shown(
+        cells["Counter(prediction.label for prediction in predictions)"], "text/plain"
+    )
     assert sum(map(int, re.findall(r": (\d+)", counted))) == 40
     assert (tmp_path / "runs/fit/version_0/report.html").is_file()
 
