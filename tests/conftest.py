@@ -29,12 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     # These import torch, before a warning is an error.
-    from known_libraries import remember_entry_points, remember_parameters
+    from known_libraries import find_arguments_quickly, remember_entry_points, remember_parameters
     from known_operators import remember_operators
 
     remember_entry_points()
     remember_operators()
     remember_parameters()
+    find_arguments_quickly()
     never_wait_for_the_disk()
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(

@@ -15,16 +15,20 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from colours import QUICKEST
 from disk import never_wait_for_the_disk
 from forked import become_finetune, run_forked, use_default_signals
-from known_libraries import remember_entry_points, remember_parameters
+from known_libraries import find_arguments_quickly, remember_entry_points, remember_parameters
 
 import finetune.inference.exporters
 from finetune.commands.lightning_cli import FinetuneCLI
 
-assert finetune.inference.exporters  # imported here, before a process is forked
+with patch.dict(sys.modules, {"wandb": None}):  # timm takes longer to import it than for all else
+    import timm
+
+assert finetune.inference.exporters and timm  # imported here, before a process is forked
 
 
 def parse_once() -> None:
@@ -91,6 +95,7 @@ def main() -> None:
     never_wait_for_the_disk()
     remember_entry_points()
     remember_parameters()
+    find_arguments_quickly()
     parse_once()
     # else each process's garbage collection would copy all the memory that it shares with this one
     gc.freeze()
