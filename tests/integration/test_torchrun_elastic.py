@@ -1,23 +1,21 @@
 """`torchrun --nnodes 1:2`: one machine dies, the other continues, a third joins, and the weights are those of one.
 
-The machines are torchrun's agents on this one.
+The machines are torchrun's agents on this one. They and the processes that they start are forked.
 """
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import forked_torchrun
 import pytest
 import pytorch_lightning as pl
 import torch
 from colours import draw_colours
-from paths import ROOT
-from processes import _free_port
+from processes import Process, _free_port
 
 from finetune.cli import run
 from finetune.runs.model_checkpoint import Checkpoints
@@ -68,29 +66,22 @@ def arguments(folder: Path) -> list[str]:
     return [*FIT, "--trainer.callbacks.folder", str(folder), *folders]
 
 
-def start_machine(folder: Path, name: str, port: int, **environment: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run"]
+def start_machine(folder: Path, name: str, port: int, **environment: str) -> Process:
+    command = [str(Path(forked_torchrun.__file__)), "--"]
     command += ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
     command += ["--rdzv-backend", "c10d", "--rdzv-id", "test"]
     command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
     # a few seconds where the defaults wait for a minute
     quick = "last_call_timeout=3,keep_alive_interval=1"
     command += ["--rdzv-conf", f"is_host={name == 'first'},{quick}"]
-    modules = f"{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
+    command += ["-m", "finetune", *arguments(folder)]
     settings = {
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{modules}{os.pathsep}{ROOT}",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **environment,
     }
-    with open(folder / f"{name}.log", "w") as log:
-        return subprocess.Popen(
-            [*command, "-m", "finetune", *arguments(folder)],
-            env={**os.environ, **settings},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    log = folder / f"{name}.log"
+    return Process(command, folder, {**os.environ, **settings}, log, log)
 
 
 @pytest.mark.timeout(300)
@@ -111,7 +102,7 @@ def test_a_machine_dies_and_another_joins(tmp_path: Path):
         codes = [agents[0].poll(), agents[1].poll()]
     finally:
         for agent in agents:
-            agent.terminate()  # and so its processes
+            agent.send_signal(signal.SIGTERM)  # and so its processes end
         for agent in agents:
             agent.wait(60)
     logs = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("*.log")))

@@ -1,6 +1,7 @@
 """One fit on two hosts equals the same fit on one: torchrun in two network namespaces that are connected.
 
-The hosts share one folder, as in docs/cloud.md; the second host can only read it.
+The hosts share one folder, as in docs/cloud.md; the second host can only read it. torchrun and the processes that it
+starts are forked; test_launch.py has its interpreters.
 """
 
 import contextlib
@@ -8,18 +9,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import forked_torchrun
 import pytest
 import pytorch_lightning as pl
 import torch
 from colours import draw_colours
-from paths import ROOT
+from processes import Process
 
 from finetune.cli import run
 from finetune.data.samplers import TrainBatches, rank_range
@@ -159,11 +160,9 @@ def results(hosts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
     processes = []
     try:
         for i in range(2):
-            prefix = ["ip", "netns", "exec", hosts[i], *(read_only(shared) if i == 1 else [])]
-            log = root / f"host{i}.log"
-            processes.append(
-                start(prefix, i, arguments(root, "hosts", "--trainer.num_nodes", "2"), log)
-            )
+            command = arguments(root, "hosts", "--trainer.num_nodes", "2")
+            folders = ["--read-only", str(shared)] if i == 1 else []
+            processes.append(start(hosts[i], i, command, folders, root / f"host{i}.log"))
         alone = in_this_process(root, "alone")
         with patch.object(TrainBatches, "__iter__", of_first_host(TrainBatches.__iter__)):
             half = in_this_process(root, "half")
@@ -199,7 +198,7 @@ def arguments(root: Path, name: str, *extra: str) -> list[str]:
     ]
 
 
-def start(prefix: list[str], host: int, command: list[str], log: Path) -> subprocess.Popen:
+def start(network: str, host: int, command: list[str], folders: list[str], log: Path) -> Process:
     torchrun = [
         *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"),
         *("--rdzv-endpoint", f"{ADDRESSES[0]}:29500", "--local-addr", ADDRESSES[host]),
@@ -208,24 +207,10 @@ def start(prefix: list[str], host: int, command: list[str], log: Path) -> subpro
             f"is_host={host == 0}",
         ),  # both go by the same host name here, so torchrun can't tell
     ]
-    modules = f"{Path(__file__).parent}{os.pathsep}{ROOT / 'tests/support'}"
-    settings = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
-    with open(log, "w") as file:
-        return subprocess.Popen(
-            [
-                *prefix,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *torchrun,
-                "-m",
-                "finetune",
-                *command,
-            ],
-            env={**os.environ, **settings},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+    script = [str(Path(forked_torchrun.__file__)), "--host", network, *folders, "--"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "cable"}
+    line = [*script, *torchrun, "-m", "finetune", *command]
+    return Process(line, Path.cwd(), environment, log, log)
 
 
 def in_this_process(root: Path, name: str) -> dict[str, Any]:
@@ -246,7 +231,7 @@ def of_first_host(
     return halves
 
 
-def wait(processes: list[subprocess.Popen], seconds: float) -> list[int | None]:
+def wait(processes: list[Process], seconds: float) -> list[int | None]:
     """Return the exit codes once all ended or one failed; None of what still runs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
