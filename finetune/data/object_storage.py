@@ -38,7 +38,7 @@ RETRY_SECONDS = 120.0
 # The same for lists, with which a command starts: missing credentials look like a server that does not answer.
 START_SECONDS = 15.0
 _MAX_RETRIES = 1000  # the time ends first
-_LONGEST_PAUSE = 5.0  # seconds between two attempts
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts
 _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
 _CONNECT_SECONDS = 5.0
 
@@ -419,7 +419,7 @@ def _client(place: str, seconds: float) -> Any:
         "max_retries": _MAX_RETRIES,
         "retry_timeout": timedelta(seconds=seconds),
         "backoff": {
-            "init_backoff": timedelta(seconds=0.1),
+            "init_backoff": timedelta(seconds=_FIRST_PAUSE),
             "max_backoff": timedelta(seconds=_LONGEST_PAUSE),
             "base": 2,
         },

@@ -11,7 +11,7 @@ import pytest
 import torch
 from colours import QUICKEST
 from object_server import ObjectServer, begin_test, object_server
-from processes import finetune
+from processes import _free_port, finetune, rank_environment, start
 
 from finetune import Classifier
 from finetune.commands.error_lines import exit_code, one_line
@@ -30,6 +30,9 @@ def running(colours: Path) -> Iterator[ObjectServer]:
 def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     """The server with the images of `colours` in its folder `set`, and no client yet."""
     yield from begin_test(running, monkeypatch)
+
+
+UNTESTED = ("--test_after_fit", "false")
 
 
 def weights(run: str) -> dict[str, torch.Tensor]:
@@ -62,20 +65,18 @@ def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_wor
 @pytest.mark.slow
 def test_a_run_goes_on_and_uses_the_cache(server, colours, cli, monkeypatch):
     place = f"{server.address}/set"
-    options = ["--trainer.max_epochs", 2, "--data.num_workers", 1]
-    local = fit(cli, colours, "local", *options)
+    options = ["--trainer.max_epochs", 2, "--data.num_workers", 1, *UNTESTED]
     fit(cli, place, "parts", *options, "--trainer.max_epochs", 1)
     cli("fit", place, *QUICKEST, *options, "--resume", "runs/fit/parts")
-    assert are_equal(local, weights("parts"))
+    of_two_epochs = weights("parts")
     cli("fit", "--resume", "runs/fit/parts", "--trainer.max_epochs", 3)
-    assert are_equal(
-        fit(cli, colours, "longer", *options, "--trainer.max_epochs", 3), weights("parts")
-    )
+    local = fit(cli, colours, "local", *options, "--trainer.max_epochs", 3)
+    assert are_equal(local, weights("parts"))
     monkeypatch.setattr(image_cache, "_MIN_SAVED", 0)
     num_requests = []
     for name in ("cached", "again"):
         server.requests.clear()
-        assert are_equal(local, fit(cli, place, name, *options))
+        assert are_equal(of_two_epochs, fit(cli, place, name, *options))
         num_requests.append(server.requests["GET"])
     assert num_requests[1] < num_requests[0] - 90  # the images of train and val are not read again
 
@@ -88,11 +89,13 @@ def test_two_processes_train_the_weights_of_the_folder_on_a_disk(
     options = [*QUICKEST, "--devices", "2", "--workers", "1"]
     done = finetune("fit", colours, *options, "--name", "local", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # an interpreter of its own: object storage is not for processes that are forked from those of the tests
+    # as torchrun starts them: one that is forked from another could not use its storage
+    port = _free_port()
     place = f"{server.address}/set"
-    command = [sys.executable, "-m", "finetune", "fit", place, *options, "--name", "there"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    command = ["fit", place, *options, "--name", "there"]
+    ranks = [start(*command, cwd=tmp_path, **rank_environment(rank, 2, port)) for rank in range(2)]
+    for rank in ranks:
+        assert rank.wait() == 0, rank.stderr
     assert are_equal(weights("local"), weights("there"))
 
 
@@ -239,12 +242,12 @@ def in_second_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], N
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_for_a_moment_is_waited_for(server, colours, cli, in_second_epoch):
-    options = ["--trainer.max_epochs", 2, *NO_CACHE]
+    options = ["--trainer.max_epochs", 2, *NO_CACHE, *UNTESTED]
     local = fit(cli, colours, "local", *options)
 
     def restart() -> None:
         server.stop()
-        threading.Timer(2, server.start).start()
+        threading.Timer(0.7, server.start).start()
 
     in_second_epoch(restart)
     assert are_equal(local, fit(cli, f"{server.address}/set", "there", *options))

@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from finetune.data import object_storage
 from finetune.data.storage import STORAGES
 
 BUCKET = "pictures"
@@ -224,7 +225,12 @@ def object_server(is_moto: bool = False) -> Iterator[ObjectServer]:
 
 
 def begin_test(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    """Yield the server for one test, with its variables set and without a client; undo what the test changes."""
+    """Yield the server for one test, with its variables set and without a client; undo what the test changes.
+
+    Clients repeat a request that fails after some milliseconds.
+    """
+    monkeypatch.setattr(object_storage, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(object_storage, "_LONGEST_PAUSE", 0.05)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(STORAGES, "s3", raising=False)
