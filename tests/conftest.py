@@ -29,13 +29,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     # These import torch, before a warning is an error.
-    from known_libraries import find_arguments_quickly, remember_entry_points, remember_parameters
+    from known_libraries import (
+        find_arguments_quickly,
+        import_timm,
+        remember_entry_points,
+        remember_parameters,
+    )
     from known_operators import remember_operators
 
     remember_entry_points()
     remember_operators()
     remember_parameters()
     find_arguments_quickly()
+    import_timm()
     never_wait_for_the_disk()
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(
@@ -73,8 +79,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that was imported out of garbage collections, which would mostly visit it."""
+    """Leave all that was imported out of garbage collections, which would mostly visit it, and collect less often."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_sessionfinish() -> None:

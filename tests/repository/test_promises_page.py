@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 from paths import ROOT
@@ -34,9 +35,11 @@ def find_tests(text: str) -> dict[str, bool]:
     }
 
 
-FILES = {
-    path.name: find_tests(path.read_text("utf-8")) for path in (ROOT / "tests").rglob("test_*.py")
-}
+@cache
+def files() -> dict[str, dict[str, bool]]:
+    """Return the tests of each file."""
+    paths = (ROOT / "tests").rglob("test_*.py")
+    return {path.name: find_tests(path.read_text("utf-8")) for path in paths}
 
 
 def missing(cell: str, is_quick: bool) -> list[str]:
@@ -45,7 +48,7 @@ def missing(cell: str, is_quick: bool) -> list[str]:
     tests: dict[str, bool] = {}
     for file, name in NAMED.findall(cell):
         # a control is in the file that is named before it
-        tests = FILES.get(file, {}) if file else tests
+        tests = files().get(file, {}) if file else tests
         found = [quick for test, quick in tests.items() if name in ("", test)]
         if not found or (is_quick and not any(found)):
             wrong.append(f"{file} {name}".strip())

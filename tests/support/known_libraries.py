@@ -5,6 +5,8 @@ it looks for; Lightning reads the entry points of all installed packages for eac
 twice, the tests a thousand times.
 """
 
+import importlib
+import sys
 from collections.abc import Callable
 from copy import copy
 from functools import cache
@@ -54,3 +56,9 @@ def find_arguments_quickly() -> None:
 def remember_entry_points() -> None:
     """Let the Trainers of this process share the entry points of the installed packages."""
     patch.object(registry, "entry_points", cache(registry.entry_points)).start()
+
+
+def import_timm() -> None:
+    """Import timm without wandb, which it takes longer to import than all else, and does not need here."""
+    with patch.dict(sys.modules, {"wandb": None}):
+        importlib.import_module("timm")

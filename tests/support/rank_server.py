@@ -15,20 +15,21 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from colours import QUICKEST
 from disk import never_wait_for_the_disk
 from forked import become_finetune, run_forked, use_default_signals
-from known_libraries import find_arguments_quickly, remember_entry_points, remember_parameters
+from known_libraries import (
+    find_arguments_quickly,
+    import_timm,
+    remember_entry_points,
+    remember_parameters,
+)
 
 import finetune.inference.exporters
 from finetune.commands.lightning_cli import FinetuneCLI
 
-with patch.dict(sys.modules, {"wandb": None}):  # timm takes longer to import it than for all else
-    import timm
-
-assert finetune.inference.exporters and timm  # imported here, before a process is forked
+assert finetune.inference.exporters  # imported here, before a process is forked
 
 
 def parse_once() -> None:
@@ -96,6 +97,7 @@ def main() -> None:
     remember_entry_points()
     remember_parameters()
     find_arguments_quickly()
+    import_timm()
     parse_once()
     # else each process's garbage collection would copy all the memory that it shares with this one
     gc.freeze()
