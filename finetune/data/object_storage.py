@@ -38,7 +38,9 @@ RETRY_SECONDS = 120.0
 # The same for lists, with which a command starts: missing credentials look like a server that does not answer.
 START_SECONDS = 15.0
 _MAX_RETRIES = 1000  # the time ends first
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts
+# Seconds between two attempts.
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
 _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
 _CONNECT_SECONDS = 5.0
 
