@@ -253,9 +253,7 @@ class ImageDataModule(pl.LightningDataModule):
                 self.predict, self.on_bad_image == "skip", is_rank_zero(), self.columns
             )
             return ScannedData(self.expected_classes or [], {"predict": images})
-        if self.table is not None:
-            return self.scan("")
-        return self.scan(self.obtain(required_folder(self.root)))
+        return self.scan()
 
     @property
     def class_names(self) -> list[str]:
@@ -282,25 +280,14 @@ class ImageDataModule(pl.LightningDataModule):
         """A hash of the training images and their targets. The first use reads the data set."""
         return self.scanned.fingerprint
 
-    def obtain(self, root: str) -> str:
-        """Return the folder of the images. A missing data set is created or downloaded first.
-
-        One process does this; the others wait.
-        """
-        return root
-
     @classmethod
     def is_in(cls, root: str) -> bool:
-        """Return whether a folder holds the data set, so that `obtain` has nothing to create or download."""
+        """Return whether a folder holds the data set, so that nothing has to be created or downloaded."""
         return kind_of(root) not in (None, "link")
 
     @abstractmethod
-    def scan(self, root: str) -> ScannedData:
-        """Return the images of the data set. Use `read` to call it.
-
-        Args:
-            root: The folder of the images; "" if there is a table.
-        """
+    def scan(self) -> ScannedData:
+        """Return the images of the data set. A missing one is created or downloaded first. Use `read` to call it."""
 
     def use_all_images(self, split: str) -> None:
         """Evaluate all images as `split`, if the folder has no splits and its images were not trained on."""

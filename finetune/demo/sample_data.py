@@ -15,20 +15,17 @@ class SampleData(ImageFolderData):
 
     default_root = "data/sample/target"
 
-    def obtain(self, root: str) -> str:
-        check_is_local(root)
-        place = Path(root)
+    def source_in(self, folder: str) -> ImageSource:
+        check_is_local(folder)
+        place = Path(folder)
         if not place.exists():
             task = next((task for task in get_args(Task) if task == place.name), None)
             if task is None:
                 raise ValueError(
-                    f"--data.root {root}: the folder of the sample is called source, target or several"
+                    f"--data.root {folder}: the folder of the sample is called source, target or several"
                 )
             write_sample(place.parent, task)
-        return root
-
-    def source(self, folder: str) -> ImageSource:
-        table = Path(folder, TABLE)
-        if self.table is None and table.is_file():
+        table = place / TABLE
+        if table.is_file():
             return TableSource(table, self.table_options())
-        return super().source(folder)
+        return super().source_in(folder)

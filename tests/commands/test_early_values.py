@@ -85,11 +85,11 @@ def test_a_wrong_value_is_refused_before_data_or_weights_are_fetched(cli, tmp_pa
     data = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
     at = QUICKEST.index("--model.weights")
     quick = [*QUICKEST[:at], *QUICKEST[at + 2 :]]  # weights would be fetched
-    fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
-    with fetched as obtain, pytest.raises((ValueError, MisconfigurationException)) as caught:
+    fetched = patch.object(Hotdog, "source_in", side_effect=ValueError("data are fetched"))
+    with fetched as download, pytest.raises((ValueError, MisconfigurationException)) as caught:
         cli("fit", *data, *quick, *wrong)
     assert re.search(message, one_line(caught.value) or "")
-    assert exit_code(caught.value) == 2 and not obtain.called
+    assert exit_code(caught.value) == 2 and not download.called
 
 
 SCHEDULERS = {
@@ -109,14 +109,14 @@ SCHEDULERS = {
 )
 def test_a_right_scheduler_gets_as_far_as_the_data(cli, tmp_path, name):
     arguments = [f"--model.scheduler.{key}={value}" for key, value in SCHEDULERS[name].items()]
-    fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
+    fetched = patch.object(Hotdog, "source_in", side_effect=ValueError("data are fetched"))
     with fetched, pytest.raises(ValueError, match="data are fetched"):
         root = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
         cli("fit", *root, *QUICKEST, "--model.scheduler", name, *arguments)
 
 
 def test_control_right_values_get_as_far_as_the_data(cli, tmp_path):
-    fetched = patch.object(Hotdog, "obtain", side_effect=ValueError("data are fetched"))
+    fetched = patch.object(Hotdog, "source_in", side_effect=ValueError("data are fetched"))
     with fetched, pytest.raises(ValueError, match="data are fetched"):
         cli(
             "fit",

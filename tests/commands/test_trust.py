@@ -225,7 +225,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
     with pytest.raises(ValueError, match=place):
         cli(*given)
     assert not (tmp_path / "elsewhere").exists()
-    made = patch.object(SampleData, "obtain", side_effect=ValueError("fetched"))
+    made = patch.object(SampleData, "source_in", side_effect=ValueError("fetched"))
     root = tmp_path / "elsewhere/source"
     with (
         made,
@@ -248,7 +248,7 @@ def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(
         fitted, tmp_path / "hostile.ckpt", "finetune", {"data_class": "finetune.FashionMNIST"}
     )
     given = [command, ckpt, fitted / "colours", "--workers", 0, "--trainer.accelerator", "cpu"]
-    with patch.object(FashionMNIST, "obtain", side_effect=ValueError("fetched")):
+    with patch.object(FashionMNIST, "source_in", side_effect=ValueError("fetched")):
         with pytest.raises(
             ValueError, match="colours does not have the data set .*FashionMNIST, and a checkpoint"
         ):

@@ -43,8 +43,8 @@ def draw_labelled(root: Path, seed: int = 0, **num_images: int) -> Path:
 class LabelledFiles(ImageDataModule):
     """Images whose names hold their labels: `train/0007+blue+red.png`, and optionally `test/`."""
 
-    def scan(self, root: str) -> ScannedData:
-        folder = Path(root)
+    def scan(self) -> ScannedData:
+        folder = Path(self.root)
         train = _read(folder / "train", "")
         rest, val = stratified(
             train.names(),

@@ -10,6 +10,5 @@
 - `download`: downloads archives.
 
 A new data set is a module here and a public name in `finetune/__init__.py`. It is a subclass of
-`image_folder.ImageFolderData` that returns the folder of the images, or of `datamodule.ImageDataModule` that returns
-the splits.
+`image_folder.ImageFolderData` with its own `source_in`, or of `datamodule.ImageDataModule` with its own `scan`.
 """

@@ -5,6 +5,7 @@ from pathlib import Path
 from finetune.data.addresses import check_is_local
 from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_available, write_images
 from finetune.data.datasets.image_folder import ImageFolderData
+from finetune.data.datasets.image_source import ImageSource
 from finetune.system.messages import WrongUsage
 
 
@@ -15,8 +16,8 @@ class FashionMNIST(ImageFolderData):
     reads_tables = False
     default_class_names = CLASS_NAMES
 
-    def obtain(self, root: str) -> str:
-        check_is_local(root)
+    def source_in(self, folder: str) -> ImageSource:
+        check_is_local(folder)
         if self.merge:
             raise WrongUsage(
                 "--data.merge merges class folders, and Fashion-MNIST has none: drop the option"
@@ -25,7 +26,7 @@ class FashionMNIST(ImageFolderData):
             raise WrongUsage(
                 "--data.exclude skips class folders, and Fashion-MNIST has none: drop the option"
             )
-        return str(write_images(Path(root)))
+        return super().source_in(str(write_images(Path(folder))))
 
     @classmethod
     def is_in(cls, root: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ import numpy as np
 from finetune.data.addresses import check_is_local
 from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
 from finetune.data.corrections import read_corrections
+from finetune.data.data_settings import required_folder
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.folders import empty_classes
 from finetune.data.datasets.image_source import ImageSource
 from finetune.data.datasets.sources import choose_source
+from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import FoldFaults, ScannedData
@@ -67,9 +70,9 @@ class ImageFolderData(ImageDataModule):
 
     reads_tables = True
 
-    def scan(self, root: str) -> ScannedData:
+    def scan(self) -> ScannedData:
         is_skipped = self.on_bad_image == "skip"
-        images = self.source(root).find(self.expected_classes, is_skipped, is_rank_zero())
+        images = self.source.find(self.expected_classes, is_skipped, is_rank_zero())
         class_names = images.class_names
         found = {
             split: put_into_groups(part, self.splitting.group_by)
@@ -101,9 +104,19 @@ class ImageFolderData(ImageDataModule):
         )
         return _recorded(_without_equal_weights(scanned)) if "train" in splits else scanned
 
-    def source(self, folder: str) -> ImageSource:
-        """Return the source of the images: the table, or else a folder; see `choose_source`."""
-        return choose_source(folder, self.table, self.table_options())
+    @cached_property
+    def source(self) -> ImageSource:
+        """The source of the images: the table, or else that of the folder. The first use makes it; see `source_in`."""
+        if self.table is not None:
+            return TableSource(Path(self.table), self.table_options())
+        return self.source_in(required_folder(self.root))
+
+    def source_in(self, folder: str) -> ImageSource:
+        """Return the source of the images in a folder.
+
+        A data set of its own creates or downloads a missing folder first. One process does this; the others wait.
+        """
+        return choose_source(folder, None, self.table_options())
 
     def table_options(self) -> TableOptions:
         """Return the settings by which a table is read. A folder has the same classes to exclude and to merge."""
@@ -242,7 +255,7 @@ class ImageFolderData(ImageDataModule):
         if split in before.splits and before.splits[split].origin != SET_APART:
             return
         is_skipped = self.on_bad_image == "skip"
-        found = self.source(before.folder).find(before.class_names, is_skipped, False).splits
+        found = self.source.find(before.class_names, is_skipped, False).splits
         splits: dict[str, Samples] = {}
         corrections = before.corrections
         if "all" in found:
@@ -304,8 +317,8 @@ class Hotdog(ImageFolderData):
     url = "http://d2l-data.s3-accelerate.amazonaws.com/hotdog.zip"
     sha1 = "fba480ffa8aa7e0febbb511d181409f899b9baa5"
 
-    def obtain(self, root: str) -> str:
-        check_is_local(root)
-        if not Path(root).exists():
-            fetch_archive(self.url, self.sha1, Path(root))
-        return root
+    def source_in(self, folder: str) -> ImageSource:
+        check_is_local(folder)
+        if not Path(folder).exists():
+            fetch_archive(self.url, self.sha1, Path(folder))
+        return super().source_in(folder)
