@@ -65,7 +65,9 @@ def _class_weights(plan: Plan, command: Command) -> Plan:
 
 
 def _run_settings(plan: Plan, command: Command) -> Plan:
-    return replace(plan, changes=put_settings_of_run(plan, command.parser, command.options))
+    changes = put_settings_of_run(plan, command.parser, command.options)
+    check_run_name(command.options)
+    return replace(plan, changes=changes)
 
 
 def _start(plan: Plan, command: Command) -> Plan:
@@ -101,11 +103,6 @@ def _preparation(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(settle_preparation(command.config, command.explicit, plan.start))
 
 
-def _run_name(plan: Plan, command: Command) -> Plan:
-    check_run_name(command.options)
-    return plan
-
-
 def _backbone(plan: Plan, command: Command) -> Plan:
     choice = settle_backbone(command.config, command.explicit, plan.start)
     return replace(plan, ranking=choice.record).with_messages(*choice.messages)
@@ -133,7 +130,6 @@ SETTINGS: tuple[Step, ...] = (
     _values,
     _start,
     _preparation,
-    _run_name,
 )
 # These steps read the images.
 TRIALS: tuple[Step, ...] = (_backbone, _head_stages, _minutes)
