@@ -18,8 +18,9 @@ import numpy as np
 
 from benchmarks.common.driver import command_line
 from finetune.commands.backbone_choice import candidates_of
-from finetune.features.backbone_ranking import fitted_head, rank, stratified_order
+from finetune.features.backbone_ranking import cross_validated_scores, rank, stratified_order
 from finetune.features.image_features import Features, image_features
+from finetune.features.logistic_regression import fit_head
 from finetune.models.candidates import Candidate, names
 from finetune.models.timm_backbones import describe, is_timm
 
@@ -78,7 +79,8 @@ def trial(
     chosen = rank(networks, labels[train], num_classes, float("inf"), seed).standings[0].name
     accuracies = []
     for x in table.values():
-        weight, bias = fitted_head(x[train], labels[train], num_classes)
+        _, _, strength = cross_validated_scores(x[train], labels[train], num_classes)
+        weight, bias = fit_head(x[train].astype(np.float64), labels[train], num_classes, strength)
         predicted = (x[test] @ weight.T + bias).argmax(axis=1)
         accuracies.append(float((predicted == labels[test]).mean()))
     return chosen, accuracies

@@ -140,8 +140,8 @@ def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64
 
 def cross_validated_scores(
     features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
-) -> tuple[float, float]:
-    """Return log loss and accuracy of a head's cross-validated predictions, at the best of a few strengths.
+) -> tuple[float, float, float]:
+    """Return log loss and accuracy of a head's cross-validated predictions, at the best of a few strengths, and that.
 
     For few images cross-validation is repeated with other folds, which makes the scores more precise.
 
@@ -150,22 +150,6 @@ def cross_validated_scores(
         labels: (N,).
         num_classes: K.
     """
-    loss, accuracy, _ = _best_strength(features, labels, num_classes)
-    return loss, accuracy
-
-
-def fitted_head(
-    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return weight (K, D) and bias (K,) of a head that is fitted on all images, at the best strength."""
-    strength = _best_strength(features, labels, num_classes)[2]
-    return fit_head(np.asarray(features, np.float64), labels, num_classes, strength)
-
-
-def _best_strength(
-    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
-) -> tuple[float, float, float]:
-    """Return log loss, accuracy and strength, at the strength with the lowest loss."""
     x = _reduce_dimensions(features)
     deals = [_folds(labels, seed) for seed in range(2 if len(labels) <= _FEW_IMAGES else 1)]
     scores = []
@@ -235,7 +219,7 @@ class _Contender:
         if not np.isfinite(part).all():
             raise Unusable("its features are not finite")
         self.parts.append(part)
-        loss, accuracy = cross_validated_scores(
+        loss, accuracy, _ = cross_validated_scores(
             np.concatenate(self.parts), labels[chosen], num_classes
         )
         before = self.standing.seconds if self.standing else 0.0
