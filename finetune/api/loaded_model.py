@@ -207,7 +207,15 @@ class LoadedModel:
         format = format_of(name)
         output = None if name == format else name
         pictures, folder = (None if path is None else os.fspath(path) for path in (verify_on, root))
-        return export(str(self.path), format, output, input, pictures, quantize, folder)  # type: ignore[arg-type]
+        return export(
+            ckpt_path=str(self.path),
+            format=format,  # type: ignore[arg-type]
+            output=output,
+            input=input,
+            verify_on=pictures,
+            quantize=quantize,
+            root=folder,
+        )
 
     def _batches(
         self, pictures: ImageInput | Iterable[ImageInput], on_bad_image: str

@@ -92,7 +92,9 @@ def compare(
     is_cuda = torch.cuda.device_count() >= k
     devices = [torch.device("cuda", i) if is_cuda else torch.device("cpu") for i in range(k)]
     batch_size = k * _IMAGES_PER_DEVICE
-    job = one_process.Job(folder, k, steps, dtype, is_cuda, batch_size)
+    job = one_process.Job(
+        folder=folder, k=k, steps=steps, dtype=dtype, is_cuda=is_cuda, batch_size=batch_size
+    )
     one_process.disable_tf32()
     batches = one_process.draw_batches(job)
     starts = {name: one_process.initial_network(name, job) for name in ("lenet", "small_cnn")}

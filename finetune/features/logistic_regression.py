@@ -140,7 +140,15 @@ def fit_probe(
     is_used = np.ones((1, len(y)), bool)
     weights, biases = next(_path(images, cross_entropy, is_used, [strength], tolerance))
     loss, score = table[best][1:] if table else (None, None)
-    return Probe(_product(weights[0], axes.T), biases[0], strength, score, loss, table, out_of_fold)
+    return Probe(
+        weight=_product(weights[0], axes.T),
+        bias=biases[0],
+        strength=strength,
+        score=score,
+        loss=loss,
+        table=table,
+        out_of_fold=out_of_fold,
+    )
 
 
 def _principal_axes(x: Array) -> Array:

@@ -112,12 +112,12 @@ def _read_safetensors(path: Path) -> Pretrained:
         if not are_class_names(names):
             raise ValueError(fault_of_names(names))
         return Pretrained(
-            current_names(state),
-            names,
-            str(path),
-            mean,
-            std,
-            licence and str(licence),
+            state=current_names(state),
+            class_names=names,
+            origin=str(path),
+            mean=mean,
+            std=std,
+            licence=licence and str(licence),
             has_wide_head=description["model"].get("head_stages", 1) != 1,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -161,12 +161,12 @@ def _read_torch(path: Path) -> Pretrained:
     licence = own.get("licence_of_the_weights") if isinstance(own, dict) else None
     names = settings.get("class_names")
     return Pretrained(
-        current_names(state),
-        names if are_class_names(names) else None,
-        str(path),
-        mean,
-        std,
-        licence and str(licence),
+        state=current_names(state),
+        class_names=names if are_class_names(names) else None,
+        origin=str(path),
+        mean=mean,
+        std=std,
+        licence=licence and str(licence),
         has_wide_head=settings.get("head_stages", 1) != 1,
     )
 

@@ -119,7 +119,15 @@ class Pipeline:
         part_input, part_output = part_inputs(parts, x[: len(x) // m])[rank : rank + 2]
         part_input.requires_grad_(not self.is_first)
         part_output.requires_grad_()
-        stage = PipelineStage(self.part, rank, k, self.device, part_input, part_output, group=group)
+        stage = PipelineStage(
+            self.part,
+            stage_index=rank,
+            num_stages=k,
+            device=self.device,
+            input_args=part_input,
+            output_args=part_output,
+            group=group,
+        )
         self._schedule = SCHEDULES[schedule](
             stage, m, lambda *pair: loss(*pair) / m, scale_grads=False
         )

@@ -65,15 +65,17 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
         if not all(math.isfinite(float(row[name])) for row in rows for name in numbers):
             raise ValueError("it has probabilities that are not finite numbers")
         return Answers(
-            list(class_names),
-            [row["path"] for row in rows],
-            np.array([number[row["label"]] for row in rows], np.int64),
-            np.array([number[row["class"]] for row in rows], np.int64),
-            np.array([float(row["probability"]) for row in rows]),
-            np.array([[float(row[c]) for c in columns] for row in rows]).reshape(-1, len(columns))
+            class_names=list(class_names),
+            paths=[row["path"] for row in rows],
+            labels=np.array([number[row["label"]] for row in rows], np.int64),
+            predicted=np.array([number[row["class"]] for row in rows], np.int64),
+            confidence=np.array([float(row["probability"]) for row in rows]),
+            probabilities=np.array([[float(row[c]) for c in columns] for row in rows]).reshape(
+                -1, len(columns)
+            )
             if is_whole
             else None,
-            [row["path"] for row in unread],
+            unread=[row["path"] for row in unread],
         )
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
@@ -147,12 +149,12 @@ def read_label_answers(path: Path, class_names: Sequence[str]) -> LabelAnswers:
         if not np.isfinite(probabilities).all():
             raise ValueError("it has probabilities that are not finite numbers")
         return LabelAnswers(
-            list(class_names),
-            [row["path"] for row in rows],
-            multi_hot("labels"),
-            multi_hot("predicted"),
-            probabilities.reshape(-1, len(columns)),
-            [row["path"] for row in unread],
+            class_names=list(class_names),
+            paths=[row["path"] for row in rows],
+            labels=multi_hot("labels"),
+            predicted=multi_hot("predicted"),
+            probabilities=probabilities.reshape(-1, len(columns)),
+            unread=[row["path"] for row in unread],
         )
     except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
         raise ValueError(

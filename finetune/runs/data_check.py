@@ -96,7 +96,15 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
         raise WrongUsage(
             f"{shown(path)} is not a check.json of this version of `finetune check` ({details})"
         ) from error
-    return DataCheck(path, root, date, network, num, findings, _doubt(run, root, +totals, path))
+    return DataCheck(
+        path=path,
+        root=root,
+        date=date,
+        network=network,
+        num_pictures=num,
+        findings=findings,
+        doubt=_doubt(run, root, +totals, path),
+    )
 
 
 def _doubt(run: RunRecord, root: str, totals: Counter[str], path: Path) -> str:

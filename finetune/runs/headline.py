@@ -108,7 +108,14 @@ def _of_labels(run: RunRecord) -> Headline:
         f"All labels are right for {exact} of the images. Guessing at random: mAP {chance:.3f}."
     )
     bounds = mean_precision_interval(run.result)
-    return Headline("test", run.result["test/mAP"], num, comment, chance, bounds)
+    return Headline(
+        split="test",
+        share=run.result["test/mAP"],
+        num=num,
+        comment=comment,
+        baseline=chance,
+        precision_interval=bounds,
+    )
 
 
 def title(run: RunRecord) -> str:

@@ -108,13 +108,13 @@ def report_images(
     names = answers.class_names
     return [
         ReportImage(
-            image,
-            overlay,
-            path,
-            names[answers.labels[i]],
-            names[answers.predicted[i]],
-            float(answers.confidence[i]),
-            views.no_overlay,
+            image=image,
+            overlay=overlay,
+            path=path,
+            label=names[answers.labels[i]],
+            predicted=names[answers.predicted[i]],
+            confidence=float(answers.confidence[i]),
+            no_overlay=views.no_overlay,
         )
         for i, path, image, overlay in zip(chosen, paths, views.images, views.overlays, strict=True)
     ]
@@ -135,14 +135,14 @@ def report_label_images(
     views = _views(paths, [k for _, k in chosen], viewer, has_overlay)
     return [
         ReportImage(
-            image,
-            overlay,
-            path,
-            ", ".join(answers.named(answers.labels[i])),
-            ", ".join(answers.named(answers.predicted[i])),
-            float(answers.probabilities[i, k]),
-            views.no_overlay,
-            answers.class_names[k],
+            image=image,
+            overlay=overlay,
+            path=path,
+            label=", ".join(answers.named(answers.labels[i])),
+            predicted=", ".join(answers.named(answers.predicted[i])),
+            confidence=float(answers.probabilities[i, k]),
+            no_overlay=views.no_overlay,
+            subject=answers.class_names[k],
         )
         for (i, k), path, image, overlay in zip(
             chosen, paths, views.images, views.overlays, strict=True

@@ -65,12 +65,14 @@ def label_rows(result: Mapping[str, Any], split: str = "test") -> list[LabelRow]
         num_images = hits + false_negatives
         rows.append(
             LabelRow(
-                name,
-                num_images,
-                hits + false_positives,
-                _with_interval(hits, hits + false_positives),
-                _with_interval(hits, num_images),
-                None if average is None else _with_interval(average * num_images, num_images),
+                name=name,
+                num_images=num_images,
+                num_predicted=hits + false_positives,
+                precision=_with_interval(hits, hits + false_positives),
+                recall=_with_interval(hits, num_images),
+                average_precision=None
+                if average is None
+                else _with_interval(average * num_images, num_images),
             )
         )
     return rows

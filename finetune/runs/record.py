@@ -190,17 +190,19 @@ def read_run(path: Path) -> RunRecord:
     elif rows.is_file() and names:
         answers = _with_existing_paths(read_answers(rows, names), begun_in)
     return RunRecord(
-        path,
-        about,
-        config,
-        config_text,
-        _metrics(steps if steps.is_file() else path / "metrics.csv"),
-        read_side_file(path / "seconds.json", are_seconds),
-        result,
-        answers,
-        skipped.read_text("utf-8", "surrogateescape").splitlines() if skipped.is_file() else [],
-        Interpolation.from_plain(interpolation) if interpolation else None,
-        label_answers,
+        path=path,
+        about=about,
+        config=config,
+        config_text=config_text,
+        metrics=_metrics(steps if steps.is_file() else path / "metrics.csv"),
+        seconds=read_side_file(path / "seconds.json", are_seconds),
+        result=result,
+        answers=answers,
+        skipped=skipped.read_text("utf-8", "surrogateescape").splitlines()
+        if skipped.is_file()
+        else [],
+        interpolation=Interpolation.from_plain(interpolation) if interpolation else None,
+        label_answers=label_answers,
     )
 
 

@@ -188,7 +188,16 @@ def inspect_image(path: str) -> ImageFacts:
             or reason(error)
             or type(error).__name__
         )
-        return ImageFacts(text, kind, mode, size, num_bytes, changed, (0, 0, 0), None)
+        return ImageFacts(
+            error=text,
+            kind=kind,
+            mode=mode,
+            size=size,
+            num_bytes=num_bytes,
+            changed=changed,
+            colour=(0, 0, 0),
+            grey=None,
+        )
     height, width = pixels.shape[:2]
     way = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR
     small = cv2.resize(pixels, (SIDE, SIDE), interpolation=way)

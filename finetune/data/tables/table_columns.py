@@ -172,7 +172,14 @@ def find_columns(
             f"{table.path}, line 1: none of the columns {names} is the label; "
             f"name it with {OPTION} label:NAME"
         )
-    return Columns(path, labels, found["split"], found["weight"], found["group"], others)
+    return Columns(
+        path=path,
+        labels=labels,
+        split=found["split"],
+        weight=found["weight"],
+        group=found["group"],
+        others=others,
+    )
 
 
 def _choose_column(

@@ -138,7 +138,15 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     original_names = frozenset(label for of_row in labels.values for label in of_row)
     changes = {of_row: _changed(of_row, options) for of_row in set(labels.values)}
     chosen = [changes[of_row] for of_row in labels.values]
-    rows = TableRows(table.lines, paths, chosen, splits, groups, weights, file_stats(paths))
+    rows = TableRows(
+        lines=table.lines,
+        paths=paths,
+        labels=chosen,
+        splits=splits,
+        groups=groups,
+        weights=weights,
+        stats=file_stats(paths),
+    )
     missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
     # The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
     dropped: set[int] = set()
