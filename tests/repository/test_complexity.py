@@ -61,6 +61,18 @@ def splatted_literals(nodes: list[ast.AST]) -> list[int]:
     ]
 
 
+def unnamed_fields(nodes: list[ast.AST]) -> list[int]:
+    """Return the lines that call a class with more than five arguments that have no name."""
+    return [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2][:1].isupper()
+        and len(node.args) > 5
+        and not ast.unparse(node.func).startswith("op.")  # ONNX operators take any number
+    ]
+
+
 def test_code_is_not_squeezed():
     found = {}
     for path in MODULES:
@@ -68,7 +80,7 @@ def test_code_is_not_squeezed():
         lines = squeezed_assignments(nodes)
         if path.is_relative_to(ROOT / "finetune"):  # elsewhere they are words of a command line
             lines += paired_assignments(nodes)
-            lines += splatted_settings(nodes) + splatted_literals(nodes)
+            lines += splatted_settings(nodes) + splatted_literals(nodes) + unnamed_fields(nodes)
         if lines:
             found[str(path.relative_to(ROOT))] = lines
     assert found == {}
@@ -82,12 +94,15 @@ def test_control_squeezed_code_is_found():
     x, y = y, x
     z = [*('a', 'b'), *x]
     p, q = 1, x
+    Box(1, 2, 3, 4, 5)
+    m.Box(1, 2, 3, 4, 5, 6)
 """
     nodes = list(ast.walk(ast.parse(code)))
     assert squeezed_assignments(nodes) == [2]
     assert paired_assignments(nodes) == [2, 7]
     assert splatted_settings(nodes) == [4]
     assert splatted_literals(nodes) == [6]
+    assert unnamed_fields(nodes) == [9]
 
 
 def test_there_are_no_more_long_signatures():
