@@ -75,7 +75,7 @@ def _start(trainer: "pl.Trainer", strategy: Any) -> None:
 
     watch = Watch(silence, end)
     if listener is not None:
-        watch.listen(listener, token)
+        watch.listen(listener, token, dist.get_world_size() - 1)
     else:
         host = "127.0.0.1" if is_one_machine else os.environ["MASTER_ADDR"]
         try:
@@ -128,11 +128,19 @@ class Watch:
         self._interval = min(_INTERVAL, silence / 4)
         self._group = _watched_group
         self._selector = selectors.DefaultSelector()
+        self._num_missing = 0  # ranks that have not connected yet
         self._ranks: dict[socket.socket, int] = {}
         self._silent: dict[socket.socket, float] = {}  # seconds since the last byte
 
-    def listen(self, listener: socket.socket, token: bytes) -> None:
-        """Watch each rank that connects to a socket and sends the token."""
+    def listen(self, listener: socket.socket, token: bytes, num_ranks: int) -> None:
+        """Watch each rank that connects to a socket and sends the token.
+
+        Args:
+            listener: The socket. It is closed when all ranks have connected.
+            token: What the ranks of this run send.
+            num_ranks: Number of other ranks.
+        """
+        self._num_missing = num_ranks
         self._selector.register(
             listener, selectors.EVENT_READ, lambda: self._accept(listener, token)
         )
@@ -170,7 +178,11 @@ class Watch:
         self._selector.close()
 
     def _accept(self, listener: socket.socket, token: bytes) -> None:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # too many open files, or the other side has gone
+            time.sleep(self._interval / 4)
+            return
         connection.settimeout(self._interval)
         try:
             hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
@@ -178,6 +190,10 @@ class Watch:
             hello = b""
         if len(hello) == _HELLO.size and secrets.compare_digest(hello[:16], token):
             self._add(connection, _HELLO.unpack(hello)[1])
+            self._num_missing -= 1
+            if not self._num_missing:
+                self._selector.unregister(listener)
+                listener.close()
         else:
             connection.close()
 

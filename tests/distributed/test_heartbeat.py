@@ -41,7 +41,7 @@ def listener() -> Iterator[socket.socket]:
 def watch(listener) -> Watch:
     """The watch of rank 0."""
     watch = Watch(SILENCE, raise_lost)
-    watch.listen(listener, TOKEN)
+    watch.listen(listener, TOKEN, 3)
     return watch
 
 
@@ -75,6 +75,41 @@ def test_only_the_silent_rank_is_lost(watch, listener):
     assert lost.value.args == (3,)
     assert time.monotonic() - began >= SILENCE
     watch._close()
+    leave()
+
+
+class NoFiles:
+    """A socket that cannot accept connections, as in a process with too many open files."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.fileno = listener.fileno
+        self.close = listener.close
+
+    def accept(self) -> None:
+        raise OSError(24, "Too many open files")
+
+
+def test_a_process_without_free_files_is_not_lost(listener):
+    watch = Watch(SILENCE, raise_lost)
+    watch.listen(NoFiles(listener), TOKEN, 1)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    with socket.create_connection(listener.getsockname()):
+        time.sleep(SILENCE)
+        assert thread.is_alive()
+    watch._group = object()
+    thread.join()
+
+
+def test_no_further_connection_is_accepted_when_all_ranks_are_there(listener):
+    watch = Watch(SILENCE, raise_lost)
+    watch.listen(listener, TOKEN, 1)
+    address = listener.getsockname()
+    leave = answering(listener, 1)
+    threading.Timer(SILENCE, lambda: setattr(watch, "_group", object())).start()
+    watch.run()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
     leave()
 
 
