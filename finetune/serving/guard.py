@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from finetune.serving.refusal import Refused, drain
 from finetune.system.messages import shown
 
+MAX_HEADER_BYTES = 2**14  # of a request: its address, and the names and values of its headers
 # These paths need no token: they reveal nothing about the model.
 OPEN_PATHS = {"/", "/openapi.json", "/healthz", "/readyz"}
 _HEADERS = [
@@ -52,11 +53,26 @@ class Guard:
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        refused = self.check(scope["method"], scope["path"], Headers(scope=scope))
+        if _header_bytes(scope) > MAX_HEADER_BYTES:
+            refused: Refused | None = _headers_too_large()
+        else:
+            refused = self.check(scope["method"], scope["path"], Headers(scope=scope))
         if refused is None:
             return await self.app(scope, receive, send_with_headers)
         await drain(receive, self.seconds)
         await refused.response()(scope, receive, send_with_headers)
+
+
+def _header_bytes(scope: Scope) -> int:
+    """Return the size of a request's address and headers, without separators."""
+    address = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return address + sum(len(name) + len(value) for name, value in scope["headers"])
+
+
+def _headers_too_large() -> Refused:
+    return Refused(
+        431, f"the address and the headers of a request may have {MAX_HEADER_BYTES:,} bytes"
+    )
 
 
 def service_check(token: str | None, host: str) -> Check:

@@ -12,10 +12,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from finetune.serving.guard import is_loopback
+from finetune.serving.guard import MAX_HEADER_BYTES, is_loopback
 from finetune.system.messages import WrongUsage, reason
 
-_MAX_HEADER_BYTES = 2**14
 # Connections that the system queues until they are accepted. asyncio accepts all of them at once.
 _BACKLOG = 1024
 _FILES = 24  # open file descriptors that are not connections
@@ -120,7 +119,7 @@ def serve_until_stopped(
     """
     config = uvicorn.Config(
         app,
-        http="h11",  # this parser limits the size of headers
+        http="h11",  # this parser limits the size of headers that arrive in parts
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -130,7 +129,7 @@ def serve_until_stopped(
         proxy_headers=False,
         backlog=_backlog(),
         limit_concurrency=most_connections(),
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
     server = _Server(config, on_start, on_stop)

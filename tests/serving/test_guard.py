@@ -54,6 +54,19 @@ def test_a_token_is_asked_for_where_there_is_one():
         assert plain.get("/model", headers={"authorization": other}).status_code == 401
 
 
+@pytest.mark.parametrize("place", ["header", "query"])
+def test_headers_that_arrive_at_once_are_limited_too(place):
+    for size, status in ((15_000, 200), (20_000, 431)):  # the first is the control
+        text = "x" * size
+        headers = {"x-long": text} if place == "header" else {}
+        params = {"q": text} if place == "query" else {}
+        response = client(None, "127.0.0.1").get("/model", headers=headers, params=params)
+        assert response.status_code == status
+    assert response.json() == {
+        "error": "the address and the headers of a request may have 16,384 bytes"
+    }
+
+
 def test_the_page_and_what_watches_the_service_need_none():
     for path in ("/", "/readyz"):
         assert client("word", "0.0.0.0").get(path).text == "yes"
