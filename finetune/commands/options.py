@@ -127,6 +127,7 @@ limits: serve
   --timeout SECONDS                        for a request [30.0]
 monitoring: serve
   --log json                               a line for each request: ID, path, status, milliseconds, model
+  --log_level LEVEL                        debug, info, warning or error, on stderr [info]
 output: check
   --out, --output FOLDER                   folder of check.html and check.json [.]
   --lists FOLDER                           also write a list of files for each kind of finding

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TOKEN = "FINETUNE_TOKEN"
+LogLevel = Literal["debug", "info", "warning", "error"]
 Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 
@@ -33,6 +34,7 @@ def serve(
     max_megapixels: float = 64.0,
     timeout: float = 30.0,
     log: Literal["json"] | None = None,
+    log_level: LogLevel = "info",
 ) -> None:
     """Serve predictions over HTTP until Ctrl-C, the same as `finetune predict`.
 
@@ -52,6 +54,8 @@ def serve(
         max_megapixels: Largest width times height of an image.
         timeout: Largest number of seconds for a request.
         log: json prints a line of JSON for each request; what is otherwise on stdout is then on stderr.
+        log_level: What is logged to stderr: debug adds each batch and answer with milliseconds; warning and error omit
+            what is less important.
     """
     numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_pictures": max_pictures}
     sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
@@ -77,6 +81,7 @@ def serve(
         host, port
     ) as listener:  # before the model is loaded, so that a used port is reported at once
         be_quiet()
+        _set_log_level(log_level)
         limits = Limits(
             int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout
         )
@@ -103,6 +108,15 @@ def serve(
             make_app(service, token, host, logged_model), listener, timeout, announce, service.stop
         )
     print("stopped", file=sys.stderr)
+
+
+def _set_log_level(name: LogLevel) -> None:
+    """Set the lowest level that is logged; of libraries only warnings, errors, and with debug uvicorn's steps."""
+    level = getattr(logging, name.upper())
+    of_libraries = max(level, logging.WARNING)
+    logging.getLogger().setLevel(of_libraries)
+    logging.getLogger("finetune").setLevel(level)
+    logging.getLogger("uvicorn").setLevel(logging.INFO if name == "debug" else of_libraries)
 
 
 def _loaded(

@@ -25,7 +25,7 @@ from finetune.serving.service_metrics import ServiceMetrics
 from finetune.serving.uploads import Body, Capacity, Limits, Upload
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
-from finetune.system.messages import did_you_mean, shown
+from finetune.system.messages import counted, did_you_mean, shown
 from finetune.training.calibration import NotFinite
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
@@ -100,7 +100,9 @@ class Service:
             response = await self._answer(request)
             status = response.status_code
         finally:
-            self.metrics.count_request(status, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            self.metrics.count_request(status, seconds)
+            log.debug("/predict: status %d after %.1f ms", status, 1000 * seconds)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -248,7 +250,9 @@ class Service:
     def _classify(self, images: np.ndarray) -> np.ndarray:
         start = time.perf_counter()
         rows = self.predictor.classify(images)
-        self.capacity.update_rate(len(images), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.capacity.update_rate(len(images), seconds)
+        log.debug("classified %s in %.1f ms", counted(len(images), "image"), 1000 * seconds)
         return rows
 
     async def _heat_maps(

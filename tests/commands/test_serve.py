@@ -3,6 +3,7 @@
 import csv
 import http.client
 import json
+import logging
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ import pytest
 from processes import start
 
 from finetune.cli import main
+from finetune.commands import serve as serve_command
 from finetune.commands.serve import Precision
 from finetune.serving.access_log import file_fingerprint
 
@@ -264,8 +266,37 @@ def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
     assert "uvicorn: pip install '.[serve]' in a checkout" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("level", "logged"),
+    [
+        ("debug", ["finetune debug", "finetune info", "uvicorn info", "warning", "error"]),
+        ("info", ["finetune info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+def test_each_level_of_the_log_has_more(caplog, level, logged):
+    kinds = ("finetune debug", "finetune info", "uvicorn debug", "uvicorn info", "asyncio info")
+    names = ("", "finetune", "uvicorn")
+    before = {name: logging.getLogger(name).level for name in names}
+    try:
+        serve_command._set_log_level(level)
+        for kind in kinds:
+            name, of = kind.split()
+            logging.getLogger(f"{name}.some").log(getattr(logging, of.upper()), kind)
+        for name in ("finetune.some", "uvicorn.error", "asyncio"):
+            logging.getLogger(name).warning("warning")
+            logging.getLogger(name).error("error")
+    finally:
+        for name in names:
+            logging.getLogger(name).setLevel(before[name])
+    assert list(dict.fromkeys(caplog.messages)) == logged
+    assert {caplog.messages.count(word) for word in ("warning", "error")} <= {0, 3}
+
+
 def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
-    process = start("serve", run, "--port", 0, "--log", "json", cwd=run)
+    options = ("--log", "json", "--log_level", "debug")
+    process = start("serve", run, "--port", 0, *options, cwd=run)
     deadline = time.monotonic() + 60
     while "Ctrl-C stops" not in process.stderr and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -278,3 +309,5 @@ def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
     (line,) = map(json.loads, process.stdout.splitlines())
     assert line["request_id"] == request_id and line["status"] == 200
     assert line["model"] == file_fingerprint(run / "checkpoints/best.ckpt")
+    for text in (r"/predict: status 200 after [\d.]+ ms", r"classified 1 image in [\d.]+ ms"):
+        assert len(re.findall(text, process.stderr)) == 1
