@@ -118,10 +118,13 @@ LINKING = [
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page: those of its headings, as GitHub makes them, and `<a id="…">`."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    of_headings = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    }
+    return of_headings | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 def broken_links(page: Path, text: str) -> list[str]:
@@ -146,6 +149,7 @@ def test_links_lead_somewhere(page):
 def test_control_a_broken_link_is_found():
     page = ROOT / "README.md"
     text = "[a](docs/nothing.md) [b](docs/devices.md#nothing) [c](docs/devices.md#resume)"
+    text += " [d](docs/promises.md#batch-norm)"
     assert broken_links(page, text) == ["docs/nothing.md", "docs/devices.md#nothing"]
 
 
