@@ -17,6 +17,14 @@
 # `serve` answers what it has accepted, then exits with 0.
 # `docker run --stop-timeout 60` leaves a slow disk, or large images, more than the usual 10 seconds.
 #
+# Variants, by build arguments:
+#
+#   docker build --build-arg EXTRAS=all -t finetune:all .    # 0.24 GB more: timm, TensorBoard, wandb, MLflow
+#   docker build --build-arg VARIANT=cpu --build-arg TORCH_INDEX=ADDRESS -t finetune:cpu .    # without CUDA
+#
+# ADDRESS is PyTorch's CPU index, as its "Start Locally" page shows it. The versions are those of the lock file. This index
+# vouches for torch and torchvision; all other packages are checked by their hashes.
+#
 # Size: 5.2 GB above the base image, 2.9 GB to fetch (gzip); 3.1 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
 # device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
 #
@@ -37,9 +45,32 @@ FROM python:3.11-slim
 # Taken out is what only a compiler or the packages' own tests use. triton is a compiler, too, and needs a second one
 # that a slim image lacks; worse, torch would try it on a GPU for some products of matrices, and fail.
 # The compiled .pyc stay, since nobody can write them later.
-COPY requirements.lock /
-RUN pip install --no-cache-dir --root-user-action ignore --require-hashes --only-binary :all: -r /requirements.lock && \
+# `pip check` finds a package that a lock file lacks.
+ARG VARIANT=cuda
+ARG EXTRAS=none
+ARG TORCH_INDEX=
+COPY requirements.lock requirements-extras.lock /
+RUN cp /requirements.lock /wanted.lock && \
+    case "$VARIANT" in \
+        cuda) ;; \
+        cpu) \
+            test -n "$TORCH_INDEX" || { echo "VARIANT=cpu needs TORCH_INDEX: PyTorch's CPU index" >&2; exit 1; }; \
+            sed -n 's/^\(torch\|torchvision\)==\([^ ]*\).*/\1==\2+cpu/p' /requirements.lock > /torch.lock && \
+            pip install --no-cache-dir --root-user-action ignore --no-deps --only-binary :all: --index-url "$TORCH_INDEX" \
+                -r /torch.lock && \
+            awk '/^[a-z]/ { skip = /^(torch|torchvision|triton|cuda-.*|nvidia-.*)==/ } !skip' \
+                /requirements.lock > /wanted.lock ;; \
+        *) echo "VARIANT is cuda or cpu, not $VARIANT" >&2; exit 1 ;; \
+    esac && \
+    case "$EXTRAS" in \
+        none) ;; \
+        all) cat /requirements-extras.lock >> /wanted.lock ;; \
+        *) echo "EXTRAS is none or all, not $EXTRAS" >&2; exit 1 ;; \
+    esac && \
+    pip install --no-cache-dir --root-user-action ignore --no-deps --require-hashes --only-binary :all: -r /wanted.lock && \
+    pip check && \
     pip uninstall --yes --root-user-action ignore triton && \
+    rm -f /wanted.lock /torch.lock && \
     find /usr/local/lib/python3.11 \
         \( -name '*.a' -o -name '*.bc' -o -type d \( -name tests -o -path '*/torch/include' \) \) \
         -prune -exec rm -r {} + && \

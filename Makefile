@@ -59,8 +59,13 @@ docker:
 # What the image is made of, with hashes: versions that still fit stay; `make lock COMPILE_OPTIONS=--upgrade` takes the newest.
 COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --only-binary :all: \
 	--generate-hashes --annotation-style line --custom-compile-command "make lock" $(COMPILE_OPTIONS)
+LOCKED_EXTRAS = --extra parquet --extra export --extra serve --extra storage
+# requirements-extras.lock has only what timm and the loggers add.
 lock: $(BIN)/uv
-	$(COMPILE) pyproject.toml --extra parquet --extra export --extra serve --extra storage --output-file requirements.lock
+	$(COMPILE) pyproject.toml $(LOCKED_EXTRAS) --output-file requirements.lock
+	$(COMPILE) pyproject.toml $(LOCKED_EXTRAS) --extra timm --extra tensorboard --extra wandb --extra mlflow \
+		--constraint requirements.lock $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements.lock) \
+		--output-file requirements-extras.lock
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(COMPILE) - --output-file requirements-build.lock
 
