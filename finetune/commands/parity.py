@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from finetune.distributed.launch import check_num_processes
 from finetune.parity import communication_volume, many_processes, one_process
 from finetune.parity.one_process import Trained, distance
 from finetune.system.messages import WrongUsage
@@ -50,6 +51,8 @@ def parity(
     """
     if devices < 1 or steps < 1:
         raise WrongUsage(f"--devices and --steps must be at least 1, got {devices} and {steps}")
+    has_gpus = torch.cuda.device_count() >= devices
+    check_num_processes(devices, "cuda" if has_gpus else "cpu", "--devices")
     if dtype not in TOLERANCES:
         raise WrongUsage(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
     threads = torch.get_num_threads()

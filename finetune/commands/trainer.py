@@ -14,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from finetune import lightning_private
 from finetune.commands.fit_summary import has_panel
 from finetune.distributed.heartbeat import watch_ranks
-from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
@@ -170,6 +170,7 @@ def check_allowed(config: Any) -> None:
             "remove trainer.sync_batchnorm: batch norm uses the statistics of the global batch anyway"
         )
     check_strategy(config["strategy"])
+    check_num_processes(config["devices"], config["accelerator"])
     for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
         if isinstance(num := config[name], int) and num < 1:
             raise WrongUsage(f"trainer.{name} must be at least 1, got {num}")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -14,10 +15,12 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 
+from finetune.system.machine import num_cores
 from finetune.system.messages import WrongUsage
 
 # srun sets this variable. A batch script that does not use srun has only SLURM_NTASKS, the tasks of the job.
 _SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
+_PROCESSES_PER_CORE = 8  # at most; more of them only compete for the cores
 
 
 def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
@@ -88,6 +91,30 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
             f"trainer.devices is {devices} and trainer.num_nodes {num_nodes}: leave both out"
         )
     return int(per_node) if devices == "auto" else devices, int(nodes)
+
+
+def check_num_processes(devices: Any, accelerator: Any, option: str = "trainer.devices") -> None:
+    """Make sure that the processes on a CPU are not far more than its cores, before any is started.
+
+    Args:
+        devices: `trainer.devices` as the user gives it.
+        accelerator: `trainer.accelerator` as the user gives it.
+        option: Name of the option in the message.
+
+    Raises:
+        WrongUsage: They are more than 8 for each core.
+    """
+    most = _PROCESSES_PER_CORE * num_cores()
+    if not str(devices).isdigit() or int(devices) <= most:
+        return
+    is_on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not torch.accelerator.is_available()
+    )
+    if is_on_cpu:
+        raise WrongUsage(
+            f"{option} {devices}: at most {most} processes on {num_cores()} CPU cores, "
+            f"{_PROCESSES_PER_CORE} for each"
+        )
 
 
 def has_launcher() -> bool:

@@ -43,6 +43,10 @@ WRONG = [
         ["--devices", "0,1"],
         r"--devices \(--trainer.devices\) 0,1: there is no GPU on this machine; on a CPU",
     ),
+    (
+        ["--devices", "5000", "--trainer.accelerator", "cpu"],
+        r"^--devices \(--trainer.devices\) 5000: at most \d+ processes on \d+ CPU cores?, 8 for each",
+    ),
     (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
 ]
 MORE = [

@@ -92,7 +92,12 @@ def test_control_gradients_that_are_not_added_up_are_caught(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "message"), [("--devices", 0, "at least 1"), ("--steps", 0, "at least 1")]
+    ("flag", "value", "message"),
+    [
+        ("--devices", 0, "at least 1"),
+        ("--devices", 5000, "--devices 5000: at most"),
+        ("--steps", 0, "at least 1"),
+    ],
 )
 def test_numbers_that_make_no_sense(cli, flag, value, message):
     with pytest.raises(ValueError, match=message):

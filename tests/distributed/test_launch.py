@@ -11,7 +11,8 @@ import torch
 from colours import QUICKEST
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from finetune.distributed.launch import cluster_environment, num_processes
+from finetune.distributed import launch
+from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
 from finetune.system.messages import WrongUsage
 
 
@@ -62,6 +63,16 @@ def test_machines_with_unlike_numbers_are_refused(monkeypatch):
         ValueError, match="torchrun started 3 processes, with different numbers on the machines"
     ):
         num_processes("auto", 1, [])
+
+
+def test_a_cpu_gets_no_more_processes_than_it_can_run(monkeypatch):
+    monkeypatch.setattr(launch, "num_cores", lambda: 2)
+    for devices in (17, "5000"):
+        with pytest.raises(WrongUsage, match=rf"trainer.devices {devices}: at most 16 processes"):
+            check_num_processes(devices, "cpu")
+    for devices in (16, "16", "auto", -1, "0,1", [0, 1]):  # the control
+        check_num_processes(devices, "cpu")
+    check_num_processes(17, "cuda")
 
 
 def test_what_lightning_misses_of_srun_is_told_in_a_line(monkeypatch):
