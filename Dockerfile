@@ -20,7 +20,7 @@
 # Variants, by build arguments:
 #
 #   docker build --build-arg EXTRAS=all -t finetune:all .    # 0.24 GB more: timm, TensorBoard, wandb, MLflow
-#   docker build --build-arg VARIANT=cpu --build-arg TORCH_INDEX=ADDRESS -t finetune:cpu .    # without CUDA
+#   docker build --build-arg VARIANT=cpu --build-arg TORCH_INDEX=ADDRESS -t finetune:cpu .    # 1.6 GB
 #
 # ADDRESS is PyTorch's CPU index, as its "Start Locally" page shows it. The versions are those of the lock file. This index
 # vouches for torch and torchvision; all other packages are checked by their hashes.
