@@ -37,6 +37,7 @@ from finetune.system.terminal import (
     redirect_closed_outputs,
     stamp_outputs,
     unstamp_outputs,
+    wrapped_page,
 )
 
 # command: text of `--help`; for our own commands also "module:function"
@@ -223,11 +224,11 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
     if command in TIMESTAMPED:
         _stamp_if_asked(arguments)
     if command in ("-h", "--help", "help"):
-        print(_help())
+        print(wrapped_page(_help(), sys.stdout))
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
     elif page := help_page(arguments):
-        print(page)
+        print(wrapped_page(page, sys.stdout))
     elif command in LIGHTNING:
         if undecodable := [
             argument

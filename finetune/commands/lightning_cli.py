@@ -47,7 +47,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
-from finetune.system.terminal import stamp_outputs
+from finetune.system.terminal import stamp_outputs, wrapped_page
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -80,7 +80,9 @@ class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
     def format_help(self, formatter: HelpFormatter | None = None) -> str:
         command = command_of(self)
         is_of_command = any(action.dest == "trainer.max_epochs" for action in self._actions)
-        return all_options_page(command, self) if is_of_command else super().format_help(formatter)
+        if not is_of_command:
+            return super().format_help(formatter)
+        return wrapped_page(all_options_page(command, self), sys.stdout)
 
 
 class FinetuneCLI(LightningCLI):

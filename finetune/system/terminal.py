@@ -9,6 +9,7 @@ import errno
 import io
 import logging
 import os
+import re
 import select
 import sys
 import textwrap
@@ -20,6 +21,10 @@ COLORS = {"red": 31, "yellow": 33}
 _NARROWEST = (
     20  # columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
 )
+_NAMED = re.compile(
+    r"  (--.{38} |\S+ {2,})(?=\S)"
+)  # an option or command on a help page, before its text
+_LEAST_OF_DESCRIPTION = 80  # columns; a shorter line of a description ends a paragraph
 
 
 def write_line(text: str) -> None:
@@ -130,18 +135,58 @@ def is_interactive(stream: TextIO | None) -> bool:
 
 def wrapped(text: str, stream: TextIO | None) -> str:
     """Return a line that is broken between words at the width of the terminal; as it is if the stream is none."""
+    width = _width(stream)
+    if width is None or width >= len(text):
+        return text
+    return _filled(text, width, "  ")
+
+
+def wrapped_page(page: str, stream: TextIO | None) -> str:
+    """Return a help page with its long lines broken at the width of the terminal; unchanged if the stream is none.
+
+    The text of an option continues below its beginning. The description at the top is filled again.
+    """
+    width = _width(stream)
+    lines = page.splitlines()
+    if width is None or width >= max(map(len, lines), default=0):
+        return page
+    result: list[str] = []
+    is_description = False  # whether the last line continues in the next one
+    has_ended = False
+    for line in lines:
+        has_ended = has_ended or line.startswith(" ")
+        if is_description and line:
+            result[-1] = f"{result[-1]} {line}"
+        else:
+            result.append(line)
+        is_description = not has_ended and len(line) > _LEAST_OF_DESCRIPTION
+    return "\n".join(_filled(line, width, _hanging_indent(line, width)) for line in result)
+
+
+def _hanging_indent(line: str, width: int) -> str:
+    """Return the indent of what does not fit on a line of a help page."""
+    named = _NAMED.match(line)
+    indent = named.end() if named else len(line) - len(line.lstrip())
+    # a narrow terminal has no room below the text of an option
+    return " " * (indent if width - indent >= _NARROWEST else 6)
+
+
+def _filled(text: str, width: int, indent: str) -> str:
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _width(stream: TextIO | None) -> int | None:
+    """Return the width of a terminal in columns; None if the stream is none, or does not state a usable width."""
     stream = getattr(stream, "rich_proxied_file", stream)
     if stream is None or not is_interactive(stream):
-        return text
+        return None
     try:
         width = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        return text
-    if not _NARROWEST <= width < len(text):
-        return text
-    return textwrap.fill(
-        text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+        return None
+    return width if width >= _NARROWEST else None
 
 
 def has_color(stream: TextIO | None) -> bool:

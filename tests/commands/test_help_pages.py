@@ -1,8 +1,11 @@
 """The pages of `--help` are short, quick, and agree with the real parser."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
 from inspect import signature
 from typing import Any
 
@@ -11,7 +14,7 @@ import yaml
 from command_lines import parse
 
 from finetune.cli import LIGHTNING as LIGHTNING_COMMANDS
-from finetune.cli import OWN, SECTIONS, run_own
+from finetune.cli import OWN, SECTIONS, _help, run_own
 from finetune.commands.by_hand import by_hand
 from finetune.commands.cache import cache
 from finetune.commands.check import check
@@ -27,6 +30,7 @@ from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.demo.demo import demo
 from finetune.runs.predictions import FILES
+from finetune.system.terminal import wrapped_page
 
 
 @pytest.mark.parametrize("command", PAGES)
@@ -210,3 +214,22 @@ def test_the_defaults_of_our_own_commands(command, function):
     }
     for option in options(command):
         assert yaml.safe_load(option.default or "") == defaults[option.full]
+
+
+def test_pages_are_broken_at_the_width_of_a_terminal_only(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    pages = [_help(), *map(page, PAGES)]
+    reader, writer = pty.openpty()
+    with os.fdopen(reader), os.fdopen(writer, "w") as terminal:
+        termios.tcsetwinsize(writer, (24, 82))
+        narrow = [wrapped_page(text, terminal) for text in pages]
+    for text, lines in zip(pages, map(str.splitlines, narrow), strict=True):
+        # the control: without it lines are longer
+        assert max(map(len, lines)) <= 82 < max(map(len, text.splitlines()))
+        assert " ".join(lines).split() == text.split()
+        # the text of an option or a command stays in its column
+        below = {len(line) - len(line.lstrip()) for line in lines if line.startswith("    ")}
+        assert below <= {13, 43}
+    with (tmp_path / "help").open("w") as file:
+        assert wrapped_page(pages[0], file) == pages[0]
