@@ -215,8 +215,8 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
 def _check_has_data(command: str, line: ParsedLine) -> None:
     has_place = not flag_settings(line).keys().isdisjoint(("data.root", "data.table"))
     if not has_place and not line.has("print_config", "resume"):
-        hint = f"finetune {command} FOLDER, or one of those shipped: --config hotdog.yaml"
-        raise WrongUsage(f"no data: give the folder of your images: {hint}")
+        hint = f"finetune {command} FOLDER; or a shipped config: --config hotdog.yaml"
+        raise WrongUsage(f"no data: give the folder of your images, as in {hint}")
 
 
 def _check_no_config(command: str, folder: str) -> None:

@@ -60,11 +60,11 @@ not shown: fit benchmark
       corrected_labels label_fixes
   --model.optimizer.weight_decay SHARE
       wd decay
-  --trainer.max_steps N
+  --trainer.max_steps N                    end after N optimizer steps; -1: no limit
       steps num_steps iterations
-  --trainer.accelerator KIND
+  --trainer.accelerator KIND               kind of device: cpu, cuda or mps
       cpu cuda mps
-  --trainer.callbacks NAMES
+  --trainer.callbacks NAMES                callbacks of Lightning, by name or class path
       callback
   --data.group_by HOW
       groups group

@@ -11,7 +11,7 @@ from finetune.system.messages import WrongUsage
 
 RATES = ("precision", "recall")  # measures for which an aim states the least value
 MEASURES = ("accuracy", "f1", *RATES)
-_FORMS = "accuracy, f1, precision:P or recall:P with P above 0 and at most 1, and :CLASS behind it if not the first's"
+_FORMS = "accuracy, f1, precision:P or recall:P, with P above 0 and at most 1; add :CLASS for the second class"
 _LABEL_FORMS = "f1, accuracy, precision:P or recall:P with P above 0 and at most 1"
 
 

@@ -105,7 +105,7 @@ WRONG = {
     "test run pictures pictures": "one folder is needed, not 2",
     "predict run/checkpoints": "finetune predict needs images, folders, globs or a LIST.txt",
     "sheet run": "finetune sheet needs images",
-    "fit": "no data: give the folder of your images: finetune fit FOLDER, or one of those",
+    "fit": "no data: give the folder of your images, as in finetune fit FOLDER; or a shipped",
     "fit --resume=pictures": "--resume pictures: that is not the folder of a run",
     "fit --resume nowhere": "--resume: 'nowhere' does not exist; give the folder of a run",
     "fit pictures --resume early2": "a run or a folder of images; did you mean 'early'?",

@@ -80,7 +80,7 @@ def test_shortcuts_are_told_by_what_they_give_away():
         ("shortcut_class", "warning", 1),
         ("shortcut_split", "note", 1),
     ]
-    assert found[0].rows[0].note == "file type tells a from the rest: strength 1.00 of 1"
+    assert found[0].rows[0].note == "file type distinguishes a from the rest: strength 1.00 of 1"
     assert shortcut_findings([]) == []
 
 

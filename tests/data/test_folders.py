@@ -596,7 +596,7 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
     for find in (scan, list_images):
         with pytest.raises(
             ValueError,
-            match=f"1 image lies loose in it, and {tmp_path}/photos/photos holds 'cat', 'dog': give",
+            match=f"1 image is in it, and {tmp_path}/photos/photos has the folders 'cat', 'dog': give",
         ):
             find(tmp_path / "photos/photos/cat")
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")

@@ -160,7 +160,7 @@ def shortcut_findings(shortcuts: Sequence[Shortcut]) -> list[Finding]:
         rows = [
             Row(
                 [],
-                f"{s.what} tells {s.name} from the rest: strength {s.strength:.2f} of 1",
+                f"{s.what} distinguishes {s.name} from the rest: strength {s.strength:.2f} of 1",
                 s.strength,
             )
             for s in shortcuts

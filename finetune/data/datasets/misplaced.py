@@ -37,8 +37,8 @@ def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> st
         return ""
     if num == 0 or len(names) < 2:
         return ""
-    loose = counted(num, "image lies", "images lie")
-    return f"; {loose} loose in it, and {place} holds {_listed(names)}: give that one"
+    loose = counted(num, "image is", "images are")
+    return f"; {loose} in it, and {place} has the folders {_listed(names)}: give that folder"
 
 
 def warning_of_data_sets(
