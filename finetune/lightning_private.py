@@ -46,7 +46,7 @@ def disable_signal_handlers(trainer: "pl.Trainer") -> None:
 
 
 def disable_sigterm_broadcast(trainer: "pl.Trainer") -> None:
-    """Disable the broadcast at every step that tells all ranks whether one has received SIGTERM.
+    """Disable the broadcast at every step of whether a rank has received SIGTERM.
 
     Reading its result waits until the GPU has finished its queue. `SignalFlag` communicates on CPUs instead.
     """

@@ -88,7 +88,7 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
 
 
 def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each split whose share is far from its fraction, because groups are kept whole.
+    """Yield a line for each split whose share is far from its fraction, because groups are not divided.
 
     Args:
         splits: The splits of a data set.
@@ -103,7 +103,7 @@ def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]
         if name not in splits and is_drawn and fractions[name] > 0:
             num_groups = len(np.unique(train.groups)) if train.groups is not None else 0
             yield (
-                f"{name} has no images, because groups are kept whole and are too few: "
+                f"{name} has no images, because groups are not divided and are too few: "
                 f"{counted(num_groups, 'group')} in train"
             )
     total = len(train) + sum(map(len, apart.values()))
@@ -112,6 +112,6 @@ def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]
         wanted = fractions[name]
         if abs(share - wanted) > _FAR_OFF * wanted:
             yield (
-                f"{name} has {share:.0%} of the images, not {wanted:.0%}, because groups are kept whole: "
+                f"{name} has {share:.0%} of the images, not {wanted:.0%}, because groups are not divided: "
                 "another --data.split_seed draws other groups"
             )

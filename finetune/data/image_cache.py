@@ -148,7 +148,7 @@ def _build(
                 log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
             except BaseException:
-                with suppress(OSError):  # tells the waiting processes to build the cache
+                with suppress(OSError):  # lets the waiting processes build the cache
                     path.with_name(f".{path.name}.stopped.tmp").touch()
                 raise
             seconds = time.perf_counter() - began

@@ -93,7 +93,7 @@ def _observe(processes: list[subprocess.Popen]) -> None:
             )
             os._exit(code)
         if ending.wait(_GRACE):
-            time.sleep(_TIME_TO_STOP)  # in which it writes what waited, and tells its own error
+            time.sleep(_TIME_TO_STOP)  # in which it writes pending files and reports its own error
         end_run(
             f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
         )

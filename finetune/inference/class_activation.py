@@ -17,8 +17,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from finetune.models.multi_stage import MultiStage, join_features
 from finetune.models.stages import head
 
-# Smallest side of a map that is shown, in positions. A map of 2 x 2 positions, as of a ResNet at 64 pixels, only tells
-# which corner of the image counts. Resized to the image it seems to tell much more.
+# Smallest side of a map that is shown, in positions. A map of 2 x 2 positions, as of a ResNet at 64 pixels, only shows
+# which corner of the image counts. Resized to the image it seems to show much more.
 _SMALLEST_SIDE = 5
 
 # Shapes: B images, C channels, u x v positions of the last feature maps, D features, K classes.

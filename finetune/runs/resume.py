@@ -160,7 +160,7 @@ def check_changes(
     if names != data.class_names:
         run = Path(start.path).parents[1]
         raise ValueError(
-            f"{run} is of the classes {', '.join(names)}, and {data.root} holds {', '.join(data.class_names)}: "
+            f"{run} is of the classes {', '.join(names)}, and {data.root} has {', '.join(data.class_names)}: "
             "begin a new run without --resume"
         )
     has_other_images = _has_other_images(start.content, data)

@@ -39,7 +39,7 @@ def write_line(text: str) -> None:
 
 
 def print_if_read(text: str) -> None:
-    """Print a line to stdout; without a reader it is lost, and the command goes on."""
+    """Print a line to stdout; without a reader it is lost, and the command continues."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

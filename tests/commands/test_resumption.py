@@ -108,7 +108,7 @@ def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path):
     shutil.copytree(folder / "train/red", folder / "train/wine")
     with pytest.raises(
         ValueError,
-        match=r"is of the classes blue, green, red, and .* holds blue, green, red, wine: be",
+        match=r"is of the classes blue, green, red, and .* has blue, green, red, wine: be",
     ):
         cli("fit", folder, *UNFINISHED, "--resume")
 

@@ -166,7 +166,7 @@ def test_a_split_that_is_empty_because_groups_are_few_is_stated(tmp_path):
     lines = list(unequal_shares(data(tmp_path, group_by="folder").splits, shares))
     assert (
         lines[0]
-        == "test has no images, because groups are kept whole and are too few: 1 group in train"
+        == "test has no images, because groups are not divided and are too few: 1 group in train"
     )
     assert lines[1].startswith("val has 50% of the images, not 10%") and len(lines) == 2
     without = data(tmp_path, group_by="folder", test_fraction=0, split_seed=3)

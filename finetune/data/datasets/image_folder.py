@@ -234,7 +234,7 @@ class ImageFolderData(ImageDataModule):
             message = f"{self.root} has no images to train on of {lacking}"
             if has_groups(self.splits):
                 seed = self.splitting.split_seed
-                message += f" with split_seed {seed}, which keeps groups whole"
+                message += f" with split_seed {seed}, which does not divide groups"
             return f"{message}: add some, or remove that class"
         if self.scanned.fold_faults.num_units:
             of_class = dict(zip(self.class_names, self.scanned.fold_faults.num_units, strict=True))
