@@ -221,7 +221,8 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
     about = json.loads((weights / "config.json").read_text())
     about["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
     (weights / "config.json").write_text(json.dumps(about))
-    cli("fit", colours, *options(weights))
+    one_step = ("--trainer.max_steps", "1")
+    cli("fit", colours, *options(weights, *one_step))
     told = "the weights in the folder weights, licence cc-by-nc-4.0: commercial use is not allowed"
     assert [
         (record.levelname, record.message) for record in caplog.records if told in record.message
@@ -238,7 +239,7 @@ def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
     # and so in the next
     for i, ours in enumerate(("runs/fit/version_0/checkpoints/best.ckpt", "file.safetensors"), 1):
         caplog.clear()
-        cli("fit", colours, *options(ours, "--test_after_fit", "false"))
+        cli("fit", colours, *options(ours, "--test_after_fit", "false", *one_step))
         ((level, text),) = [(r.levelname, r.message) for r in caplog.records if told in r.message]
         assert level == "WARNING" and text.startswith(f"weights: the file {Path(ours).name}, ")
         kept = json.loads(Path(f"runs/fit/version_{i}/about.json").read_text())[

@@ -41,7 +41,7 @@ def slowly(function: Any) -> Any:
 
 
 def full_disk(*_: Any) -> None:
-    time.sleep(3)
+    time.sleep(1)
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
