@@ -4,14 +4,19 @@ import multiprocessing
 import signal
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess
+from multiprocessing.queues import Queue
 from typing import Any
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from finetune.distributed.signals import stop_if_asked
 
+_WHERE = "in DataLoader worker"
+_HINT = "more shared memory (/dev/shm, ulimit -f), a smaller --batch, or --workers 0 helps"
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -25,6 +30,25 @@ def is_forking(context: BaseContext | None) -> bool:
     return multiprocessing.get_start_method() in ("fork", "forkserver")
 
 
+class ResultQueue(Queue):
+    """A queue of the batches of workers, by which a batch that cannot be sent is an error in the main process.
+
+    Python's own queue drops the batch, and the main process would wait for it forever. A worker sends batches through
+    shared memory, which may be full or limited.
+    """
+
+    def _on_queue_feeder_error(self, error: BaseException, item: Any) -> None:  # type: ignore[override]
+        is_worker = multiprocessing.parent_process() is not None
+        if not is_worker or not isinstance(item, tuple):
+            super()._on_queue_feeder_error(error, item)
+            return
+        number = item[0]  # of the batch
+        reason = f"a batch cannot be sent to the main process: {' '.join(str(error).split())}"
+        described = RuntimeError(f"{reason}; {_HINT}")
+        with suppress(ValueError):  # the queue is closed, since the worker ends
+            self.put((number, ExceptionWrapper((RuntimeError, described, None), _WHERE)))
+
+
 class Forks(ForkContext):
     """Forks workers. Before each fork the main process handles its pending signals.
 
@@ -34,6 +58,9 @@ class Forks(ForkContext):
 
     def __init__(self, mask: set[Any]) -> None:
         self._mask = mask
+
+    def Queue(self, maxsize: int = 0) -> Queue:
+        return ResultQueue(maxsize, ctx=self.get_context())
 
     def Process(self, **options: Any) -> ForkProcess:  # type: ignore[override]  # a class in other contexts
         # unblocking runs the handlers of pending signals

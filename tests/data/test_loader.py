@@ -24,6 +24,7 @@ from data_files import small
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
+from finetune.commands.error_lines import one_line
 from finetune.data import loader
 from finetune.data.loader import (
     BatchesAhead,
@@ -353,6 +354,26 @@ def test_a_fit_of_several_processes_stops_by_agreement_instead(slow_starts):
     assert flag.received == signal.SIGINT and next(iterator) == torch.zeros(1)
     flag.restore()
     del iterator
+    end_workers()
+
+
+class Unsendable:
+    """A batch for which there is no shared memory."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("unable to resize file")
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error():
+    """Python's queue drops it, and the fit waited forever. Control: the time that this loader has ends first."""
+    loader = Loader([0], num_workers=1, collate_fn=lambda _: Unsendable(), timeout=4)
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(loader))
+    line = one_line(caught.value)
+    assert line is not None
+    assert line.startswith(
+        "a batch cannot be sent to the main process: unable to resize file; more"
+    )
     end_workers()
 
 
