@@ -9,7 +9,7 @@ import os
 import re
 from typing import NamedTuple
 
-from finetune.system.messages import WrongUsage, install
+from finetune.system.messages import WrongUsage, install, shown
 
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 EXTRA = "storage"
@@ -88,6 +88,14 @@ def check_scheme(path: str) -> None:
             f"addresses that begin with {match[0]} are unsupported: give a local folder, or one in object storage "
             f"({', '.join(f'{name}://' for name in SCHEMES)})"
         )
+
+
+def shown_address(text: str) -> str:
+    """Return an address for a message, without a user name, a password and a signature."""
+    scheme, _, rest = text.partition("://")
+    place, mark, _ = rest.partition("?")
+    _, at, place = place.rpartition("@")
+    return shown(f"{scheme}://{'…' if at else ''}{at}{place}{'?…' if mark else ''}")
 
 
 def joined(folder: str, path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from finetune.data.addresses import shown_address
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import (
     LOCAL,
@@ -233,11 +234,11 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
         if not text:
             faults.append(Fault(row, table.lines[row], column, "the path is empty"))
         elif is_address and storage_of(text) is LOCAL:
-            fault = f"{shown(text)!r} is an address, which is unsupported"
+            fault = f"{shown_address(text)!r} is an address, which is unsupported"
             hint = "download the images, and give their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif is_address and not (prefix and text.startswith(prefix)):
-            fault = f"{shown(text)!r} is an address outside of the folder of the images"
+            fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
             hint = "give the address of their folder: as --data.root, or to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
