@@ -37,10 +37,10 @@ class ResultQueue(Queue):
     shared memory, which may be full or limited.
     """
 
-    def _on_queue_feeder_error(self, error: BaseException, item: Any) -> None:  # type: ignore[override]
+    def _on_queue_feeder_error(self, error: BaseException, item: Any) -> None:
         is_worker = multiprocessing.parent_process() is not None
         if not is_worker or not isinstance(item, tuple):
-            super()._on_queue_feeder_error(error, item)
+            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
             return
         number = item[0]  # of the batch
         reason = f"a batch cannot be sent to the main process: {' '.join(str(error).split())}"
