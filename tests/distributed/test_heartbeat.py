@@ -106,11 +106,19 @@ def test_no_further_connection_is_accepted_when_all_ranks_are_there(listener):
     watch.listen(listener, TOKEN, 1)
     address = listener.getsockname()
     leave = answering(listener, 1)
-    threading.Timer(SILENCE, lambda: setattr(watch, "_group", object())).start()
-    watch.run()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
-    leave()
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 2
+        while listener.fileno() >= 0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        assert list(watch._ranks.values()) == [1]  # it is still watched
+    finally:
+        watch._group = object()
+        thread.join()
+        leave()
 
 
 def test_rank_zero_is_lost_too(listener):
