@@ -21,10 +21,9 @@ COLORS = {"red": 31, "yellow": 33}
 _NARROWEST = (
     20  # columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
 )
-_NAMED = re.compile(
-    r"  (--.{38} |\S+ {2,})(?=\S)"
-)  # an option or command on a help page, before its text
-_LEAST_OF_DESCRIPTION = 80  # columns; a shorter line of a description ends a paragraph
+# an option or command on a help page, before its text
+_NAMED = re.compile(r"  (--.{38} |\S+ {2,})(?=\S)")
+_MIN_CONTINUED = 80  # columns; a shorter line of a description ends a paragraph
 
 
 def write_line(text: str) -> None:
@@ -105,7 +104,7 @@ def has_stamped_outputs() -> bool:
 
 
 def unstamp_outputs() -> None:
-    """Undo `stamp_outputs`, in a process that goes on after the command."""
+    """Undo `stamp_outputs`, in a process that continues after the command."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TimestampedStream):
@@ -115,7 +114,7 @@ def unstamp_outputs() -> None:
 def _replace_output(name: str, before: Any, after: Any) -> None:
     """Replace an output, also in the handlers of loggers that hold it."""
     setattr(sys, name, after)
-    for logger in list(logging.root.manager.loggerDict.values()):
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(after)
@@ -159,7 +158,7 @@ def wrapped_page(page: str, stream: TextIO | None) -> str:
             result[-1] = f"{result[-1]} {line}"
         else:
             result.append(line)
-        is_description = not has_ended and len(line) > _LEAST_OF_DESCRIPTION
+        is_description = not has_ended and len(line) > _MIN_CONTINUED
     return "\n".join(_filled(line, width, _hanging_indent(line, width)) for line in result)
 
 

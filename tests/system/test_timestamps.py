@@ -1,6 +1,7 @@
 """Lines that begin with the time, written in pieces, and the same in processes whose outputs are pipes or terminals."""
 
 import io
+import logging
 import os
 import pty
 import random
@@ -56,8 +57,10 @@ def test_each_line_has_one_time_however_it_is_written():
 
 
 def print_lines() -> int:
+    logging.root.addHandler(logging.StreamHandler())
     stamp_outputs()
     stamp_outputs()  # not twice
+    logging.root.warning("logged")
     print("on stdout", flush=True)
     print("in", end="", file=sys.stderr)
     write_line("\na signal")
@@ -69,7 +72,12 @@ def test_pipes_have_times_and_terminals_have_none():
     code, output = code_of(print_lines, os.pipe())
     lines = output.decode().splitlines()
     assert code == 7
-    assert sorted(TIME.sub("", line) for line in lines) == ["a signal", "inpieces", "on stdout"]
+    assert sorted(TIME.sub("", line) for line in lines) == [
+        "a signal",
+        "inpieces",
+        "logged",
+        "on stdout",
+    ]
     assert all(map(TIME.match, lines))
     # the control
     assert not TIME.search(code_of(print_lines, pty.openpty())[1].decode())
