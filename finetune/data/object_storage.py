@@ -371,10 +371,11 @@ class ObjectStorage:
 def _repeated(request: Callable[[], _Result]) -> _Result:
     """Return the result of a request, which is repeated if its answer breaks off.
 
-    obstore repeats all others, and those for the content of an object. An answer that breaks off may be a list.
+    obstore repeats requests that fail in other ways. If an answer breaks off, it requests the rest of an object's
+    content, but not that of a list.
     """
     begin = time.monotonic()
-    pause = 0.1
+    pause = _FIRST_PAUSE
     while True:
         try:
             return request()
@@ -497,7 +498,9 @@ def _in_plain_words(path: str, error: BaseException) -> str:
         )
     if isinstance(error, exceptions.InvalidPathError):
         match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
-        name = shown(match[1] if match else text)
+        if match is None:
+            return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
+        name = shown(match[1])
         return f"{path}: an object has the name {name!r}: {_UNSUPPORTED_NAME}. Rename or delete it"
     reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
     return f"{path}: the storage does not answer, or not as it should ({reason})"
