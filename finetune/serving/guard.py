@@ -71,7 +71,7 @@ def _header_bytes(scope: Scope) -> int:
 
 def _headers_too_large() -> Refused:
     return Refused(
-        431, f"the address and the headers of a request may have {MAX_HEADER_BYTES:,} bytes"
+        431, f"the address and the headers of a request have more than {MAX_HEADER_BYTES:,} bytes"
     )
 
 

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 import finetune
 from finetune.models.heads import LabelKind
-from finetune.serving.guard import OPEN_PATHS
+from finetune.serving.guard import MAX_HEADER_BYTES, OPEN_PATHS
 from finetune.serving.response_types import Error, LabelsPrediction, Prediction
 from finetune.serving.uploads import Limits
 
@@ -114,7 +114,7 @@ def _operation(operation: Operation, limits: Limits, needs_token: bool) -> dict[
     answers = {200: _answer(operation.text or operation.summary, operation.answer)}
     for status, text in (operation.errors or {}).items():
         answers[status] = _answer(text.format(limits=limits), operation.error_type or _ERROR)
-    answers[431] = _answer("an address and headers of more than 16 KB", _ERROR)
+    answers[431] = _answer(f"an address and headers of more than {MAX_HEADER_BYTES:,} bytes", _ERROR)
     if needs_token:
         answers |= {status: _answer(text, _ERROR) for status, text in _TOKEN_ANSWERS.items()}
     found["responses"] = {str(status): answer for status, answer in sorted(answers.items())}

@@ -63,7 +63,7 @@ def test_headers_that_arrive_at_once_are_limited_too(place):
         response = client(None, "127.0.0.1").get("/model", headers=headers, params=params)
         assert response.status_code == status
     assert response.json() == {
-        "error": "the address and the headers of a request may have 16,384 bytes"
+        "error": "the address and the headers of a request have more than 16,384 bytes"
     }
 
 
