@@ -16,7 +16,7 @@ from pytorch_lightning.plugins.environments import (
 )
 
 from finetune.system.machine import num_cores
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, counted
 
 # srun sets this variable. A batch script that does not use srun has only SLURM_NTASKS, the tasks of the job.
 _SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
@@ -112,7 +112,7 @@ def check_num_processes(devices: Any, accelerator: Any, option: str = "trainer.d
     )
     if is_on_cpu:
         raise WrongUsage(
-            f"{option} {devices}: at most {most} processes on {num_cores()} CPU cores, "
+            f"{option} {devices}: at most {most} processes on {counted(num_cores(), 'CPU core')}, "
             f"{_PROCESSES_PER_CORE} for each"
         )
 

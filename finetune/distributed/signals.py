@@ -179,4 +179,4 @@ class SignalFlag:
             write_line(f"\nstopping after this step; {what}")
         if not self.received:
             self.received_at = time.monotonic()
-        self.received = self.received or signum
+            self.received = signum
