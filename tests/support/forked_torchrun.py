@@ -25,7 +25,7 @@ CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000  # of Linux: mounts, and the net
 
 
 class ForkedRank(Forked):
-    """Stands for the subprocess.Popen with which torchrun starts `python -u -m finetune …`."""
+    """Replaces the subprocess.Popen with which torchrun starts `python -u -m finetune …`."""
 
     def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
         assert command[1:4] == ("-u", "-m", "finetune")
@@ -71,11 +71,11 @@ if __name__ == "__main__":
     parser.add_argument("--host")
     parser.add_argument("--read-only")
     parser.add_argument("torchrun", nargs=argparse.REMAINDER)
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     sys.path.append(str(ROOT / "tests/integration"))  # the callbacks of the tests
-    if told.host:
-        enter(told.host)
-    if told.read_only:
-        make_read_only(told.read_only)
+    if arguments.host:
+        enter(arguments.host)
+    if arguments.read_only:
+        make_read_only(arguments.read_only)
     with patch.object(SubprocessHandler, "_popen", popen):
-        run.main(told.torchrun[1:])
+        run.main(arguments.torchrun[1:])

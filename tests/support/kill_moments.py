@@ -149,7 +149,7 @@ def results(number: int, only: str = "") -> Iterator[tuple[str, list[str]]]:
         reference = state(whole)
         for name, disturb in chosen.items():
             if disturb is paused_fit and world_size == 1 and number == 1:
-                continue  # one of the two that wait for each other says more
+                continue  # a pause of one of two processes, which wait for each other, tests more
             faults = []
             for i in range(number):
                 root = OUT / f"fit{world_size}_{i}"
