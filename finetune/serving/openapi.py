@@ -114,7 +114,9 @@ def _operation(operation: Operation, limits: Limits, needs_token: bool) -> dict[
     answers = {200: _answer(operation.text or operation.summary, operation.answer)}
     for status, text in (operation.errors or {}).items():
         answers[status] = _answer(text.format(limits=limits), operation.error_type or _ERROR)
-    answers[431] = _answer(f"an address and headers of more than {MAX_HEADER_BYTES:,} bytes", _ERROR)
+    answers[431] = _answer(
+        f"an address and headers of more than {MAX_HEADER_BYTES:,} bytes", _ERROR
+    )
     if needs_token:
         answers |= {status: _answer(text, _ERROR) for status, text in _TOKEN_ANSWERS.items()}
     found["responses"] = {str(status): answer for status, answer in sorted(answers.items())}
