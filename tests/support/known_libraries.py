@@ -59,6 +59,10 @@ def remember_entry_points() -> None:
 
 
 def import_timm() -> None:
-    """Import timm without wandb, which it takes longer to import than all else, and does not need here."""
-    with patch.dict(sys.modules, {"wandb": None}):
+    """Import timm without wandb, which takes longer to import than the rest of timm, and is not needed here."""
+    # not by `patch.dict`, which would remove the modules that are imported meanwhile
+    sys.modules["wandb"] = None  # type: ignore[assignment]
+    try:
         importlib.import_module("timm")
+    finally:
+        del sys.modules["wandb"]
