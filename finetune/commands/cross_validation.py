@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 # The flags that this command takes itself; a fold gets its own.
 _OWN = ("folds", "name", "resume", "trainer.default_root_dir")
 _PLACES = ("data.table", "data.root")  # where the images are
-_IRRELEVANT = (*_PLACES, "timestamps")  # a fold that has ended need not go on for these
+_IRRELEVANT = (*_PLACES, "timestamps")  # a fold that has ended is not continued for these
 _SHORTEST = 1e-3  # minutes: if no time is left, the first fold says how much it needs
 # Flags that cannot go with folds, and why.
 _REFUSED = MappingProxyType(
