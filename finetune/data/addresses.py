@@ -93,7 +93,9 @@ def check_scheme(path: str) -> None:
 def shown_address(text: str) -> str:
     """Return an address for a message, without a user name, a password and a signature."""
     scheme, _, rest = text.partition("://")
-    place, mark, _ = rest.partition("?")
+    place, mark, query = rest.partition("?")
+    if "@" in query:  # it may be the end of a password
+        return shown(f"{scheme}://…")
     _, at, place = place.rpartition("@")
     return shown(f"{scheme}://{'…' if at else ''}{at}{place}{'?…' if mark else ''}")
 

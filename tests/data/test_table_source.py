@@ -139,6 +139,7 @@ def lines(*faulty: str, header: str = "path,label") -> str:
         (["http://host/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
         (["s3://a:b/c@bucket/x.jpg,a"], "path,label", (3, "path"), "s3://…@bucket/x.jpg' is an address"),
         (["http://host/x.jpg?a=b,a"], "path,label", (3, "path"), "http://host/x.jpg?…' is an address"),
+        (["s3://a:b?c@bucket/x.jpg,a"], "path,label", (3, "path"), "'s3://…' is an address"),
         (["extra.jpg,"], "path,label", (3, "label"), "the label is empty"),
         (["extra.jpg,'a\x07'"], "path,label", (3, "label"), "control character"),
         (["extra.jpg,a,somewhere"], "path,label,split", (3, "split"), "'somewhere' is not a split"),
