@@ -187,7 +187,7 @@ def test_the_current_gpu_is_the_program_s_again(monkeypatch, was_used):
     ("context", "name"),
     [(torch.autocast("cpu"), "autocast"), (torch.inference_mode(), "inference_mode")],
 )
-def test_a_context_that_can_not_be_left_is_told(context, name):
+def test_a_context_that_can_not_be_left_is_reported(context, name):
     with (
         context,
         pytest.raises(ValueError, match=f"a fit cannot run within torch.{name}: call it outside"),
@@ -280,13 +280,13 @@ print(torch.rand(1, device="cuda").item())
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_that_a_fit_uses_first_begins_with_the_program_s_seed():
-    told = {}
+    reported = {}
     for how in ("alone", "borrowed", "left"):
         done = subprocess.run(
             [sys.executable, "-c", _LATE, how], capture_output=True, text=True, check=True
         )
-        told[how] = done.stdout
-    assert told["borrowed"] == told["alone"] != told["left"]
+        reported[how] = done.stdout
+    assert reported["borrowed"] == reported["alone"] != reported["left"]
 
 
 def test_memory_is_handed_out_as_before(monkeypatch):

@@ -77,8 +77,12 @@ def test_a_script_without_a_guard_trains_on_two_devices(colours, tmp_path):
     assert run.name == "version_0" and done.stdout.count("test/accuracy") == 1
     assert " of 30; 95 % interval " in done.stdout
     # by one process, and nothing else
-    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
-    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", done.stderr), done.stderr
+    reported = "".join(
+        rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has ")
+    )
+    assert re.fullmatch(rf"{reported}epoch 1/1  train/loss \d.*images/s\n", done.stderr), (
+        done.stderr
+    )
     assert f"{run} 10" in lines and f"run in {run.relative_to(tmp_path)}" in lines
     assert json.loads((run / "about.json").read_text())["command"].startswith(
         f"finetune fit {colours} --epochs 1"
@@ -93,7 +97,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
 
-def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatch, capsys):
+def test_what_it_reports_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatch, capsys):
     fake(
         tmp_path,
         monkeypatch,
@@ -107,9 +111,9 @@ def test_what_it_tells_is_handed_on_and_what_ends_it_raised(tmp_path, monkeypatc
             monkeypatch,
             f"print('finetune: error: so', file=sys.stderr); sys.exit({code})",
         )
-        with pytest.raises(kind, match="^so$") as told:
+        with pytest.raises(kind, match="^so$") as reported:
             run_command(["fit"])
-        assert type(told.value) is kind
+        assert type(reported.value) is kind
     fake(tmp_path, monkeypatch, "os.kill(os.getpid(), 9)")
     with pytest.raises(RuntimeError, match="ended with code -9"):
         run_command(["fit"])
@@ -212,7 +216,7 @@ def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, 
         assert shown.read().startswith("??")
 
 
-def test_a_child_that_does_not_say_where_its_run_is_is_told(tmp_path, monkeypatch):
+def test_a_child_that_does_not_say_where_its_run_is_is_reported(tmp_path, monkeypatch):
     fake(tmp_path, monkeypatch, "print('done')")
     with pytest.raises(RuntimeError, match="finetune fit has not reported the folder of its run"):
         run_command(["fit"])

@@ -14,7 +14,7 @@ from finetune import FittedRun, fit, load
 from finetune.runs.statistics import wilson
 
 # Predictions of five images of three classes; the last one is wrong.
-LABELS, SAID = [0, 1, 2, 0, 1], np.eye(3)[[0, 1, 2, 0, 2]] * 0.7 + 0.1
+LABELS, PREDICTED = [0, 1, 2, 0, 1], np.eye(3)[[0, 1, 2, 0, 2]] * 0.7 + 0.1
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def fitted(colours, tmp_path_factory):
 
 
 def test_numbers_are_those_of_the_files(tmp_path):
-    run = FittedRun(write_run(tmp_path / "run", LABELS, SAID))
+    run = FittedRun(write_run(tmp_path / "run", LABELS, PREDICTED))
     assert run.accuracy == 0.8 == run.result["test/accuracy"]
     assert run.interval == wilson(4, 5) and run.interval[0] < 0.8 < run.interval[1]
     assert (
@@ -36,7 +36,7 @@ def test_numbers_are_those_of_the_files(tmp_path):
 
 
 def test_history_is_a_row_for_each_epoch_in_numbers(tmp_path):
-    folder = write_run(tmp_path / "run", LABELS, SAID)
+    folder = write_run(tmp_path / "run", LABELS, PREDICTED)
     rows = [
         "epoch,step,seconds,train/loss,val/accuracy,lr-SGD/head",
         "1,3,0.5,1.25,,0.01",
@@ -96,7 +96,7 @@ def test_a_run_that_was_not_tested_says_so(colours, quick):
     assert "Not tested" in repr(run) and "<img" not in run._repr_html_()
 
 
-def test_a_notebook_shows_result_curves_and_pictures(fitted, colours):
+def test_a_notebook_shows_result_curves_and_images(fitted, colours):
     page = fitted._repr_html_()
     share = f"test accuracy {100 * fitted.accuracy:.1f} % ({round(fitted.accuracy * 30)} of 30; "
     assert share in page
@@ -107,7 +107,7 @@ def test_a_notebook_shows_result_curves_and_pictures(fitted, colours):
 
 
 @pytest.mark.slow
-def test_pictures_that_are_gone_are_left_out(colours, quick, tmp_path):
+def test_images_that_are_gone_are_left_out(colours, quick, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(colours, copy)
     run = fit(copy, **quick)

@@ -29,8 +29,8 @@ def test_its_arguments_are_the_command_s_short_words():
     names = set(inspect.signature(fit).parameters)
     others = {"minutes", "patience", "folds", "folder", "config", "resume", "options"}
     assert names == {*WORDS["fit"], *others}
-    told = inspect.getdoc(fit)
-    assert [name for name in names if f"\n    {name}: " not in told] == []
+    reported = inspect.getdoc(fit)
+    assert [name for name in names if f"\n    {name}: " not in reported] == []
 
 
 def test_each_argument_that_is_passed_reaches_the_command_and_no_other(monkeypatch):
@@ -60,7 +60,7 @@ WORDS_AND_LINES = [
 
 
 @pytest.mark.parametrize(("words", "line"), WORDS_AND_LINES)
-def test_values_are_said_as_one_would_type_them(words, line):
+def test_values_are_printed_as_one_would_type_them(words, line):
     assert command_line("pictures", words, {}) == ["fit", "pictures", *line]
 
 
@@ -158,13 +158,13 @@ WRONG = [
 def test_a_mistake_is_an_exception_with_the_command_s_line(
     colours, quick, capfd, wrong, kind, line
 ):
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as reported:
         fit(**{"folder": colours, **quick, **wrong})
-    assert line in str(told.value) and "\n" not in str(told.value)
+    assert line in str(reported.value) and "\n" not in str(reported.value)
     assert "usage" not in "".join(capfd.readouterr()) and not Path("runs").exists()
     if kind is TypeError:
         return
-    assert isinstance(told.value, kind) and not isinstance(told.value, SystemExit)
+    assert isinstance(reported.value, kind) and not isinstance(reported.value, SystemExit)
 
 
 def test_a_wrong_word_is_python_s_own_error():
@@ -199,10 +199,10 @@ HINTS = {
 
 @pytest.mark.parametrize(("wrong", "meant"), HINTS.items())
 def test_a_wrong_word_is_answered_with_the_right_one(wrong, meant):
-    with pytest.raises(TypeError) as told:
+    with pytest.raises(TypeError) as reported:
         fit("pictures", **{wrong: 3})
     assert (
-        str(told.value)
+        str(reported.value)
         == f"fit() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"
     )
 
@@ -235,7 +235,7 @@ def test_the_run_is_the_command_s_file_by_file_and_bit_by_bit(colours, quick, cl
 
 
 @pytest.mark.slow
-def test_a_config_is_taken_and_what_is_said_beside_it_wins(colours, quick, tmp_path):
+def test_a_config_is_read_and_flags_win(colours, quick, tmp_path):
     Path("mine.yaml").write_text(
         "seed_everything: 3\ntrainer:\n  max_epochs: 2\nmodel:\n  freeze: features\n"
     )
@@ -255,18 +255,18 @@ def test_twice_in_one_process_and_in_threads_gives_the_same_weights(colours, qui
 
 
 @pytest.mark.slow
-def test_a_run_goes_on(colours, quick):
-    quick["options"]["model.scheduler"] = None  # whose shape is that of the whole run
-    whole = fit(colours, **{**quick, "epochs": 2})
+def test_a_run_continues(colours, quick):
+    quick["options"]["model.scheduler"] = None  # whose shape is that of the complete run
+    full = fit(colours, **{**quick, "epochs": 2})
     part = fit(colours, **quick, out="part")
-    assert not same(weights(whole), weights(part))
+    assert not same(weights(full), weights(part))
     rest = fit(colours, **{**quick, "epochs": 2}, out="part", resume=True)
-    assert rest.path == part.path and same(weights(whole), weights(rest))
+    assert rest.path == part.path and same(weights(full), weights(rest))
     # it is finished
     assert fit(colours, **{**quick, "epochs": 2}, out="part", resume=True).path == part.path
 
 
-def test_ctrl_c_is_told_though_what_it_breaks_off_fails_to_end(colours, quick, monkeypatch):
+def test_ctrl_c_is_reported_though_what_it_breaks_off_fails_to_end(colours, quick, monkeypatch):
     def broken_off(*_, **__):
         try:
             raise Interrupted(signal.SIGINT)
@@ -301,10 +301,10 @@ def test_an_error_keeps_nothing_of_what_has_filled_the_memory(colours, quick, mo
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")  # noqa: B904
 
     monkeypatch.setattr(fitting, "run_lightning", fills)
-    with pytest.raises(MemoryError, match="^out of GPU memory: ") as told:
+    with pytest.raises(MemoryError, match="^out of GPU memory: ") as reported:
         fit(colours, **quick)
     assert [ref() is None for ref in kept] == [True, True]
-    assert told.value.__cause__ is None and told.value.__suppress_context__
+    assert reported.value.__cause__ is None and reported.value.__suppress_context__
 
 
 _PROGRAM = """
@@ -346,7 +346,7 @@ if how == "once":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["once", "twice", "terminated"])
-def test_ctrl_c_stops_it_and_leaves_a_run_that_goes_on(colours, tmp_path, how):
+def test_ctrl_c_stops_it_and_leaves_a_run_that_continues(colours, tmp_path, how):
     (tmp_path / "slow.py").write_text(
         "import time, pytorch_lightning as pl\n"
         "class Slow(pl.Callback):\n"
@@ -388,7 +388,7 @@ def test_it_runs_within_a_running_event_loop_and_in_a_thread_of_it(colours, quic
     assert threading.active_count() < 20
 
 
-def test_a_forked_process_that_would_wait_for_ever_is_told(monkeypatch, colours, quick):
+def test_a_forked_process_that_would_wait_for_ever_is_reported(monkeypatch, colours, quick):
     monkeypatch.setattr(fitting, "_PID", os.getppid())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(RuntimeError, match="this process was forked"):

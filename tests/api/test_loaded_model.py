@@ -37,11 +37,11 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def differing(said: list[Prediction], written: list[dict[str, str]]) -> list[str]:
+def differing(predictions: list[Prediction], written: list[dict[str, str]]) -> list[str]:
     """Return the images whose class differs from the expected one, or whose probability differs in seven digits."""
     return [
         row["path"]
-        for one, row in zip(said, written, strict=True)
+        for one, row in zip(predictions, written, strict=True)
         if (one.path, one.label) != (row["path"], row["class"])
         or any(
             round(value, 7) != float(row[f"p_{name}"]) for name, value in one.probabilities.items()
@@ -60,12 +60,12 @@ def test_it_says_what_predict_writes_to_the_digit(calibrated, colours, cli, tmp_
     cli(
         "predict", calibrated, colours / "test", "--out", "said.csv", "--trainer.accelerator", "cpu"
     )
-    said, written = (
+    predictions, written = (
         load(calibrated, device="cpu").predict(colours / "test"),
         rows(tmp_path / "said.csv"),
     )
-    assert len(said) == 30 and len({one.probability for one in said}) > 20
-    assert differing(said, written) == []
+    assert len(predictions) == 30 and len({one.probability for one in predictions}) > 20
+    assert differing(predictions, written) == []
     # control: it does compute in the checkpoint's precision
     exact = LoadedModel(calibrated, "cpu")
     exact.predictor = loaded_model.Predictor(calibrated)
@@ -89,7 +89,7 @@ def test_a_run_a_checkpoint_and_public_names_are_the_same(model, calibrated, tmp
         load(tmp_path)
 
 
-def test_a_picture_is_the_same_from_wherever_it_comes(model, colours, monkeypatch):
+def test_an_image_is_the_same_from_wherever_it_comes(model, colours, monkeypatch):
     path = colours / "test" / "red" / "03.png"
     opened = Image.open(path)
     pixels = decode(path)
@@ -103,17 +103,17 @@ def test_a_picture_is_the_same_from_wherever_it_comes(model, colours, monkeypatc
         pixels,
         pixels[:, ::-1][:, ::-1],
     ]
-    said = model.predict(given)
-    assert [one.index for one in said] == list(range(7))
-    assert [one.path for one in said] == [str(path)] * 2 + [None] * 5
-    assert len({one.probability for one in said}) == 1
+    predictions = model.predict(given)
+    assert [one.index for one in predictions] == list(range(7))
+    assert [one.path for one in predictions] == [str(path)] * 2 + [None] * 5
+    assert len({one.probability for one in predictions}) == 1
     alone = model.predict(path)[0]
     assert len({alone, model.predict(path)[0]}) == 1
     assert model.predict(iter([opened])) == [
         Prediction(alone.label, alone.probability, alone.probabilities)
     ]
     # float32 in another company
-    assert said[0].probability == pytest.approx(alone.probability, rel=0, abs=1e-7)
+    assert predictions[0].probability == pytest.approx(alone.probability, rel=0, abs=1e-7)
     assert model.predict([colours / "test" / "blue", path])[-1].index == 10
     monkeypatch.chdir(colours)
     assert len(model.predict("test/*/0*.png")) == 30 and model.predict([]) == []
@@ -124,9 +124,9 @@ def test_a_picture_is_the_same_from_wherever_it_comes(model, colours, monkeypatc
     )
 
 
-def test_a_picture_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(model, tmp_path):
+def test_an_image_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(model, tmp_path):
     rng = np.random.default_rng(0)
-    for name, picture in {
+    for name, image in {
         "turned.jpg": Image.fromarray(rng.integers(0, 255, (40, 90, 3)).astype(np.uint8)),
         "clear.png": Image.fromarray(rng.integers(0, 255, (40, 60, 4)).astype(np.uint8), "RGBA"),
         "deep.png": Image.fromarray((rng.integers(0, 2**16, (40, 60))).astype(np.uint16)),
@@ -134,7 +134,7 @@ def test_a_picture_opened_by_pillow_is_read_as_its_file_is_and_left_as_it_was(mo
     }.items():
         exif = Image.Exif()
         exif[0x0112] = 6  # lies on its side
-        picture.save(tmp_path / name, **({"exif": exif} if name == "turned.jpg" else {}))
+        image.save(tmp_path / name, **({"exif": exif} if name == "turned.jpg" else {}))
         with Image.open(tmp_path / name) as opened:
             size, mode = opened.size, opened.mode
             of_file, of_memory = model.predict([tmp_path / name, opened])
@@ -169,18 +169,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "kind", "line"), WRONG, ids=[line for *_, line in WRONG])
-def test_what_is_no_picture_is_told_in_a_line_that_says_which(model, colours, wrong, kind, line):
+def test_what_is_no_image_is_reported_in_a_line_that_says_which(model, colours, wrong, kind, line):
     good = colours / "test" / "red" / "03.png"
-    with pytest.raises(kind, match=line) as told:
+    with pytest.raises(kind, match=line) as reported:
         model.predict([good, wrong])
-    assert "\n" not in str(told.value) and (
-        "pictures[1]" in str(told.value) or isinstance(wrong, str)
+    assert "\n" not in str(reported.value) and (
+        "pictures[1]" in str(reported.value) or isinstance(wrong, str)
     )
     with pytest.raises((TypeError, ValueError, OSError)):
         model.predict(wrong)
 
 
-def test_a_broken_picture_is_named_or_left_out(model, colours, tmp_path):
+def test_a_broken_image_is_named_or_left_out(model, colours, tmp_path):
     good = colours / "test" / "red" / "03.png"
     (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])
     lazy = Image.open(io.BytesIO(good.read_bytes()[:200]))  # no error before its pixels are wanted
@@ -188,22 +188,24 @@ def test_a_broken_picture_is_named_or_left_out(model, colours, tmp_path):
         model.predict([good, tmp_path / "half.png", good])
     with pytest.raises(ValueError, match=r"pictures\[1\]: cannot be decoded"):
         model.predict([good, lazy])
-    said = model.predict([good, tmp_path / "half.png", lazy, good], on_bad_image="skip")
-    assert [one.index for one in said] == [0, 3] and len(said) == 2
+    predictions = model.predict([good, tmp_path / "half.png", lazy, good], on_bad_image="skip")
+    assert [one.index for one in predictions] == [0, 3] and len(predictions) == 2
     assert model.predict(tmp_path / "half.png", on_bad_image="skip") == []
     with pytest.raises(ValueError, match="on_bad_image must be 'error' or 'skip', not 'ignore'"):
         model.predict(good, on_bad_image="ignore")
 
 
 @pytest.mark.slow
-def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_path):
+def test_unsure_is_predicted_as_by_predict(model, colours, calibrated, cli, tmp_path):
     most = sorted(max(one.probabilities.values()) for one in model.predict(colours / "test"))
     limit = (most[14] + most[15]) / 2  # half of the 30 are below
     cli("predict", calibrated, colours / "test", "--out", "said.csv", "--abstain_below", str(limit))
-    said = model.predict(colours / "test", abstain_below=limit)
-    assert [one.label for one in said] == [row["class"] for row in rows(tmp_path / "said.csv")]
-    assert {one.unsure for one in said} == {True, False}
-    assert all(one.unsure == (max(one.probabilities.values()) < limit) for one in said)
+    predictions = model.predict(colours / "test", abstain_below=limit)
+    assert [one.label for one in predictions] == [
+        row["class"] for row in rows(tmp_path / "said.csv")
+    ]
+    assert {one.unsure for one in predictions} == {True, False}
+    assert all(one.unsure == (max(one.probabilities.values()) < limit) for one in predictions)
     assert not any(one.unsure for one in model.predict(colours / "test"))
     with pytest.raises(ValueError, match="from 0 to 1, not 60"):
         model.predict([], abstain_below=60)
@@ -212,8 +214,8 @@ def test_unsure_is_said_as_predict_does(model, colours, calibrated, cli, tmp_pat
 def test_it_is_as_sure_as_of_the_class_that_a_threshold_says(model, colours, monkeypatch):
     monkeypatch.setattr(model.predictor, "decide", lambda answers, names: answers.argmin(axis=1))
     # more than the least probable of three can have
-    said = model.predict(colours / "test", abstain_below=0.334)
-    assert len(said) == 30 and all(one.unsure for one in said)
+    predictions = model.predict(colours / "test", abstain_below=0.334)
+    assert len(predictions) == 30 and all(one.unsure for one in predictions)
 
 
 @pytest.mark.slow
@@ -233,7 +235,7 @@ def test_threads_ask_at_once_and_nothing_of_torch_changes(model, colours):
     assert pickle.loads(pickle.dumps(model.predict(paths[:2]))) == model.predict(paths[:2])
 
 
-def test_a_forked_process_is_told_instead_of_waiting_for_ever(model, monkeypatch):
+def test_a_forked_process_is_reported_instead_of_waiting_for_ever(model, monkeypatch):
     check_not_forked(os.getpid())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(
@@ -250,12 +252,12 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever(model, monkeypatch
 
 
 def test_it_says_what_it_is(model, calibrated):
-    told = repr(model)
+    reported = repr(model)
     assert (
-        "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in told
-        and str(calibrated) in told
+        "mobilenet_v3_small at 32 pixels, 3 classes (blue, green, red)" in reported
+        and str(calibrated) in reported
     )
-    assert "temperature 0.250, fitted on 7 validation images" in told
+    assert "temperature 0.250, fitted on 7 validation images" in reported
     assert model.image_size == 32 and model.path == calibrated
 
 
@@ -296,9 +298,9 @@ def test_its_network_is_a_module_from_pixels_to_the_logits_of_predict(model_of_a
     assert logits.shape == (len(paths), 3) and logits.dtype == torch.float32
     wanted = np.array([list(one.probabilities.values()) for one in model.predict(paths)])
     temperature = model.predictor.calibration.temperature
-    said = (logits.double() / temperature).softmax(1).numpy()
+    predictions = (logits.double() / temperature).softmax(1).numpy()
     # float32, perhaps bf16 where predict computes in it
-    assert said == pytest.approx(wanted, abs=1e-5)
+    assert predictions == pytest.approx(wanted, abs=1e-5)
     # control: without the normalization inside
     with torch.no_grad():
         other = (model.network.network(images.float()).double() / temperature).softmax(1).numpy()
@@ -336,7 +338,7 @@ def test_embeddings_are_what_the_head_sees(model_of_any_kind, colours):
     assert model.embed([]).shape == (0, width)
 
 
-def test_embed_takes_what_predict_takes_and_leaves_the_network_whole(model, colours, tmp_path):
+def test_embed_takes_what_predict_takes_and_leaves_the_network_unchanged(model, colours, tmp_path):
     good = colours / "test" / "red" / "03.png"
     before = model.predict(good)
     (tmp_path / "half.png").write_bytes(good.read_bytes()[:200])

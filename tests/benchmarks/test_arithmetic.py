@@ -60,7 +60,7 @@ def test_step_times_become_seconds_of_epochs():
             step_times(stamps, epochs, 160, 64)
 
 
-def test_the_fastest_peer_is_that_of_the_whole_job_on_our_machine():
+def test_the_fastest_peer_is_that_of_the_complete_job_on_our_machine():
     first = {"experiment": "job", "setting": "default", "repeat": 0, **ABOUT}
     ours = {**first, "tool": "finetune", "seconds": 1}
     timm = {**first, "tool": "timm", "seconds": 60}
@@ -157,7 +157,7 @@ def test_budgets_are_compared_with_their_minutes():
     assert targets.punctuality(records) == "missed. 1 of 2 runs; not 2 min, trash, 107 s."
 
 
-def test_calibration_stands_beside_what_chance_would_give(tmp_path):
+def test_calibration_is_next_to_what_chance_would_give(tmp_path):
     run = tmp_path / "fit/version_0"
     run.mkdir(parents=True)
     (run / "test.json").write_text('{"test/calibration_error": 0.07}')
@@ -171,14 +171,14 @@ def test_calibration_stands_beside_what_chance_would_give(tmp_path):
         "calibration_error_if_true": pytest.approx(0.205, abs=0.01),
     }
     # The verdict is that of the error before scaling.
-    for before, told in (
+    for before, reported in (
         (0.04, "met. 0.040, after scaling 0.070 (n = 1); "),
         (0.06, "missed. 0.060"),
     ):
         record = measured(
             "trash", "finetune", "default", 0.5, 9, calibration_error_before_scaling=before, **found
         )
-        assert targets.calibration([record]).startswith(told)
+        assert targets.calibration([record]).startswith(reported)
 
 
 def trained(technique, on, seed, *epochs, **others) -> dict:
@@ -194,7 +194,7 @@ def test_differences_are_those_of_runs_with_the_same_split():
         trained("default", "flowers", 1, "0000", "1111", flip="1111"),
         trained("cutmix 1", "flowers", 0, "1111", "1000") | {"confidence": 0.35},
         trained("cutmix 1", "flowers", 1, "1111", "1110"),
-        trained("cutmix 1", "trash", 1, "1111", "1111"),  # no default beside it
+        trained("cutmix 1", "trash", 1, "1111", "1111"),  # no default next to it
     ]
     lines = techniques.blocks(records)["techniques"].splitlines()
     rows = {line.split("|")[1].strip(): line for line in lines[2:]}
@@ -232,7 +232,7 @@ def test_the_model_by_hand():
     # 2 devices send all bytes: 1 ms and 1 ns a byte.
     link = model.link_of({num: 1e-3 + 1e-9 * num for num in (1_000, 100_000, 50_000_000)}, 2)
     assert link == pytest.approx((1e-3, 1e9))
-    # 10 s for the batch, 6 for half of it: 8 are shared out, 2 are not. Beside another process 9 instead of 6.
+    # 10 s for the batch, 6 for half of it: 8 are shared out, 2 are not. Next to another process 9 instead of 6.
     ddp = Case("", "ddp", "lenet", 8, 28, 1)
     work = model.work_of(ddp, {"1": 10, "1 half the batch": 6, "2 half the batch": 9}, 2)
     assert work == (8, 2, 1, 1.5)

@@ -19,7 +19,7 @@ from benchmarks.peers import __main__ as compare
 from benchmarks.peers import materials, tools
 
 
-def test_all_tools_get_the_first_pictures_of_each_class(tmp_path):
+def test_all_tools_get_the_first_images_of_each_class(tmp_path):
     for split, num in (("train", 4), ("test", 3)):
         for name in ("cat", "dog"):
             (tmp_path / "root" / split / name).mkdir(parents=True)

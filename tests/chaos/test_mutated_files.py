@@ -45,7 +45,7 @@ from finetune.runs import run_lock
 SECONDS = 20.0  # of the processor, for a file
 NUM_BYTES = 2**30
 _LONGEST = 6000  # characters of a line: a junk value has 5,000
-_PICTURE = np.zeros((40, 50, 3), np.uint8)
+_IMAGE = np.zeros((40, 50, 3), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Kind:
 
 
 def predict(path: Path) -> None:
-    Predictor(path)([_PICTURE])
+    Predictor(path)([_IMAGE])
 
 
 def list_rows(path: Path) -> None:

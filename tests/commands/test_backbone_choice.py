@@ -132,7 +132,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_or_is_repeated_does_not_rank_again(
+def test_a_run_that_continues_or_is_repeated_does_not_rank_again(
     files, colours, cli, tmp_path, request
 ):
     given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing},lenet={files.lenet}"]
@@ -285,7 +285,7 @@ def test_two_processes_have_one_choice(files, colours, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_to_go_on_from_decides(untested_run, colours, cli, tmp_path, never_ranked):
+def test_a_checkpoint_to_continue_from_decides(untested_run, colours, cli, tmp_path, never_ranked):
     cli(
         "fit",
         colours,
@@ -356,9 +356,9 @@ def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monk
 def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_path):
     monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
     monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: False)
-    with pytest.raises(OSError) as told:
+    with pytest.raises(OSError) as reported:
         cli("fit", colours, "--backbone", "auto", *LINE)
-    text = str(told.value)
+    text = str(reported.value)
     assert text.startswith(
         "--backbone auto: no network can be used: efficientnet_b0, resnet18, resnet50, convnext_tiny ("
     )
@@ -385,14 +385,14 @@ WRONG = [
     ("given", "message"),
     [*WRONG[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in WRONG[2:])],
 )
-def test_what_does_not_go_with_a_choice_is_told_in_a_line(
+def test_what_does_not_go_with_a_choice_is_reported_in_a_line(
     colours, cli, tmp_path, never_ranked, given, message
 ):
     Path("fixed.yaml").write_text("model: {backbone: resnet18}")
     rest = [word for word in REST if word not in ("--trainer.max_epochs", "1")]
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as reported:
         cli("fit", colours, "--backbone", "auto", *rest, *given)
-    assert len(str(told.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
+    assert len(str(reported.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -421,10 +421,10 @@ def test_what_does_not_go_with_a_choice_is_told_in_a_line(
         ),
     ],
 )
-def test_candidates_that_cannot_be_are_told_in_a_line(files, backbone, weights, message):
-    with pytest.raises(WrongUsage, match=message) as told:
+def test_candidates_that_cannot_be_are_reported_in_a_line(files, backbone, weights, message):
+    with pytest.raises(WrongUsage, match=message) as reported:
         candidates_of(backbone, weights.format(seeing=files.seeing))
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(reported.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -434,16 +434,16 @@ def test_candidates_that_cannot_be_are_told_in_a_line(files, backbone, weights, 
         ("auto,resnet18", "cannot be 'auto'"),
     ],
 )
-def test_names_that_cannot_be_are_told_before_torch_is_imported(backbone, message):
+def test_names_that_cannot_be_are_reported_before_torch_is_imported(backbone, message):
     with pytest.raises(WrongUsage, match=message):
         check_flags("fit", parse_line(["--backbone", backbone]))
 
 
 @pytest.mark.parametrize("command", sweep(["benchmark", "check"], quick=["check"]))
 def test_other_commands_name_their_network(colours, cli, capsys, command):
-    with pytest.raises((SystemExit, WrongUsage)) as told:
+    with pytest.raises((SystemExit, WrongUsage)) as reported:
         cli(command, colours, "--backbone", "auto")
-    assert "auto" in capsys.readouterr().err + str(told.value)
+    assert "auto" in capsys.readouterr().err + str(reported.value)
 
 
 @pytest.mark.slow

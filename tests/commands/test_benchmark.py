@@ -60,7 +60,7 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
         (["--devices", "0"], "--devices takes numbers"),
     ],
 )
-def test_what_can_not_be_measured_is_told(cli, colours, options, message):
+def test_what_can_not_be_measured_is_reported(cli, colours, options, message):
     Path("out.json").touch()
     with pytest.raises(ValueError, match=message):
         cli("benchmark", "--data.root", colours, *SMALL, *options)
@@ -73,7 +73,7 @@ def test_a_wrong_number_of_repeats_is_wrong_usage(cli, colours, capsys):
 
 
 @pytest.mark.slow
-def test_numbers_of_devices_are_held_beside_each_other(cli, colours, capsys, monkeypatch):
+def test_numbers_of_devices_are_compared_with_each_other(cli, colours, capsys, monkeypatch):
     monkeypatch.setattr("finetune.commands.benchmark.subprocess", forked_subprocess())
     cli(
         "benchmark",

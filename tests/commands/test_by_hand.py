@@ -41,39 +41,39 @@ def test_a_line_for_each_epoch_and_the_same_accuracies_on_any_number_of_replicas
     cli, tmp_path, capsys
 ):
     write_unpacked(tmp_path / "clothes")
-    told = []
+    reported = []
     for devices in ("cpu", "cpu, cpu, cpu, cpu"):
         cli("by-hand", "--devices", devices, "--dtype", "float64", *QUICK)
-        told.append(accuracies(capsys.readouterr().out))
-    assert told[0] == told[1] and len(told[0]) == 3 and told[0][-1] > 0.5
+        reported.append(accuracies(capsys.readouterr().out))
+    assert reported[0] == reported[1] and len(reported[0]) == 3 and reported[0][-1] > 0.5
     cli("by-hand", "--devices", "cpu,cpu", "--seed", 1, "--dtype", "float64", *QUICK)
-    assert accuracies(capsys.readouterr().out) != told[0]
+    assert accuracies(capsys.readouterr().out) != reported[0]
 
 
 @pytest.mark.slow
 def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch):
     write_unpacked(tmp_path / "clothes")
-    pictures, printed = [], print
+    images, printed = [], print
 
     def keep(*arguments: object, **options: object) -> None:
         assert options == {"flush": True} or str(arguments[0]).startswith(
             "accuracy"
         )  # a line is seen when its epoch is over
-        pictures.extend([np.asarray(Image.open(path)) for path in tmp_path.rglob("*.png")])
+        images.extend([np.asarray(Image.open(path)) for path in tmp_path.rglob("*.png")])
         printed(*arguments, **options)
 
     monkeypatch.setattr("builtins.print", keep)
     cli("by-hand", "--output", "new/curve.png", *QUICK)
     assert capsys.readouterr().out.endswith("accuracy curve in new/curve.png\n")
-    assert len(pictures) == 3  # none before the first line, one before each later one
+    assert len(images) == 3  # none before the first line, one before each later one
     # the line and its points
-    blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in pictures]
-    assert pictures[0].shape == (480, 840, 4) and blue[0] < blue[1] < blue[2]
+    blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in images]
+    assert images[0].shape == (480, 840, 4) and blue[0] < blue[1] < blue[2]
     assert list(tmp_path.rglob("*.png")) == [tmp_path / "new/curve.png"]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (
             ("--devices", "cpu,gpuu"),
@@ -98,7 +98,7 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
         (("--output", "clothes"), "--out clothes is a folder"),
     ],
 )
-def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_reported_in_one_line(options, reported, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_unpacked(tmp_path / "clothes")
     before = sorted(tmp_path.rglob("*"))
@@ -106,13 +106,13 @@ def test_mistakes_are_told_in_one_line(options, told, tmp_path, monkeypatch, cap
         main(["by-hand", *map(str, QUICK), "--output", "new/curve.png", *options])
     err = capsys.readouterr().err
     is_usage = not any(
-        words in told for words in ("is not available", "too high", "does not divide")
+        words in reported for words in ("is not available", "too high", "does not divide")
     )
     assert caught.value.code == (2 if is_usage else 1)
-    assert err.startswith("finetune: error: ") and err.count("\n") == 1 and told in err
+    assert err.startswith("finetune: error: ") and err.count("\n") == 1 and reported in err
     assert [
         path for path in sorted(tmp_path.rglob("*")) if path not in before
-    ] == [] or "too high" in told
+    ] == [] or "too high" in reported
     assert list(tmp_path.rglob("*.png")) == []
 
 

@@ -64,8 +64,10 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     assert not (folder / f"{first}.pictures").exists() and (folder / f"{second}.pictures").exists()
     cli("cache", "--remove", "all")
     assert sorted(os.listdir(folder)) == sorted(["other.txt", *users])
-    told = capsys.readouterr().out
-    assert told.splitlines()[-1].startswith("left 4 that this version of finetune did not write: ")
+    reported = capsys.readouterr().out
+    assert reported.splitlines()[-1].startswith(
+        "left 4 that this version of finetune did not write: "
+    )
     cli("cache", "--remove", "my")  # a name is a wish
     assert sorted(os.listdir(folder)) == sorted(["other.txt", *users[1:]])
 

@@ -35,7 +35,7 @@ def found(folder):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     """Photographs, in a way: 12 in each of two classes in two splits, all different."""
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
@@ -49,34 +49,34 @@ def pictures(tmp_path):
     return tmp_path / "set"
 
 
-def test_a_sound_set_is_clean(cli, pictures, tmp_path, capsys):
-    assert run(cli, pictures) == 0
+def test_a_sound_set_is_clean(cli, images, tmp_path, capsys):
+    assert run(cli, images) == 0
     assert found(tmp_path) == {} and "no problems found" in capsys.readouterr().out
     assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
 
 
-def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_path, capsys):
-    a = pictures / "train/a"
+def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, images, tmp_path, capsys):
+    a = images / "train/a"
     (a / "0.jpg").write_bytes((a / "0.jpg").read_bytes()[:900])
     (a / "1.jpg").write_bytes(b"<html>not found</html>")
     (a / "2.jpg").write_bytes(b"<html>not found</html>")
     (a / "dangling.jpg").symlink_to("nowhere")
     Image.open(a / "3.jpg").save(a / "3.jpg", "PNG")
     Image.new("RGB", (160, 120), "teal").save(a / "4.jpg")
-    Image.new("RGB", (160, 120), "teal").save(a / "5.jpg")  # equal, but no copy of a picture
+    Image.new("RGB", (160, 120), "teal").save(a / "5.jpg")  # equal, but no copy of an image
     Image.open(a / "6.jpg").crop((0, 0, 160, 50)).save(a / "6.jpg")
     Image.open(a / "7.jpg").convert("CMYK").save(a / "7.jpg")
-    shutil.copy(a / "8.jpg", pictures / "test/a/copied.jpg")
-    Image.open(a / "9.jpg").resize((110, 82)).save(pictures / "test/b/smaller.jpg")
-    shutil.copy(a / "10.jpg", pictures / "train/b/copied.jpg")
-    (pictures / "train/A ").mkdir()
-    (pictures / "train/c").mkdir()
-    Image.open(a / "11.jpg").rotate(90, expand=True).save(pictures / "train/c/only.jpg")
-    before = {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
+    shutil.copy(a / "8.jpg", images / "test/a/copied.jpg")
+    Image.open(a / "9.jpg").resize((110, 82)).save(images / "test/b/smaller.jpg")
+    shutil.copy(a / "10.jpg", images / "train/b/copied.jpg")
+    (images / "train/A ").mkdir()
+    (images / "train/c").mkdir()
+    Image.open(a / "11.jpg").rotate(90, expand=True).save(images / "train/c/only.jpg")
+    before = {path: os.lstat(path).st_mtime_ns for path in images.rglob("*")}
     (tmp_path / "lists").mkdir()
     for name in ("shortcut_size.txt", "blank.txt"):
         (tmp_path / "lists" / name).write_text("of a check before")
-    assert run(cli, pictures, "--lists", "lists") == 1
+    assert run(cli, images, "--lists", "lists") == 1
     names = {
         kind: sorted(file for row in f["rows"] for file in row["files"])
         for kind, f in found(tmp_path).items()
@@ -101,7 +101,7 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, pictures, tmp_p
         "one_split",
         "tiny_class",
     } <= names.keys() and "copies_exact" not in names
-    assert before == {path: os.lstat(path).st_mtime_ns for path in pictures.rglob("*")}
+    assert before == {path: os.lstat(path).st_mtime_ns for path in images.rglob("*")}
     assert (tmp_path / "lists/blank.txt").read_text().splitlines() == [
         str(a / "4.jpg"),
         str(a / "5.jpg"),
@@ -149,7 +149,7 @@ def test_what_is_no_data_set_is_wrong_usage(cli, tmp_path, make):
     assert not (tmp_path / "check.html").exists()
 
 
-def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
+def test_one_image_and_no_image_are_findings(cli, tmp_path):
     (tmp_path / "set/a").mkdir(parents=True)
     assert (
         run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
@@ -158,12 +158,12 @@ def test_one_picture_and_no_picture_are_findings(cli, tmp_path):
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
 
 
-def test_of_very_many_pictures_it_says_what_it_does_not_look_for(
-    cli, pictures, tmp_path, monkeypatch, capsys
+def test_of_very_many_images_it_says_what_it_does_not_look_for(
+    cli, images, tmp_path, monkeypatch, capsys
 ):
     for module in (check, perceptual_hash):
         monkeypatch.setattr(module, "MAX_EXACT", 5)
-    assert run(cli, pictures) == 0
+    assert run(cli, images) == 0
     title = "cropped copies were hardly searched for among more than 5 images"
     assert f"look     {title}" in capsys.readouterr().out
     assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text(
@@ -171,10 +171,10 @@ def test_of_very_many_pictures_it_says_what_it_does_not_look_for(
     )
 
 
-def test_names_that_a_spreadsheet_would_run_are_noted(cli, pictures, tmp_path, capsys):
+def test_names_that_a_spreadsheet_would_run_are_noted(cli, images, tmp_path, capsys):
     for split in ("train", "test"):
-        (pictures / split / "a").rename(pictures / split / "=1+1")
-    assert run(cli, pictures) == 1
+        (images / split / "a").rename(images / split / "=1+1")
+    assert run(cli, images) == 1
     assert (
         "1 name of classes or files that a spreadsheet would run as a formula"
         in capsys.readouterr().out
@@ -182,12 +182,12 @@ def test_names_that_a_spreadsheet_would_run_are_noted(cli, pictures, tmp_path, c
     assert found(tmp_path).keys() == {"formula_name"}
 
 
-def test_weights_and_a_checkpoint_exclude_each_other(cli, pictures):
+def test_weights_and_a_checkpoint_exclude_each_other(cli, images):
     Path("y.ckpt").touch()
     with pytest.raises(WrongUsage, match="not both"):
-        cli("check", pictures, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
+        cli("check", images, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
     with pytest.raises(WrongUsage, match="no weights file"):
-        cli("check", pictures, "--weights", "x.pt")
+        cli("check", images, "--weights", "x.pt")
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
+def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(images, tmp_path):
     for i in range(3000):
-        os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
+        os.link(images / "train/a/1.jpg", images / f"train/a/x{i}.jpg")
     program = tmp_path / "program.py"
     program.write_text(
         "import finetune.data.checking.image_facts as f, time, os\n"
@@ -230,7 +230,7 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
         "f.inspect_image = slow\n"
         "from finetune.cli import main\nmain()\n"
     )
-    child = start_script(program, "check", pictures, "--output", "out", cwd=tmp_path)
+    child = start_script(program, "check", images, "--output", "out", cwd=tmp_path)
     while not (tmp_path / "began").exists():
         time.sleep(0.05)
         assert child.poll() is None, child.stderr
@@ -240,8 +240,8 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(pictures, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
-    command = [sys.executable, "-m", "finetune", "check", str(pictures)]
+def test_a_reader_that_goes_away_is_no_error(images, tmp_path):
+    command = [sys.executable, "-m", "finetune", "check", str(images)]
     child = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -251,8 +251,8 @@ def test_a_reader_that_goes_away_is_no_error(pictures, tmp_path):
     assert (tmp_path / "check.json").exists()
 
 
-def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
-    children = [start("check", pictures, cwd=tmp_path) for _ in range(2)]
+def test_two_at_once_leave_one_whole_result(images, tmp_path):
+    children = [start("check", images, cwd=tmp_path) for _ in range(2)]
     assert [child.wait(60) for child in children] == [0, 0]
     assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith(
         "</html>"
@@ -260,8 +260,8 @@ def test_two_at_once_leave_one_whole_result(pictures, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
 
 
-def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at(
-    cli, pictures, tmp_path, monkeypatch
+def test_an_output_that_can_not_be_written_is_reported_before_images_are_looked_at(
+    cli, images, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         "finetune.commands.check.inspect_images", lambda paths: pytest.fail("looked")
@@ -269,33 +269,33 @@ def test_an_output_that_can_not_be_written_is_said_before_pictures_are_looked_at
     (tmp_path / "file").touch()
     for option in ("--out", "--lists"):
         with pytest.raises(WrongUsage, match=f"{option} .*file"):
-            cli("check", pictures, option, tmp_path / "file/out")
+            cli("check", images, option, tmp_path / "file/out")
     with pytest.raises(WrongUsage, match=r"^--out x\.html must be a folder: check\.html and "):
-        cli("check", pictures, "--out", "x.html")
+        cli("check", images, "--out", "x.html")
 
 
-def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, pictures, tmp_path, monkeypatch):
+def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, images, tmp_path, monkeypatch):
     def vanish(paths):
-        shutil.rmtree(pictures / "test")
+        shutil.rmtree(images / "test")
         return inspect_images(paths)
 
     inspect_images = check.inspect_images
     monkeypatch.setattr(check, "inspect_images", vanish)
-    assert run(cli, pictures) == 1
+    assert run(cli, images) == 1
     assert len(found(tmp_path)["unreadable"]["rows"]) == 24
 
 
 @pytest.mark.slow
-def test_a_copy_in_many_files_is_one_set(cli, pictures, tmp_path):
+def test_a_copy_in_many_files_is_one_set(cli, images, tmp_path):
     for i in range(3000):
-        os.link(pictures / "train/a/1.jpg", pictures / f"train/a/x{i}.jpg")
-    assert run(cli, pictures) == 1
+        os.link(images / "train/a/1.jpg", images / f"train/a/x{i}.jpg")
+    assert run(cli, images) == 1
     (row,) = found(tmp_path)["copies_exact"]["rows"]
     assert len(row["files"]) == 3001 and (tmp_path / "check.html").stat().st_size < 200_000
 
 
 @pytest.mark.slow
-def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
+def test_thousands_of_classes_are_reported_in_few_lines(cli, tmp_path, capsys):
     for i in range(3000):
         folder = tmp_path / f"set/class {i:04}"
         folder.mkdir(parents=True)
@@ -309,10 +309,10 @@ def test_thousands_of_classes_are_told_in_few_lines(cli, tmp_path, capsys):
 
 @pytest.mark.slow
 @needs_browser
-def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
+def test_the_page_sorts_its_rows_and_has_no_errors(cli, images, tmp_path):
     for i in range(3):
-        (pictures / f"train/a/{i}.jpg").write_bytes(b"x" * (3 - i))
-    run(cli, pictures)
+        (images / f"train/a/{i}.jpg").write_bytes(b"x" * (3 - i))
+    run(cli, images)
     script = (
         "document.querySelector('#unreadable').parentElement.querySelector('th button').click();"
     )
@@ -322,8 +322,8 @@ def test_the_page_sorts_its_rows_and_has_no_errors(cli, pictures, tmp_path):
         assert "".join(re.findall(r'data-value="train/a/(\d)\.jpg"', dom)) == order
 
 
-def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
-    cli, pictures, tmp_path, monkeypatch
+def test_a_network_that_takes_other_images_is_reported_before_any_is_looked_at(
+    cli, images, tmp_path, monkeypatch
 ):
     from finetune.models.backbones import build
 
@@ -336,7 +336,7 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
     with pytest.raises(WrongUsage, match=message):
         cli(
             "check",
-            pictures,
+            images,
             "--weights",
             tmp_path / "w.pt",
             "--backbone",
@@ -349,4 +349,4 @@ def test_a_network_that_takes_other_pictures_is_told_before_any_is_looked_at(
         "w.ckpt is not of small_cnn: --ckpt_path .*w.ckpt takes the network of the checkpoint too$"
     )
     with pytest.raises(WrongUsage, match=hint):
-        cli("check", pictures, "--weights", tmp_path / "w.ckpt", "--backbone", "small_cnn")
+        cli("check", images, "--weights", tmp_path / "w.ckpt", "--backbone", "small_cnn")

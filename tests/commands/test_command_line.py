@@ -16,8 +16,8 @@ def here(tmp_path, monkeypatch):
     """A folder with images, a run, and a run without a best checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    pictures = ("pictures/cat/a.jpg", "pictures/cat/b.jpg", "pictures/dog/-c.jpg")
-    for name in (*pictures, BEST, "early/checkpoints/last.ckpt"):
+    images = ("pictures/cat/a.jpg", "pictures/cat/b.jpg", "pictures/dog/-c.jpg")
+    for name in (*images, BEST, "early/checkpoints/last.ckpt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     Path("-x.jpg").touch()
@@ -140,7 +140,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("typed", WRONG)
-def test_a_mistake_is_told_in_a_line(typed):
+def test_a_mistake_is_reported_in_a_line(typed):
     with pytest.raises((WrongUsage, FileNotFoundError)) as caught:
         in_full_spelling(typed.split())
     assert WRONG[typed] in str(caught.value) and caught.value.exit_code == 2
@@ -162,7 +162,7 @@ def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pictures", "value"),
+    ("images", "value"),
     [
         (["a.jpg"], "a.jpg"),
         (["a.jpg", "b, c.jpg"], '["a.jpg", "b, c.jpg"]'),
@@ -170,8 +170,8 @@ def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
         (["-x.jpg"], '["-x.jpg"]'),
     ],
 )
-def test_pictures_become_one_flag_of_the_parser(pictures, value):
-    line = with_images(["predict", "--ckpt_path", "x", "--", *pictures])
+def test_images_become_one_flag_of_the_parser(images, value):
+    line = with_images(["predict", "--ckpt_path", "x", "--", *images])
     assert line == ["predict", "--ckpt_path", "x", "--data.predict", value]
-    assert with_images(["sheet", "--", *pictures])[1:] == ["--pictures", value]
+    assert with_images(["sheet", "--", *images])[1:] == ["--pictures", value]
     assert with_images(line) == line

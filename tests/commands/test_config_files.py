@@ -25,7 +25,7 @@ def package(tmp_path, monkeypatch) -> Path:
     return tmp_path / "checkout"
 
 
-def test_the_shipped_ones_lie_beside_the_package_in_a_checkout(package):
+def test_the_shipped_ones_are_next_to_the_package_in_a_checkout(package):
     assert shipped() == {
         name: package / "configs" / name for name in ("hotdog.yaml", "sample.yaml")
     }
@@ -91,10 +91,10 @@ def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")]
+    ("content", "reported"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")]
 )
-def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, told):
+def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, reported):
     path = tmp_path / "own.yaml"
     path.write_bytes(content)
-    with pytest.raises(WrongUsage, match=f"the config {path} {told}"):
+    with pytest.raises(WrongUsage, match=f"the config {path} {reported}"):
         find(str(path))

@@ -265,9 +265,9 @@ def test_the_joined_network_has_the_thresholds_that_are_best_for_all_predictions
     calibration = read_calibration(read_checkpoint(best(finished)))
     rows = rows_of(finished / "predictions.csv")
     is_green = np.array([row["label"] == "green" for row in rows])
-    is_said = probabilities_of(rows, ("green",))[:, 0] >= calibration.choice.value
+    is_reported = probabilities_of(rows, ("green",))[:, 0] >= calibration.choice.value
     assert calibration.num_pictures == len(rows)
-    assert calibration.choice.reached == metrics.recall_score(is_green, is_said) >= 0.8
+    assert calibration.choice.reached == metrics.recall_score(is_green, is_reported) >= 0.8
 
 
 def f1_of(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -277,11 +277,11 @@ def f1_of(labels: np.ndarray, predicted: np.ndarray) -> float:
 @pytest.mark.parametrize("kind", ["finished", "labelled"])
 def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
     run = request.getfixturevalue(kind)
-    pictures = [decode(row["path"]) for row in rows_of(run / "predictions.csv")[::5]]
+    sample_images = [decode(row["path"]) for row in rows_of(run / "predictions.csv")[::5]]
     joined = Predictor(best(run))
     folds = [Predictor(best(fold)) for fold in fold_runs(run, NUM_FOLDS)]
-    expected = np.mean([fold(pictures) for fold in folds], axis=0)
-    np.testing.assert_allclose(joined(pictures), expected, atol=2e-6)  # float32
+    expected = np.mean([fold(sample_images) for fold in folds], axis=0)
+    np.testing.assert_allclose(joined(sample_images), expected, atol=2e-6)  # float32
     # the control: without the calibration of the folds
     for fold in folds:
         if kind == "finished":
@@ -289,7 +289,7 @@ def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
             fold.calibration = fold.calibration._replace(temperature=1.0)
         else:
             fold.calibration = type(fold.calibration).unfitted(len(LABELS))
-    assert np.abs(np.mean([fold(pictures) for fold in folds], axis=0) - expected).max() > 1e-3
+    assert np.abs(np.mean([fold(sample_images) for fold in folds], axis=0) - expected).max() > 1e-3
 
 
 def test_the_folder_is_a_run_for_other_commands(cli, images, finished, capsys):
@@ -334,7 +334,7 @@ def test_the_report_shows_the_folds_and_the_total(kind, cli, tmp_path, request):
     assert all(value in table for value in values)
 
 
-def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
+def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one(
     images, finished, tmp_path, monkeypatch, capsys
 ):
     """A fold fails, and a bare `--resume` continues. The paths are relative to the folder where the run began.
@@ -371,12 +371,12 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_a_whole_one(
         for each in (folder, finished)
     ]
     assert rows[0] == rows[1]
-    weights, whole = weights_of(folder), weights_of(finished)
-    assert weights.keys() == whole.keys()
-    assert all(torch.equal(weights[name], whole[name]) for name in weights)
+    weights, full = weights_of(folder), weights_of(finished)
+    assert weights.keys() == full.keys()
+    assert all(torch.equal(weights[name], full[name]) for name in weights)
     about = json.loads((folder / "about.json").read_text())
     assert "ended" in about and len(about["went_on_by"]) == 1
-    # now that it has ended, a fit without folds does not go on in it
+    # now that it has ended, a fit without folds does not continue in it
     assert not is_cross_validation(["fit", "--resume", "--trainer.default_root_dir", "a/runs"])
 
 
@@ -581,14 +581,14 @@ def test_the_minutes_of_a_config_are_refused(images, tmp_path):
         fit(images, tmp_path / "out", "--folds", "5", *config)
 
 
-def test_a_named_one_does_not_go_on_in_another_folder(finished, commands):
+def test_a_named_one_does_not_continue_in_another_folder(finished, commands):
     with pytest.raises(WrongUsage, match="which is not in --out elsewhere"):
         run("fit", "--resume", finished, "--out", "elsewhere")
     run("fit", "--resume", finished, "--out", finished.parents[1])  # the control
     assert commands == []
 
 
-def test_another_number_of_folds_does_not_go_on(finished):
+def test_another_number_of_folds_does_not_continue(finished):
     with pytest.raises(WrongUsage, match="has 2 folds, not 5"):
         run("fit", "--resume", finished, "--folds", "5")
 

@@ -33,7 +33,7 @@ def optimizer(tmp_path, monkeypatch):
 
 
 HOTDOG = ("--config", "hotdog.yaml")  # SGD at 0.01
-TAKEN = {  # the rate is the usual one, and is told
+TAKEN = {  # the rate is the usual one, and is reported
     ("--model.optimizer", "Adam"): ("Adam", "0.0001 is for AdamW"),
     (*HOTDOG, "--model.optimizer", "Adam"): ("Adam", "0.01 is for SGD"),
     (*HOTDOG, "--model.optimizer.class_path", "RAdam"): ("RAdam", "0.01 is for SGD"),
@@ -79,22 +79,22 @@ def sweep_lines(lines: Iterable[tuple[str, ...]], num: int) -> list[Any]:
 
 @pytest.mark.parametrize("arguments", sweep_lines(TAKEN, 2), ids=" ".join)
 def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
-    name, told = TAKEN[arguments]
-    parsed, said = optimizer(*arguments)
+    name, reported = TAKEN[arguments]
+    parsed, output = optimizer(*arguments)
     usual = {**USUAL, **USUAL_OF_FITTED_HEAD}  # but of hotdog.yaml, whose head is random
     rate = (USUAL if HOTDOG[1] in arguments else usual)[name]
     assert parsed.class_path == f"torch.optim.{name}" and parsed.init_args.lr == rate
     assert (
-        f"learning rate {rate:g}, as is usual for {name}; {told}; --model.optimizer.lr sets another"
-        in said
+        f"learning rate {rate:g}, as is usual for {name}; {reported}; --model.optimizer.lr sets another"
+        in output
     )
-    assert len(said.splitlines()) == 1
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", sweep_lines(LEFT, 5), ids=" ".join)
-def test_a_rate_that_is_its_own_or_was_given_stays_and_nothing_is_said(optimizer, arguments):
-    parsed, said = optimizer(*arguments)
-    assert parsed.init_args.lr == LEFT[arguments] and said == ""
+def test_a_rate_that_is_its_own_or_was_set_stays_and_nothing_is_reported(optimizer, arguments):
+    parsed, output = optimizer(*arguments)
+    assert parsed.init_args.lr == LEFT[arguments] and output == ""
 
 
 def test_where_no_rate_is_usual_it_is_asked_for(optimizer):

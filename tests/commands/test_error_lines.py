@@ -16,7 +16,7 @@ from finetune.system.messages import WrongUsage
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (
             RuntimeError("Early stopping conditioned on metric `x` which\n is not available."),
@@ -117,9 +117,9 @@ from finetune.system.messages import WrongUsage
         (RuntimeError("a fault of ours"), None),
     ],
 )
-def test_what_a_user_can_mend_is_a_line(error, told):
+def test_what_a_user_can_mend_is_a_line(error, reported):
     line = one_line(error)
-    assert line is None if told is None else line.startswith(told) and "\n" not in line
+    assert line is None if reported is None else line.startswith(reported) and "\n" not in line
 
 
 def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
@@ -142,7 +142,7 @@ def breaking_off(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "reported"),
     [
         # of a display that had half begun
         (IndexError("pop from empty list"), 129, "stopped by SIGHUP"),
@@ -155,11 +155,11 @@ def breaking_off(error):
         ),
     ],
 )
-def test_a_stop_is_told_though_what_it_breaks_off_fails_to_end(
-    error, code, told, monkeypatch, capsys
+def test_a_stop_is_reported_though_what_it_breaks_off_fails_to_end(
+    error, code, reported, monkeypatch, capsys
 ):
     monkeypatch.setattr("finetune.cli.run", lambda *_: breaking_off(error))
     with pytest.raises(SystemExit) as ended:
         main(["fit"])
     assert ended.value.code == code
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(reported)

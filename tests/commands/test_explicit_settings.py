@@ -262,7 +262,7 @@ def test_a_file_without_settings_is_left_to_the_parser(tmp_path, content):
     assert read_explicit_settings(["fit", "--data", str(path), "--model", "{"]).flags == {}
 
 
-def test_without_arguments_nothing_was_said():
+def test_without_arguments_nothing_was_set():
     assert read_explicit_settings(["fit"]) == ExplicitSettings()
 
 

@@ -72,7 +72,7 @@ def test_it_says_what_was_written_and_how_well_it_agrees(run, cli, tmp_path, cap
     ]
 
 
-def said_and_measured(
+def predicted_and_measured(
     checkpoint: Path, colours: Path, folder: Path
 ) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Return the rows of `finetune predict` and the result of `finetune test`."""
@@ -88,12 +88,14 @@ def said_and_measured(
 @pytest.fixture(scope="module")
 def own(run, colours, tmp_path_factory) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """The probabilities of the checkpoint."""
-    return said_and_measured(run / "checkpoints/best.ckpt", colours, tmp_path_factory.mktemp("own"))
+    return predicted_and_measured(
+        run / "checkpoints/best.ckpt", colours, tmp_path_factory.mktemp("own")
+    )
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
 def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_path, own, suffix):
-    rows, result = said_and_measured(run / f"checkpoints/best{suffix}", colours, tmp_path)
+    rows, result = predicted_and_measured(run / f"checkpoints/best{suffix}", colours, tmp_path)
     own_rows, own_result = own
     assert len(rows) == 30 and [row["class"] for row in rows] == [row["class"] for row in own_rows]
     for a, b in zip(own_rows, rows, strict=True):
@@ -119,9 +121,9 @@ def test_plain_onnxruntime_says_what_predict_says(run, colours):
         run / "checkpoints/best.onnx", providers=["CPUExecutionProvider"]
     )
     predictor = Predictor(run / "checkpoints/best.ckpt")
-    picture = decode(str(next((colours / "test/red").iterdir())))
-    probabilities, _ = session.run(None, {"images": predictor.prepare(picture)[None]})
-    np.testing.assert_allclose(probabilities, predictor([picture]), rtol=0, atol=1e-5)
+    image = decode(str(next((colours / "test/red").iterdir())))
+    probabilities, _ = session.run(None, {"images": predictor.prepare(image)[None]})
+    np.testing.assert_allclose(probabilities, predictor([image]), rtol=0, atol=1e-5)
 
 
 def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
@@ -149,8 +151,10 @@ def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
 
 
 def contents(target: Path) -> tuple[str, str | None]:
-    beside = target.with_name(f"{target.name}.json")
-    return target.read_text(), json.loads(beside.read_text())["of"] if beside.exists() else None
+    about_file = target.with_name(f"{target.name}.json")
+    return target.read_text(), json.loads(about_file.read_text())[
+        "of"
+    ] if about_file.exists() else None
 
 
 def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
@@ -165,8 +169,8 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(keep, range(40)))
-    file, said = contents(target)
-    assert file == said and len(list(tmp_path.iterdir())) == 42
+    file, output = contents(target)
+    assert file == output and len(list(tmp_path.iterdir())) == 42
 
 
 def test_links_and_modes_of_both_files_are_kept(tmp_path):
@@ -185,7 +189,7 @@ def test_links_and_modes_of_both_files_are_kept(tmp_path):
         ) == 0o600
 
 
-def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_its_place(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "the source")
     monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match=r"No space left on device: '.*best\.onnx'"):
@@ -203,11 +207,11 @@ def test_a_full_disk_is_told_with_its_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("ends_at", ["best.onnx", "best.onnx.json"])
 def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monkeypatch, ends_at):
     target = tmp_path / "best.onnx"
-    beside = tmp_path / "best.onnx.json"
+    about_file = tmp_path / "best.onnx.json"
     replace = os.replace
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
-    export_command._write_export(tmp_path / "old", {"of": "old"}, target, beside)
+    export_command._write_export(tmp_path / "old", {"of": "old"}, target, about_file)
     (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
 
     def failing(source, target):
@@ -217,7 +221,7 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
 
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(OSError, match="the end"):
-        export_command._write_export(tmp_path / "new", {"of": "new"}, target, beside)
+        export_command._write_export(tmp_path / "new", {"of": "new"}, target, about_file)
     assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
     assert not list(tmp_path.glob(".*"))
 
@@ -231,7 +235,7 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
         (["--verify_on", "gone"], "gone"),
     ],
 )
-def test_wrong_usage_is_told_before_the_work(run, cli, tmp_path, arguments, message):
+def test_wrong_usage_is_reported_before_the_work(run, cli, tmp_path, arguments, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         cli("export", run / "checkpoints/best.ckpt", *arguments)
     assert not list(tmp_path.iterdir())
@@ -266,7 +270,7 @@ def agreements(about: Path) -> set[str]:
     return {name for name in json.loads(about.read_text()) if name.startswith("verified")}
 
 
-def test_int8_is_measured_on_the_test_pictures_and_predicts(
+def test_int8_is_measured_on_the_test_images_and_predicts(
     run, colours, cli, tmp_path, capsys, monkeypatch
 ):
     # whatever this machine is
@@ -292,13 +296,13 @@ def test_int8_is_measured_on_the_test_pictures_and_predicts(
         "verified_before_int8",
         "verified_preparation",
     }
-    pictures = np.random.default_rng(0).integers(0, 256, (2, 70, 50, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (2, 70, 50, 3), np.uint8)
     own, took = (
         Predictor(tmp_path / "some.onnx"),
         onnxruntime.InferenceSession(tmp_path / "any.onnx"),
     )
     np.testing.assert_allclose(
-        took.run(None, {"images": pictures})[0], own(pictures), rtol=0, atol=1e-6
+        took.run(None, {"images": images})[0], own(images), rtol=0, atol=1e-6
     )
     cli(
         "predict",
@@ -346,7 +350,7 @@ def test_int8_is_not_measured_on_what_was_trained_on(run, colours, cli, tmp_path
     assert not (tmp_path / "some.onnx").exists()
 
 
-def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, capsys):
+def test_images_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, capsys):
     cli(
         "export",
         run / "checkpoints/best.ckpt",
@@ -358,8 +362,8 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
         colours,
     )
     assert (
-        "images of" in (said := capsys.readouterr().out)
-        and "and crops of them, of many sizes: same classes" in said
+        "images of" in (output := capsys.readouterr().out)
+        and "and crops of them, of many sizes: same classes" in output
     )
     about = json.loads((tmp_path / "any.onnx.json").read_text())
     assert about["input"] == {"images": ["N", "H", "W", 3, "uint8 RGB"]}
@@ -373,9 +377,9 @@ def test_pictures_of_any_size_are_prepared_inside(run, colours, cli, tmp_path, c
         tmp_path / "any.onnx", providers=["CPUExecutionProvider"]
     )
     for size in ((48, 31), (200, 300)):
-        picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-        probabilities, _ = session.run(None, {"images": picture[None]})
-        np.testing.assert_allclose(probabilities, predictor([picture]), rtol=0, atol=1e-5)
+        image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        probabilities, _ = session.run(None, {"images": image[None]})
+        np.testing.assert_allclose(probabilities, predictor([image]), rtol=0, atol=1e-5)
     for name, path in (("own", run / "checkpoints/best.ckpt"), ("file", tmp_path / "any.onnx")):
         cli(
             "predict",
@@ -409,7 +413,7 @@ def test_a_preparation_that_disagrees_is_not_kept(of_any_size, cli, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_int8_needs_the_pictures_of_the_run(run, cli, tmp_path):
+def test_int8_needs_the_images_of_the_run(run, cli, tmp_path):
     int8 = [
         "export",
         run / "checkpoints/best.ckpt",
@@ -476,10 +480,10 @@ def of_any_size(run, colours, tmp_path_factory) -> Path:
             ]
         )
     assert ended.value.code == 0
-    picture = (
+    image = (
         np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8).repeat(13, 0).repeat(11, 1)
     )
-    Image.fromarray(picture).save(folder / "image.png")
+    Image.fromarray(image).save(folder / "image.png")
     return folder
 
 
@@ -493,7 +497,7 @@ def lines_of_the_guide(language: str) -> str:
     return code
 
 
-def assert_is_said(folder: Path, done: subprocess.CompletedProcess) -> None:
+def assert_is_predicted(folder: Path, done: subprocess.CompletedProcess) -> None:
     predictor = Predictor(folder / "some.ckpt")
     (own,) = predictor([decode(str(folder / "image.png"))])
     assert done.returncode == 0, done.stderr
@@ -508,7 +512,7 @@ def test_the_lines_of_the_guide_run_in_python(of_any_size):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=of_any_size, capture_output=True, text=True
     )
-    assert_is_said(of_any_size, done)
+    assert_is_predicted(of_any_size, done)
 
 
 def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
@@ -520,7 +524,7 @@ def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
     (of_any_size / "node_modules").symlink_to(Path(modules).resolve())
     (of_any_size / "classify.mjs").write_text(lines_of_the_guide("js"))
     done = subprocess.run([node, "classify.mjs"], cwd=of_any_size, capture_output=True, text=True)
-    assert_is_said(of_any_size, done)
+    assert_is_predicted(of_any_size, done)
 
 
 def test_int8_takes_the_classes_in_the_order_of_the_run(run, colours):

@@ -76,7 +76,7 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(
 
 
 @pytest.mark.slow
-def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path, run_to_go_on):
+def test_a_try_is_not_what_resume_continues_in(colours, cli, tmp_path, run_to_go_on):
     fit, real = ["fit", "--data.root", colours, *QUICKEST], run_to_go_on
     for i, more in enumerate(([], ["--resume"]), 1):
         cli(*fit, "--trainer.fast_dev_run", "true", *more)
@@ -94,7 +94,7 @@ def test_a_try_is_not_what_resume_goes_on_in(colours, cli, tmp_path, run_to_go_o
 
 
 @pytest.mark.slow
-def test_a_run_that_died_before_its_first_checkpoint_is_told_of(colours, cli, tmp_path, caplog):
+def test_a_run_that_died_before_its_first_checkpoint_is_reported(colours, cli, tmp_path, caplog):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false", "--resume"]
     cli(*fit)
     (tmp_path / "runs/fit/version_1").mkdir()
@@ -175,13 +175,11 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     assert read_checkpoint(best)["global_step"] == read_checkpoint(last)["global_step"]
     (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     cli(*fit, *other)
-    (whole,) = [
-        row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")
-    ]
+    (full,) = [row for row in read_metrics("other/fit/version_1/steps.csv") if row.get("test/loss")]
     assert (row["step"], row["epoch"], row["test/loss"]) == (
-        whole["step"],
-        whole["epoch"],
-        whole["test/loss"],
+        full["step"],
+        full["epoch"],
+        full["test/loss"],
     )
     cli(*fit[:-1], 3, "--resume", "--test_after_fit", "true")
     # that of before is gone
@@ -189,7 +187,7 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
 
 
-def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
+def test_a_run_that_ends_before_its_first_step_is_reported(colours, cli):
     with pytest.raises(
         ValueError,
         match=r"nothing was trained in .*version_0: a limit ended it before its first step",
@@ -197,7 +195,7 @@ def test_a_run_that_ends_before_its_first_step_is_told(colours, cli):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_time", "00:00:00:00")
 
 
-def test_a_checkpoint_that_is_not_there_is_told_before_there_is_a_run(colours, cli, tmp_path):
+def test_a_checkpoint_that_is_not_there_is_reported_before_there_is_a_run(colours, cli, tmp_path):
     with pytest.raises(WrongUsage, match="nope.ckpt"):
         cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", "nope.ckpt")
     assert not (tmp_path / "runs").exists()
@@ -217,7 +215,7 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
     more = [*fit[:-4], "--trainer.max_epochs", 4, "--patience", 5, "--resume"]
     cli(*more, "--model.optimizer.lr", "1e-12")
     # its epochs are over
-    assert not [told for told in caplog.messages if told.startswith("ended after")]
+    assert not [reported for reported in caplog.messages if reported.startswith("ended after")]
     with pytest.raises(
         ValueError,
         match="--patience counts validations, and trainer.limit_val_batches is 0: leave it",
@@ -232,7 +230,7 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_told_no_length_writes_the_usual_one_down(colours, cli, tmp_path, caplog):
+def test_a_fit_without_a_length_writes_the_usual_one_down(colours, cli, tmp_path, caplog):
     options = [option for option in QUICKEST if option not in ("--trainer.max_epochs", "1")]
     assert len(options) == len(QUICKEST) - 2
     limits = ["--trainer.limit_train_batches", 1, "--trainer.check_val_every_n_epoch", 50]
@@ -242,7 +240,7 @@ def test_a_fit_that_is_told_no_length_writes_the_usual_one_down(colours, cli, tm
     assert config["trainer"]["max_epochs"] == 50
 
 
-def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, caplog, capsys):
+def test_a_split_that_a_limit_leaves_out_is_reported(colours, cli, tmp_path, caplog, capsys):
     limits = ["--trainer.limit_val_batches", 0, "--trainer.limit_test_batches", "0.0"]
     with caplog.at_level("INFO", "finetune"):
         cli("fit", "--data.root", colours, *QUICKEST, *limits)
@@ -262,7 +260,7 @@ def test_a_split_that_a_limit_leaves_out_is_told_of(colours, cli, tmp_path, capl
 
 
 @pytest.mark.slow
-def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_to_go_on):
+def test_a_damaged_config_of_a_resumed_run_is_reported_in_a_line(colours, cli, run_to_go_on):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     (config := run_to_go_on / "config.yaml").write_text("a: [")
     with pytest.raises(
@@ -276,7 +274,7 @@ def test_a_damaged_config_of_a_resumed_run_is_told_in_a_line(colours, cli, run_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError("no room"), Interrupted(signal.SIGINT), None])
-def test_the_page_of_a_run_that_is_over_does_not_say_that_it_goes_on(
+def test_the_page_of_a_run_that_is_over_does_not_say_that_it_continues(
     colours, cli, tmp_path, monkeypatch, error
 ):
     """Its report fails, or is broken off, or a signal came behind the last step."""

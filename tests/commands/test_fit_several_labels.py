@@ -49,7 +49,7 @@ def test_a_fit_reports_the_mean_average_precision(root, cli, capsys, caplog):
 
 
 @pytest.mark.slow
-def test_a_fit_goes_on_and_ends_by_patience(root, cli, caplog):
+def test_a_fit_continues_and_ends_by_patience(root, cli, caplog):
     cli("fit", *fit_words(root))
     with caplog.at_level("INFO"):
         # nothing gets better

@@ -52,7 +52,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=" ".join)
-def test_what_is_no_option_is_told_with_what_was_meant_and_the_parser_refuses_it_too(
+def test_an_unknown_option_is_reported_with_what_was_meant_and_the_parser_refuses_it_too(
     line, monkeypatch
 ):
     command, *rest = line
@@ -158,7 +158,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("rest", VALUES, ids=" ".join)
-def test_values_that_can_t_be_are_told_and_the_parser_refuses_them_too(rest):
+def test_values_that_can_t_be_are_reported_and_the_parser_refuses_them_too(rest):
     with pytest.raises(WrongUsage) as caught:
         check_flags("fit", parse_line(rest))
     assert str(caught.value) == VALUES[rest]
@@ -194,7 +194,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("rest", OTHERS, ids=" ".join)
-def test_beside_another_lightning_options_of_the_trainer_are_left_to_the_parser(rest, monkeypatch):
+def test_with_another_lightning_options_of_the_trainer_are_left_to_the_parser(rest, monkeypatch):
     with pytest.raises(WrongUsage):
         check_flags("fit", parse_line(rest))
     monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
@@ -205,13 +205,13 @@ def test_beside_another_lightning_options_of_the_trainer_are_left_to_the_parser(
     "rest",
     [["--epoch", "3"], ["--data.rot", "x"], ["--lr", "0,1"], ["--minutes", "ten"], ["--zzz"]],
 )
-def test_beside_another_lightning_all_others_are_checked(rest, monkeypatch):
+def test_with_another_lightning_all_others_are_checked(rest, monkeypatch):
     monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
     with pytest.raises(WrongUsage):
         check_flags("fit", parse_line(rest))
 
 
-def test_beside_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
+def test_with_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
     with pytest.raises(WrongUsage, match="cannot be 'resnet19'"):
         check_flags("fit", parse_line(["--backbone", "resnet19"]))
     monkeypatch.setattr(flag_checks, "version", lambda name: "0.99.0")
@@ -288,12 +288,12 @@ MISPLACED = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "told"), MISPLACED)
+@pytest.mark.parametrize(("typed", "reported"), MISPLACED)
 def test_a_name_in_the_place_of_a_table_is_answered_with_the_option(
-    tmp_path, monkeypatch, typed, told
+    tmp_path, monkeypatch, typed, reported
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=reported):
         in_full_spelling(typed)
 
 

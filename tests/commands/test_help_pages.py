@@ -150,7 +150,7 @@ def test_its_options_exist(command):
     assert {option.full for option in options(command)} <= OPTIONS[command].keys()
 
 
-def test_predict_s_says_where_its_file_goes_unless_told():
+def test_predict_reports_where_its_file_goes_unless_it_is_set():
     """PredictionWriter writes into the run of the command, not into that of the checkpoint."""
     (output,) = [option for option in options("predict") if option.full == "output"]
     (out,) = [option for option in options("predict") if option.full == "trainer.default_root_dir"]

@@ -18,7 +18,7 @@ from finetune.training.classifier import Classifier
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpoint(
+def test_a_run_that_continues_needs_no_weights_and_every_process_knows_its_checkpoint(
     colours, cli, tmp_path
 ):
     weights = tmp_path / "weights.pt"
@@ -43,7 +43,7 @@ def test_a_run_that_goes_on_needs_no_weights_and_every_process_knows_its_checkpo
     assert seen[0] == ("fit", Path("runs/fit/version_0/checkpoints/last.ckpt"))
 
 
-def test_nothing_to_train_is_told(colours, cli):
+def test_nothing_to_train_is_reported(colours, cli):
     with pytest.raises(
         ValueError, match=r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"
     ):
@@ -86,7 +86,7 @@ def rate_in(config: Path) -> float:
 
 
 @pytest.mark.slow
-def test_what_changed_since_a_run_began_is_told_and_config_yaml_says_what_holds(
+def test_what_changed_since_a_run_began_is_reported_and_config_yaml_says_what_holds(
     colours, cli, tmp_path, caplog
 ):
     fit = ["fit", "--resume", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
@@ -190,7 +190,7 @@ def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours,
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [([], 0.001), (["--optimizer", "SGD"], 0.03)])
-def test_another_optimizer_than_the_config_s_learns_at_its_own_rate(
+def test_another_optimizer_than_the_config_s_trains_at_its_own_rate(
     colours, cli, tmp_path, optimizer, rate
 ):
     # Of 7 steps one is the warm-up, at the full rate already.
@@ -219,7 +219,7 @@ def test_what_libraries_say_of_a_value_is_wrong_usage(colours, cli, option, valu
 
 
 @pytest.mark.slow
-def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_told_so(
+def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_reported_so(
     cli, tmp_path, run_to_go_on, caplog
 ):
     checkpoint = ["--ckpt_path", "runs/fit/version_0/checkpoints/best.ckpt"]
@@ -233,8 +233,10 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_tol
     cli("test", *checkpoint, *quiet, "--config", "same.yaml", "--model.backbone", "small_cnn")
     assert "the checkpoint decides" not in caplog.text
     cli("test", *checkpoint, *quiet, "--config", "other.yaml")
-    told = "the checkpoint decides: model.backbone small_cnn, not lenet, data.image_size 28, not 64"
-    assert told in caplog.messages
+    reported = (
+        "the checkpoint decides: model.backbone small_cnn, not lenet, data.image_size 28, not 64"
+    )
+    assert reported in caplog.messages
     results = [
         json.loads((tmp_path / f"runs/test/version_{i}/test.json").read_text()) for i in range(2)
     ]
@@ -277,11 +279,11 @@ def test_a_folder_has_its_own_name_though_that_is_yaml(colours, cli, tmp_path, n
 
 
 @pytest.mark.slow
-def test_pictures_have_their_own_names_too(colours, cli, untested_run):
-    picture = next(colours.rglob("*.png"))
+def test_images_have_their_own_names_too(colours, cli, untested_run):
+    image = next(colours.rglob("*.png"))
     for given in (["🌭.png", "b.png"], ["Scene 2: beach.png"]):
         for name in given:
-            shutil.copy(picture, name)
+            shutil.copy(image, name)
         cli("predict", untested_run, *given, "--out", "found.csv")
         with open("found.csv", encoding="utf-8") as file:
             assert [row["path"] for row in csv.DictReader(file)] == given

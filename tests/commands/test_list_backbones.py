@@ -61,4 +61,6 @@ def test_it_imports_no_torch_and_is_quick():
     )
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert done.stdout.splitlines()[-1] == "False"
-    assert seconds < 3  # of processor time, since other tests run beside it; 0.6 on a quiet machine
+    assert (
+        seconds < 3
+    )  # of processor time, since other tests run next to it; 0.6 on a quiet machine

@@ -18,9 +18,9 @@ from finetune.runs.run_logger import RunLogger
 NAMES = ["blue", "green", "red"]
 
 
-def answers(pictures: ImageDataModule, wrong: dict[int, float]) -> Answers:
+def answers(images: ImageDataModule, wrong: dict[int, float]) -> Answers:
     """All test images predicted correctly with 0.5, except these: the next class, with these confidences."""
-    split = pictures.splits["test"]
+    split = images.splits["test"]
     labels = np.array(split.targets.labels)
     predicted, confidence = labels.copy(), np.full(len(labels), 0.5)
     for i, value in wrong.items():
@@ -40,8 +40,8 @@ def drawn(monkeypatch) -> list:
 
 
 def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
-    pictures = data(colours)
-    sheet = prediction_sheet(pictures, answers(pictures, {3: 0.6, 25: 0.9, 14: 0.7}))
+    sample_images = data(colours)
+    sheet = prediction_sheet(sample_images, answers(sample_images, {3: 0.6, 25: 0.9, 14: 0.7}))
     ((images, captions, *_),) = drawn
     assert captions[:3] == [
         ("blue 90 %, is red", WRONG),
@@ -58,25 +58,25 @@ def test_the_most_confident_mistakes_come_first_then_others(colours, drawn):
     assert sheet.width == 8 * 128 + 8 and sheet.height == 3 * 150 + 8
 
 
-def test_at_most_a_dozen_mistakes_and_few_pictures_alone(colours, drawn):
-    pictures = data(colours)
-    prediction_sheet(pictures, answers(pictures, {i: 0.5 + i / 100 for i in range(20)}))
+def test_at_most_a_dozen_mistakes_and_few_images_alone(colours, drawn):
+    images = data(colours)
+    prediction_sheet(images, answers(images, {i: 0.5 + i / 100 for i in range(20)}))
     captions = drawn[0][1]
     assert [colour for _, colour in captions].count(WRONG) >= 12 and captions[0][0].startswith(
         "red 69 %"
     )
-    few = answers(pictures, {0: 0.9})
+    few = answers(images, {0: 0.9})
     one = Answers(
         NAMES, few.paths[:1], few.labels[:1], few.predicted[:1], few.confidence[:1], None, []
     )
-    assert prediction_sheet(pictures, one).width == 128 + 8
+    assert prediction_sheet(images, one).width == 128 + 8
     none = Answers(
         NAMES, [], few.labels[:0], few.predicted[:0], few.confidence[:0], None, few.paths
     )
-    assert prediction_sheet(pictures, none) is None
+    assert prediction_sheet(images, none) is None
 
 
-def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, caplog):
+def test_what_fails_is_reported_and_takes_nothing_from_the_run(colours, tmp_path, caplog):
     class Taker(RunLogger):
         name = version = log_metrics = None
         taken: list = []  # noqa: RUF012
@@ -86,7 +86,7 @@ def test_what_fails_is_told_and_takes_nothing_from_the_run(colours, tmp_path, ca
 
     trainer = SimpleNamespace(loggers=[Taker()], is_global_zero=True, global_step=7)
     table = write_run(tmp_path / "run", [0], np.eye(3)[:1], names=NAMES) / "test_predictions.csv"
-    log_sheet(trainer, data(colours), NAMES, table)  # of pictures that are none of these
+    log_sheet(trainer, data(colours), NAMES, table)  # of images that are none of these
     assert not Taker.taken and "no image of test predictions could be logged" in caplog.text
     caplog.clear()
     path = data(colours).splits["test"].paths[0]

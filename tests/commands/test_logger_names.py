@@ -142,7 +142,7 @@ def test_lightnings_csv_logger_needs_a_place():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reported"),
     [
         (
             "WandLogger",
@@ -158,6 +158,6 @@ def test_lightnings_csv_logger_needs_a_place():
         ("[TensorBoardLogger", r"takes several loggers in brackets: '\[TensorBoardLogger\]'$"),
     ],
 )
-def test_names_that_there_are_not(value, told):
-    with pytest.raises(WrongUsage, match=told):
+def test_names_that_there_are_not(value, reported):
+    with pytest.raises(WrongUsage, match=reported):
         named(["--trainer.logger", value])

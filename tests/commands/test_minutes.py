@@ -27,7 +27,7 @@ LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICKEST if option not in LENGTH]
 DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to continue"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
-MANY = 5000  # pictures of 224 pixels, of which more are not kept
+MANY = 5000  # images of 224 pixels, of which more are not kept
 COSTS = Costs(
     start=1.0,
     batch=0.5,
@@ -69,8 +69,8 @@ def test_what_is_chosen_is_written_down_and_repeats_the_run(colours, cli, tmp_pa
     first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))
     chosen = config_of(first)
     assert chosen["minutes"] is None and chosen["trainer"]["max_epochs"] >= 1
-    (told,) = [text for text in caplog.messages if "on this machine, after" in text]
-    assert told.startswith(f"{chosen['trainer']['max_epochs']} epochs")
+    (reported,) = [text for text in caplog.messages if "on this machine, after" in text]
+    assert reported.startswith(f"{chosen['trainer']['max_epochs']} epochs")
     cli("fit", "--config", first / "config.yaml")
     assert config_of(second)["trainer"] == chosen["trainer"]
     a, b = (
@@ -137,7 +137,7 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
         (("--minutes", ".nan"), "--minutes must be a number and more than 0, got nan"),
     ],
 )
-def test_what_can_not_be_had_is_told_before_anything_is_tried(
+def test_what_is_unsupported_is_reported_before_anything_is_tried(
     colours, cli, tmp_path, tried, given, words
 ):
     with pytest.raises(ValueError, match=words):
@@ -157,13 +157,13 @@ def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, t
         cli("fit", "--data.root", colours, *SHORT, "--minutes", 1)
 
 
-def test_too_little_time_for_a_step_is_told(colours, cli, tmp_path, tried):
+def test_too_little_time_for_a_step_is_reported(colours, cli, tmp_path, tried):
     with pytest.raises(
         ValueError,
         match=r"--minutes 0.01 is not enough for a single step: the rest takes \d+ s on this machine",
-    ) as told:
+    ) as reported:
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
-    assert str(told.value).endswith(
+    assert str(reported.value).endswith(
         "or a smaller --size (--data.image_size) or --batch (--data.batch_size)"
     )
     assert not (tmp_path / "runs").exists()
@@ -253,10 +253,10 @@ def settle(monkeypatch, tried):
             limit = {"cache_limit_gb": data.init_args.cache_limit_gb, "num_workers": 0}
             return SimpleNamespace(batch_size=32, splits=splits, **sizes, **limit), model
 
-        told = settle_minutes(
+        reported = settle_minutes(
             config, read_explicit_settings(["fit", *arguments]), time.monotonic(), make
         )
-        return config, told
+        return config, reported
 
     monkeypatch.setattr(minutes, "check_first_pass", lambda *_: {})  # what there is has no network
     monkeypatch.setattr(sys, "argv", ["finetune", "fit"])
@@ -269,13 +269,15 @@ def handed_over() -> dict:
     return {name: yaml.safe_load(value) for name, value in flags}
 
 
-def test_pictures_become_smaller_where_few_could_be_seen_else(settle, tried):
+def test_images_become_smaller_where_few_could_be_seen_else(settle, tried):
     # Five times is the least for 2,000 images where nobody says, and half of it is enough: 157 batches of 20 s at 224
     # pixels; at 160 they are expected to take 11.7 s, and 8.2 s at 128.
     for budget, size in ((18, 128), (33, 160), (60, 224), (2, 128)):
         tried.clear()
-        config, told = settle(budget)
-        assert config.data.init_args.image_size == size and f"with images of {size} pixels" in told
+        config, reported = settle(budget)
+        assert (
+            config.data.init_args.image_size == size and f"with images of {size} pixels" in reported
+        )
         assert tried == ([224] if size == 224 else [224, size])
 
 
@@ -320,8 +322,8 @@ def test_the_processes_of_other_devices_are_started_with_the_choice(settle):
 
 def test_they_are_started_with_the_length_of_a_resumed_run(settle, tried, tmp_path):
     (tmp_path / "config.yaml").write_text(WHOLE)
-    config, told = settle(18.0, resumed=str(tmp_path))
-    assert (config.trainer.max_epochs, config.trainer.limit_train_batches, told) == (7, 3, "")
+    config, reported = settle(18.0, resumed=str(tmp_path))
+    assert (config.trainer.max_epochs, config.trainer.limit_train_batches, reported) == (7, 3, "")
     assert config.data.init_args.image_size == 160
     others = handed_over()
     assert (others["trainer.max_epochs"], others["trainer.limit_train_batches"]) == (7, 3)
@@ -376,7 +378,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_long_as_the_first_has_chosen_and_go_on(colours, tmp_path):
+def test_two_processes_train_as_long_as_the_first_has_chosen_and_continue(colours, tmp_path):
     (tmp_path / "two.py").write_text(TWO_PROCESSES)
     fit = ["fit", "--data.root", colours, *SHORT, "--trainer.devices", 2]
     fit += ["--test_after_fit", "false", "--minutes"]
@@ -420,8 +422,8 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
 
     monkeypatch.setattr(fit_length, "trial", slower)
     for budget, num in ((136, 1), (270, 2), (337, 3)):  # instead of 2, 4 and 5
-        config, told = settle(budget, num=320)
-        assert config.model.members == num and (f"of {num} networks" in told) == (num > 1)
+        config, reported = settle(budget, num=320)
+        assert config.model.members == num and (f"of {num} networks" in reported) == (num > 1)
 
 
 @pytest.mark.parametrize(
@@ -439,13 +441,13 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
         ),
     ],
 )
-def test_a_resumed_run_whose_length_can_not_be_read_is_told(
+def test_a_resumed_run_whose_length_can_not_be_read_is_reported(
     settle, monkeypatch, tmp_path, text, words
 ):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=words) as told:
+    with pytest.raises(ValueError, match=words) as reported:
         settle(18.0, resumed=str(tmp_path))
-    assert isinstance(told.value, WrongUsage) == (words is not DAMAGED)
+    assert isinstance(reported.value, WrongUsage) == (words is not DAMAGED)
 
 
 def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):
@@ -480,13 +482,13 @@ def test_evaluation_takes_time_by_its_own_size(settle):
         ),
     ],
 )
-def test_what_can_not_be_tried_is_told(settle, tried, given, words):
+def test_what_can_not_be_tried_is_reported(settle, tried, given, words):
     with pytest.raises(WrongUsage, match=words):
         settle(60.0, **given)
     assert not tried
 
 
-def test_more_steps_at_least_than_there_is_time_for_are_told(settle):
+def test_more_steps_at_least_than_there_is_time_for_are_reported(settle):
     settled, _ = settle(60.0, image_size=128)
     epochs, batches = settled.trainer.max_epochs, settled.trainer.limit_train_batches
     for name, least in (("min_epochs", epochs), ("min_steps", epochs * batches)):
@@ -500,15 +502,15 @@ def test_more_steps_at_least_than_there_is_time_for_are_told(settle):
 
 
 def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
-    config, told = settle(10_000.0, num=320)
-    assert config.trainer.max_epochs == fit_length.MOST_EPOCHS and told.endswith(
+    config, reported = settle(10_000.0, num=320)
+    assert config.trainer.max_epochs == fit_length.MOST_EPOCHS and reported.endswith(
         "; more than 100 epochs are not chosen"
     )
 
 
 def test_without_minutes_nothing_is_tried(settle, tried):
-    config, told = settle(None)
-    assert (told, tried, config.trainer.max_epochs) == ("", [], None)
+    config, reported = settle(None)
+    assert (reported, tried, config.trainer.max_epochs) == ("", [], None)
 
 
 # 320 images are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
@@ -520,13 +522,13 @@ def test_without_minutes_nothing_is_tried(settle, tried):
         (2000, {600: 1, 640: 2, 955: 3, 1270: 4, 1585: 5}),
     ],
 )
-def test_more_time_gives_more_networks_each_of_which_learns_long_enough(
+def test_more_time_gives_more_networks_each_of_which_trains_long_enough(
     settle, tried, num_images, budgets
 ):
     least = {320: 20, 2000: 15}[num_images]
     for budget, num in budgets.items():
         tried.clear()
-        config, told = settle(budget, num=num_images)
+        config, reported = settle(budget, num=num_images)
         trainer = config.trainer
         seen = (
             trainer.max_epochs
@@ -536,7 +538,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(
         assert config.model.members == num and seen >= least
         # with as many as were chosen, to know how long that takes
         assert tried == [224] * (1 if num == 1 else 2)
-        assert (f"of {num} networks that predict together (--members 1 for one)" in told) == (
+        assert (f"of {num} networks that predict together (--members 1 for one)" in reported) == (
             num > 1
         )
 
@@ -556,7 +558,7 @@ def test_more_time_gives_more_networks_each_of_which_learns_long_enough(
         ((), {}, 5),  # the control
     ],
 )
-def test_how_many_is_chosen_where_nobody_said_so_and_several_can_be(
+def test_how_many_is_chosen_where_it_is_not_set_and_several_are_supported(
     settle, tried, arguments, given, num
 ):
     config, _ = settle(2000, *arguments, num=320, **given)
@@ -589,13 +591,13 @@ def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypat
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(sys.exception()))
     alone, words = settle(200, "--model.members", "1", num=320)
     monkeypatch.setattr(fit_length, "trial", full)
-    config, told = settle(200, num=320)
-    assert len(tried) == 3 and config.model.members == 1 and "networks" not in told
+    config, reported = settle(200, num=320)
+    assert len(tried) == 3 and config.model.members == 1 and "networks" not in reported
     assert given_back == [None]
     # What takes no time here took a moment in the trial that failed.
     assert (
         config.trainer.max_epochs == alone.trainer.max_epochs
-        and told.split(":")[0] == words.split(":")[0]
+        and reported.split(":")[0] == words.split(":")[0]
     )
 
 
@@ -648,7 +650,7 @@ def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(
     assert tried == [28, 28] and config_of(run) == before
 
 
-def test_pictures_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried):
+def test_images_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried):
     words = "decoded as they come"
     for num, given, kept in (
         (MANY, 8.0, 8.0),
@@ -657,10 +659,10 @@ def test_pictures_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried)
         (2 * MANY, 0.0, 0.0),
     ):
         tried.clear()
-        config, told = settle(60, num=num, cache_limit_gb=given)
+        config, reported = settle(60, num=num, cache_limit_gb=given)
         assert len(tried) == 2  # the second, of a smaller size, decides
         assert config.data.init_args.cache_limit_gb == kept
-        assert (words in told) == (given != kept)  # what somebody chose needs no words
+        assert (words in reported) == (given != kept)  # what somebody chose needs no words
         # for the processes of the other devices
         assert ("data.cache_limit_gb" in handed_over()) == (given != kept)
         sys.argv = ["finetune", "fit"]

@@ -63,7 +63,7 @@ def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_wor
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_uses_the_cache(server, colours, cli, monkeypatch):
+def test_a_run_continues_and_uses_the_cache(server, colours, cli, monkeypatch):
     place = f"{server.address}/set"
     options = ["--trainer.max_epochs", 2, "--data.num_workers", 1, *UNTESTED]
     fit(cli, place, "parts", *options, "--trainer.max_epochs", 1)
@@ -145,7 +145,7 @@ def error_line(cli: Callable[..., None], *arguments: object) -> str:
     return line
 
 
-def test_what_is_wrong_is_said_in_one_line(server, cli, monkeypatch):
+def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
     place = f"{server.address}/set"
 
     def line(root: str = place, *more: object) -> str:

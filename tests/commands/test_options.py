@@ -176,7 +176,7 @@ def test_the_kind_of_value_that_a_type_has(hint, kind):
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_flags_beside_lightning_s_have_words_in_the_help(command):
+def test_flags_next_to_lightning_s_have_words_in_the_help(command):
     parser = LightningArgumentParser()
     parser.add_argument("--model.class_names", help="of a checkpoint")
     add_flags(parser, command)

@@ -149,7 +149,7 @@ def test_valid_keys_are_those_of_all_subcommands():
     assert not any(key.startswith("-") for key in valid_keys(parser))
 
 
-def test_an_option_of_another_command_is_told_as_such():
+def test_an_option_of_another_command_is_reported_as_such():
     parser = OneLineErrorParser()
     fit = OneLineErrorParser()
     predict = OneLineErrorParser()
@@ -244,7 +244,7 @@ LIGHTNING = {
 # be_quiet of the command line would silence them; here they are errors.
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("arguments", LIGHTNING, ids=" ".join)
-def test_typos_as_the_parser_itself_tells_them(capsys, monkeypatch, tmp_path, arguments):
+def test_typos_as_the_parser_itself_reports_them(capsys, monkeypatch, tmp_path, arguments):
     """Those that a first look leaves to it, and all in configs."""
     monkeypatch.chdir(tmp_path)
     line = failing(capsys, lambda: whole_parser().parse_args(["fit", *arguments]))
@@ -294,7 +294,7 @@ MISTAKES = [
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("command", ["fit", "benchmark"])
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
-def test_a_mistake_is_told_in_the_same_words_before_and_after_torch_is_imported(
+def test_a_mistake_is_reported_in_the_same_words_before_and_after_torch_is_imported(
     capsys, monkeypatch, tmp_path, arguments, command
 ):
     monkeypatch.chdir(tmp_path)

@@ -117,14 +117,14 @@ def tensors_in(content: Any) -> list[torch.Tensor]:
 
 
 def test_what_is_held_while_training_is_decided_has_no_weights(untested_run):
-    whole = read_checkpoint(untested_run / LAST)
+    full = read_checkpoint(untested_run / LAST)
     held = dict(read_start(untested_run / LAST).content)
     assert tensors_in(held.pop("finetune")["seen"])  # the record of seen images is continued
-    del whole["finetune"]
+    del full["finetune"]
     assert all(tensor.is_meta for tensor in tensors_in(held))
-    assert not any(tensor.is_meta for tensor in tensors_in(whole))  # the control
-    shapes = [[tensor.shape for tensor in tensors_in(content)] for content in (whole, held)]
-    assert shapes[0] == shapes[1] and held["loops"] == whole["loops"]
+    assert not any(tensor.is_meta for tensor in tensors_in(full))  # the control
+    shapes = [[tensor.shape for tensor in tensors_in(content)] for content in (full, held)]
+    assert shapes[0] == shapes[1] and held["loops"] == full["loops"]
 
 
 @pytest.mark.slow

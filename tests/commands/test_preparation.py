@@ -12,7 +12,12 @@ from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.runs import resume
 
 CONVNEXT = ("--model.backbone", "timm/convnext_nano.in12k_ft_in1k")
-TOLD = {"image_size": 224, "resize": "shorter_side", "interpolation": "bicubic", "crop_share": 0.95}
+REPORTED = {
+    "image_size": 224,
+    "resize": "shorter_side",
+    "interpolation": "bicubic",
+    "crop_share": 0.95,
+}
 
 # run_lightning would silence it; here it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
@@ -31,7 +36,7 @@ def prepared(tmp_path, monkeypatch):
         cli = ParseOnly(["fit", *arguments])
         data = cli.config["fit"].data.init_args
         messages = [text for text in cli.plan.messages if text.startswith("images are prepared")]
-        return {name: data[name] for name in TOLD}, "".join(messages)
+        return {name: data[name] for name in REPORTED}, "".join(messages)
 
     return parse
 
@@ -55,21 +60,21 @@ def prepared(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_the_weights_say_holds_unless_somebody_said_otherwise_of_this_network(
+def test_the_preparation_of_the_weights_holds_unless_it_is_set_for_this_network(
     prepared, arguments, changes
 ):
-    values, told = prepared(*arguments)
-    assert values == {**TOLD, **changes}
-    assert told.startswith("images are prepared as ") and len(told.splitlines()) == 1
+    values, reported = prepared(*arguments)
+    assert values == {**REPORTED, **changes}
+    assert reported.startswith("images are prepared as ") and len(reported.splitlines()) == 1
     assert all(
-        f"{name} {value}" in told
+        f"{name} {value}" in reported
         for name, value in values.items()
         if values[name] != changes.get(name)
     )
 
 
 def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
-    told = {
+    reported = {
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
         "input_size": [3, 96, 96],
@@ -77,24 +82,24 @@ def test_a_folder_says_it_of_its_own_weights(prepared, tmp_path):
     }
     about = {
         "architecture": "resnet18",
-        "pretrained_cfg": {**told, "crop_pct": 1.0, "crop_mode": "squash"},
+        "pretrained_cfg": {**reported, "crop_pct": 1.0, "crop_mode": "squash"},
     }
     Path("weights").mkdir()
     Path("weights/config.json").write_text(json.dumps(about))
-    values, said = prepared("--model.backbone", "timm/resnet18", "--model.weights", "./weights")
+    values, output = prepared("--model.backbone", "timm/resnet18", "--model.weights", "./weights")
     assert values == {
         "image_size": 96,
         "resize": "whole",
         "interpolation": "bilinear",
         "crop_share": 1.0,
     }
-    assert said.startswith("images are prepared as defined by ./weights: image_size 96")
+    assert output.startswith("images are prepared as defined by ./weights: image_size 96")
 
 
 @pytest.mark.parametrize(
     "how", [("--resume",), ("--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")]
 )
-def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folder(
+def test_a_run_that_continues_prepares_them_as_before_whatever_became_of_the_folder(
     prepared, monkeypatch, how
 ):
     before = {
@@ -114,25 +119,25 @@ def test_a_run_that_goes_on_prepares_them_as_before_whatever_became_of_the_folde
     monkeypatch.setattr(resume, "read_checkpoint", lambda path: checkpoint)
     Path("runs/fit/version_0/checkpoints").mkdir(parents=True)
     Path("runs/fit/version_0/checkpoints/last.ckpt").touch()
-    goes_on = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
-    assert prepared(*goes_on)[0] == {name: before[name] for name in TOLD}
-    assert prepared(*goes_on, "--data.image_size", "160")[0]["image_size"] == 160
-    assert prepared(*CONVNEXT, *how, "--data.root", ".")[0] == TOLD  # of another network
+    resumed_words = ("--model.backbone", "timm/resnet18", "--model.weights", "./gone", *how)
+    assert prepared(*resumed_words)[0] == {name: before[name] for name in REPORTED}
+    assert prepared(*resumed_words, "--data.image_size", "160")[0]["image_size"] == 160
+    assert prepared(*CONVNEXT, *how, "--data.root", ".")[0] == REPORTED  # of another network
 
 
 def test_other_networks_are_as_they_were(prepared):
-    values, told = prepared("--config", "other.yaml")
+    values, reported = prepared("--config", "other.yaml")
     assert values == {
         "image_size": 96,
         "resize": "shorter_side",
         "interpolation": "bilinear",
         "crop_share": 0.5,
     }
-    assert told == ""
-    assert prepared()[0] == {**TOLD, "interpolation": "bilinear", "crop_share": 0.875}
+    assert reported == ""
+    assert prepared()[0] == {**REPORTED, "interpolation": "bilinear", "crop_share": 0.875}
 
 
-def test_a_class_of_data_that_can_not_prepare_so_is_told(monkeypatch):
+def test_a_class_of_data_that_can_not_prepare_so_is_reported(monkeypatch):
     config = Namespace(
         subcommand="fit", fit=Namespace(model=Namespace(backbone=CONVNEXT[1], weights=None))
     )

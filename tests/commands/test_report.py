@@ -85,7 +85,7 @@ def test_two_runs_side_by_side(fitted, cli, capsys, tmp_path):
     assert "seed_everything" in (tmp_path / "new/page.html").read_text()
 
 
-def test_the_page_of_one_run_goes_where_it_is_told_to(fitted, cli, capsys, tmp_path):
+def test_the_page_of_one_run_goes_where_out_names(fitted, cli, capsys, tmp_path):
     run = fitted / "runs/fit/version_0"
     before = (run / "report.html").read_bytes()
     cli("report", "--output", "new/page.html", run)
@@ -95,7 +95,7 @@ def test_the_page_of_one_run_goes_where_it_is_told_to(fitted, cli, capsys, tmp_p
     ).read_bytes() == before
 
 
-def test_pictures_are_found_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
+def test_images_are_found_from_another_folder(fitted, cli, colours, monkeypatch, tmp_path):
     monkeypatch.chdir(colours.parent)
     cli(
         "fit",
@@ -143,14 +143,14 @@ def test_a_test_is_reported_from_another_folder(fitted, cli, colours, monkeypatc
 def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     usage = "usage: finetune report RUN [RUN ...] [--out FILE.html] [--check check.json]"
-    assert end.value.code == 0 and told.startswith(usage)
-    assert "--runs" not in told
+    assert end.value.code == 0 and reported.startswith(usage)
+    assert "--runs" not in reported
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         ([], 2, "name the folder of a run: finetune report RUN"),
         (["nowhere"], 1, "'nowhere' is not the folder of a run"),
@@ -160,7 +160,7 @@ def test_its_help_says_how_runs_are_named(capsys):
         (["RUN", "--otput", "x"], 2, "otput"),
     ],
 )
-def test_wrong_usage_is_told_in_a_line(fitted, capsys, arguments, code, told):
+def test_wrong_usage_is_reported_in_a_line(fitted, capsys, arguments, code, reported):
     places = {
         "RUN": str(fitted / "runs/fit/version_0"),
         "OTHER": str(fitted / "runs/fit/version_1"),
@@ -168,7 +168,7 @@ def test_wrong_usage_is_told_in_a_line(fitted, capsys, arguments, code, told):
     with pytest.raises(SystemExit) as end:
         main(["report", *(places.get(a, a) for a in arguments)])
     error = capsys.readouterr().err
-    assert end.value.code == code and told in error and error.count("\n") == 1
+    assert end.value.code == code and reported in error and error.count("\n") == 1
 
 
 def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
@@ -201,7 +201,7 @@ def test_images_of_fashion_mnist_are_on_the_page_until_they_are_gone(cli, monkey
     assert "and others are missing" in text and text.count("data:image/webp") < 5
 
 
-def test_what_check_said_is_on_the_page(fitted, cli, colours, tmp_path, capsys):
+def test_the_findings_of_check_are_on_the_page(fitted, cli, colours, tmp_path, capsys):
     run = fitted / "runs/fit/version_0"
     with pytest.raises(SystemExit):
         cli("check", colours, "--output", "checked")

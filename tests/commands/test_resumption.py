@@ -130,7 +130,7 @@ def test_a_launcher_says_the_number_of_devices_not_the_run(monkeypatch, launched
     assert settings["trainer"].get("devices") == devices and settings["trainer"]["max_epochs"] == 3
 
 
-def test_the_newest_run_of_these_data_goes_on(colours, other, cli, run_to_go_on, caplog):
+def test_the_newest_run_of_these_data_continues(colours, other, cli, run_to_go_on, caplog):
     cli("fit", other, *QUICKEST, *UNTESTED)
     with caplog.at_level("INFO", "finetune"):
         cli("fit", colours, "--resume", *UNFINISHED)
@@ -165,7 +165,7 @@ def own_runs(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", ["FOLDER", "alone", "RUN", "CKPT"])
-def test_a_run_goes_on_with_its_own_settings(colours, own_runs, cli, tmp_path, how):
+def test_a_run_continues_with_its_own_settings(colours, own_runs, cli, tmp_path, how):
     shutil.copytree(own_runs, tmp_path / "runs")
     run = tmp_path / "runs/fit/version_0"
     before = config_of(run)
@@ -369,7 +369,7 @@ def test_a_data_folder_with_a_config_is_no_run(colours, cli, tmp_path):
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").is_file()
 
 
-def test_a_run_named_from_within_another_goes_on_in_its_own_place(cli, run_to_go_on, monkeypatch):
+def test_a_run_named_from_within_another_continues_in_its_own_place(cli, run_to_go_on, monkeypatch):
     other_run = run_to_go_on.with_name("version_1")
     other_run.mkdir()
     run = run_to_go_on.absolute()
@@ -390,16 +390,16 @@ def test_a_run_named_from_another_folder_finds_its_data(colours, cli, tmp_path, 
     assert epochs_of(run) == 2 and not list(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize("beside", [["--resume"], ["--config", "only_data.yaml"]])
-def test_the_whole_config_is_printed(colours, cli, run_to_go_on, capsys, beside):
+@pytest.mark.parametrize("other_words", [["--resume"], ["--config", "only_data.yaml"]])
+def test_the_complete_config_is_printed(colours, cli, run_to_go_on, capsys, other_words):
     Path("only_data.yaml").write_text("seed_everything: 3", "utf-8")
     with pytest.raises(SystemExit):
-        cli("fit", colours, *beside, "--print_config")
+        cli("fit", colours, *other_words, "--print_config")
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["data"]["init_args"]["batch_size"] == 32 and "max_epochs" in printed["trainer"]
 
 
-def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
+def test_nothing_to_continue_with_and_no_data_is_an_error(cli):
     with pytest.raises(
         NotFound,
         match="no run in runs to continue, and there is no data for a new one: finetune",
@@ -407,7 +407,7 @@ def test_nothing_to_go_on_with_and_no_data_is_an_error(cli):
         cli("fit", "--resume")
 
 
-def test_why_no_run_goes_on_is_said_where_there_is_no_data_either(cli, run_to_go_on):
+def test_why_no_run_continues_is_reported_where_there_is_no_data_either(cli, run_to_go_on):
     with pytest.raises(
         NotFound,
         match="to continue, since runs/fit/version_0 is of another network .*small_cnn, not resnet18",
@@ -441,7 +441,7 @@ def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
 
 
 @pytest.mark.parametrize("has_config", [True, False])
-def test_what_a_run_began_with_is_said_by_all_that_it_leaves(colours, cli, tmp_path, has_config):
+def test_the_start_of_a_run_is_in_all_of_its_files(colours, cli, tmp_path, has_config):
     weights = tmp_path / "weights.pt"
     torch.save(build("small_cnn", 3).state_dict(), weights)
     fit = ["fit", colours, *QUICKEST, *UNTESTED]
@@ -499,7 +499,7 @@ def test_a_run_may_lie_anywhere_also_at_the_top_of_the_file_system(run, root, mo
     assert settings["trainer"]["default_root_dir"] == root
 
 
-def test_python_goes_on_with_no_run_of_other_data(other, run_to_go_on):
+def test_python_continues_with_no_run_of_other_data(other, run_to_go_on):
     quick = {"size": 28, "backbone": "small_cnn", "weights": None, "epochs": 1, "workers": 0}
     options = {"trainer.accelerator": "cpu", "report": False, "trainer.enable_progress_bar": False}
     run = fit(other, **quick, resume=True, options=options)

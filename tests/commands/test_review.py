@@ -86,7 +86,7 @@ def test_it_serves_saves_and_ends_at_ctrl_c(colours, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_it_has_saved_what_it_has_acknowledged_and_goes_on_there(colours, tmp_path):
+def test_killed_it_has_saved_what_it_has_acknowledged_and_continues_there(colours, tmp_path):
     with reviewed(colours, "--out", "c.csv", cwd=tmp_path) as review:
         names = [review.decide(i) for i in range(5)]
         review.process.send_signal(signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_with_a_run_its_network_ranks_labels(untested_run, colours, tmp_path):
         assert review.ask("item/0")["neighbours"]
 
 
-def test_what_cannot_be_written_is_said_before_images_are_read(cli, colours, tmp_path):
+def test_what_cannot_be_written_is_reported_before_images_are_read(cli, colours, tmp_path):
     (tmp_path / "file").touch()
     for out in ("file/c.csv", "."):
         with pytest.raises(WrongUsage, match="--out"):
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_said_before_images_are_read(cli, colours, tmp
         cli("review", colours, "--out", "other.csv")
 
 
-def test_a_read_only_folder_is_said_with_the_way_out(cli, colours, monkeypatch):
+def test_a_read_only_folder_is_reported_with_the_way_out(cli, colours, monkeypatch):
     if os.geteuid() != 0:
         monkeypatch.setattr("finetune.system.files.os.access", lambda *_: True)
     monkeypatch.setattr(review.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))

@@ -56,8 +56,8 @@ def test_rm_needs_yes_where_nobody_can_be_asked(run, cli, capsys):
 def test_a_wrong_option_is_reported_with_both_words_of_the_command(cli, capsys):
     with pytest.raises(SystemExit):
         cli("runs", "rm", "a", "--failed")
-    told = "finetune runs rm has no option --failed; finetune runs rm --help has all of them"
-    assert told in capsys.readouterr().err
+    reported = "finetune runs rm has no option --failed; finetune runs rm --help has all of them"
+    assert reported in capsys.readouterr().err
 
 
 def test_nothing_is_deleted_if_one_of_several_is_no_run(run, cli, tmp_path):

@@ -135,8 +135,8 @@ def test_what_is_accepted_is_answered_before_it_ends(run, colours, signum):
 
 
 def test_a_tenth_of_bad_requests_harms_no_good_one(service, colours):
-    pictures = sorted((colours / "test").rglob("*.png"))
-    contents = [path.read_bytes() for path in pictures[:10]]
+    images = sorted((colours / "test").rglob("*.png"))
+    contents = [path.read_bytes() for path in images[:10]]
     alone = [service.ask("POST", "/predict", content)[1]["predictions"][0] for content in contents]
     wrong: list[object] = []
 
@@ -204,7 +204,7 @@ def test_a_warning_where_anybody_may_ask(run):
         assert "--token WORD restricts that" in service.process.stderr
 
 
-def told(capsys, *args: object) -> str:
+def reported(capsys, *args: object) -> str:
     """Return the one line of a command that can't begin."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", *map(str, args)])
@@ -226,8 +226,8 @@ def told(capsys, *args: object) -> str:
         (["--prot", "80"], "--port"),
     ],
 )
-def test_wrong_usage_is_told_in_a_line(run, capsys, options, message):
-    assert message in told(capsys, run, "--port", "0", *options)
+def test_wrong_usage_is_reported_in_a_line(run, capsys, options, message):
+    assert message in reported(capsys, run, "--port", "0", *options)
 
 
 def test_its_precisions_are_the_predictor_s():
@@ -237,11 +237,11 @@ def test_its_precisions_are_the_predictor_s():
     assert set(get_args(Precision)) == {*predictor._TRUE, *predictor._MIXED}
 
 
-def test_what_is_no_checkpoint_is_told(colours, tmp_path, capsys):
-    picture = next((colours / "test").rglob("*.png"))
-    assert "is an image" in told(capsys, picture)
-    assert "there is no checkpoint" in told(capsys, tmp_path / "no.ckpt")
-    assert "no checkpoints/best.ckpt" in told(capsys, "")
+def test_what_is_no_checkpoint_is_reported(colours, tmp_path, capsys):
+    image = next((colours / "test").rglob("*.png"))
+    assert "is an image" in reported(capsys, image)
+    assert "there is no checkpoint" in reported(capsys, tmp_path / "no.ckpt")
+    assert "no checkpoints/best.ckpt" in reported(capsys, "")
 
 
 def test_the_lines_of_the_guide_run(service, colours, tmp_path):
@@ -301,8 +301,8 @@ def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
     while "Ctrl-C stops" not in process.stderr and time.monotonic() < deadline:
         time.sleep(0.02)
     address = re.search(r"http://[\w.:]+\d", process.stderr)[0]
-    picture = next((colours / "test/red").iterdir()).read_bytes()
-    with urllib.request.urlopen(f"{address}/predict", picture, timeout=60) as response:
+    image = next((colours / "test/red").iterdir()).read_bytes()
+    with urllib.request.urlopen(f"{address}/predict", image, timeout=60) as response:
         request_id = response.headers["X-Request-ID"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0

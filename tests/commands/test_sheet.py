@@ -34,7 +34,7 @@ def test_a_folder_is_its_class_in_either_unicode_composition():
         assert caption(0.984, name, [name, "tea"], Path("test", folder, "1.png"))[1] == green
 
 
-def test_pictures_stand_in_rows_in_their_order():
+def test_images_stand_in_rows_in_their_order():
     images = np.stack([np.full((10, 10, 3), value, np.uint8) for value in (0, 60, 120, 180, 240)])
     paper = np.asarray(draw_sheet(images, [("x", (0, 0, 0))] * 5, columns=3, side=50, gap=10))
     assert paper.shape == (2 * (50 + 22 + 10) + 10, 3 * 60 + 10, 3)
@@ -59,8 +59,8 @@ def test_captions_have_the_letters_of_other_languages():
 @pytest.fixture(scope="module")
 def checkpoint(colours, tmp_path_factory) -> Path:
     """A checkpoint that takes three images at a time."""
-    pictures, path = data(colours, batch_size=3), tmp_path_factory.mktemp("sheet") / "some.ckpt"
-    fit(Classifier(pictures.class_names, **SMALL), pictures, limit_train_batches=1).save_checkpoint(
+    images, path = data(colours, batch_size=3), tmp_path_factory.mktemp("sheet") / "some.ckpt"
+    fit(Classifier(images.class_names, **SMALL), images, limit_train_batches=1).save_checkpoint(
         path
     )
     return path
@@ -112,7 +112,7 @@ def test_the_sheet_of_before_stays_until_the_new_one_is_whole(colours, cli, tmp_
         assert paper.format == "PNG"
 
 
-def test_one_picture_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch, checkpoint):
+def test_one_image_at_a_time_is_whole_in_memory(colours, cli, tmp_path, monkeypatch, checkpoint):
     parts = []
     classify = Predictor.classify
     monkeypatch.setattr(

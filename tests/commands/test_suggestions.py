@@ -105,8 +105,8 @@ def test_the_message_about_an_option_that_a_command_does_not_have(command, typed
 
 
 def test_the_message_about_an_argument_of_a_class_names_no_command():
-    told = unknown_option_message("", "rot", ["root", "batch_size"])
-    assert told == "there is no option 'rot'; did you mean 'root'?"
+    reported = unknown_option_message("", "rot", ["root", "batch_size"])
+    assert reported == "there is no option 'rot'; did you mean 'root'?"
 
 
 @pytest.mark.parametrize(

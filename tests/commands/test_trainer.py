@@ -77,10 +77,10 @@ def made(colours: Path, *options: str) -> pl.Trainer:
 
 def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli):
     for name in ("ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"):
-        told = f"trainer.strategy {name} is not supported: take ddp, with one process"
-        with pytest.raises(WrongUsage, match=f"^{told}"):
+        reported = f"trainer.strategy {name} is not supported: take ddp, with one process"
+        with pytest.raises(WrongUsage, match=f"^{reported}"):
             check_strategy(name)
-    with pytest.raises(WrongUsage, match=f"^--{told}"):
+    with pytest.raises(WrongUsage, match=f"^--{reported}"):
         cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", name)
 
 
@@ -101,7 +101,7 @@ def test_a_strategy_by_class_is_refused_by_what_it_does():
 
 
 @pytest.mark.slow
-def test_callbacks_and_loggers_of_the_user_stand_beside_ours(colours, cli):
+def test_callbacks_and_loggers_of_the_user_are_next_to_ours(colours, cli):
     own = ["--trainer.callbacks", "[{class_path: pytorch_lightning.callbacks.ModelSummary}]"]
     kinds = [
         type(callback) for callback in made(colours, *own, "--trainer.logger", "false").callbacks
@@ -135,7 +135,7 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
         made(colours, *interval, "--trainer.devices", "2")
 
 
-def test_patience_beside_one_of_ones_own_is_told(colours, cli):
+def test_patience_next_to_one_of_ones_own_is_reported(colours, cli):
     own = "[{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val/%s, mode: max}}]"
     made(colours, "--patience", "2", "--trainer.callbacks", own % "f1")
     with pytest.raises(

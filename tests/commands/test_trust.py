@@ -143,7 +143,7 @@ def predict(ckpt: Path, fitted: Path, *more: str) -> None:
         ],
     ),
 )
-def test_a_strangers_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
+def test_an_untrusted_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, has_run, place):
     monkeypatch.chdir(tmp_path)
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", *HOSTILE[place])
     with pytest.raises(
@@ -410,9 +410,9 @@ INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", INVALID)
 def test_a_value_out_of_range_is_refused(fitted, tmp_path, read, name):
     """However it is read: each way refuses Lightning's instantiator above, by the same function."""
-    part, values, told = INVALID[name]
+    part, values, reported = INVALID[name]
     line = read("load", altered(fitted, tmp_path / "hostile.ckpt", part, values))
-    assert f"is not a valid checkpoint: {part}." in line and told in line and "\x1b" not in line
+    assert f"is not a valid checkpoint: {part}." in line and reported in line and "\x1b" not in line
 
 
 # What training needs to continue, and measuring does not.
@@ -470,7 +470,7 @@ def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(
     fitted, tmp_path, monkeypatch, capsys, name
 ):
     monkeypatch.chdir(tmp_path)
-    part, values, told = TEXTS[name]
+    part, values, reported = TEXTS[name]
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", part, values)
     with pytest.raises(SystemExit):
         main(
@@ -485,7 +485,7 @@ def test_text_of_a_checkpoint_reaches_the_terminal_as_escapes(
             ]
         )
     err = capsys.readouterr().err
-    assert told in err and "\x1b" not in err
+    assert reported in err and "\x1b" not in err
 
 
 @pytest.mark.parametrize("way", ["load", "predict"])

@@ -27,8 +27,8 @@ def few(colours, tmp_path_factory) -> Path:
 @pytest.fixture
 def some(tmp_path, colours, monkeypatch) -> Path:
     """The working folder, with four images, a list of three and one that is missing, and a file that is no image."""
-    pictures = [path.read_bytes() for path in sorted((colours / "test/red").iterdir())]
-    for name, content in zip(("b/2.png", "a/ö.PNG", "a/1.png", "top.png"), pictures, strict=False):
+    images = [path.read_bytes() for path in sorted((colours / "test/red").iterdir())]
+    for name, content in zip(("b/2.png", "a/ö.PNG", "a/1.png", "top.png"), images, strict=False):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "notes.md").write_text("no picture")

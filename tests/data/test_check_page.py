@@ -93,7 +93,7 @@ def test_lists_hold_a_path_on_each_line_and_say_what_they_leave_out(tmp_path, li
     assert os.listdir(tmp_path / "lists") == ["unreadable.txt"]
 
 
-def test_sets_are_told_apart_by_an_empty_line(tmp_path, listing):
+def test_sets_are_distinguished_by_an_empty_line(tmp_path, listing):
     names = [i for i in range(len(listing.paths)) if "\n" not in listing.paths[i]]
     write_lists(
         tmp_path,

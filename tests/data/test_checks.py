@@ -107,16 +107,16 @@ def test_what_is_not_read_is_named(folder, tmp_path):
 
 def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     (tmp_path / "a").mkdir()
-    pictures = [drawing(seed) for seed in range(9)]
-    for i, picture in enumerate(pictures):
-        picture.save(tmp_path / f"a/{i}.jpg")
+    images = [drawing(seed) for seed in range(9)]
+    for i, image in enumerate(images):
+        image.save(tmp_path / f"a/{i}.jpg")
     listing = list_images(tmp_path)
     assert rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9))) == {}
-    pictures[0].save(tmp_path / "a/0.jpg", "PNG")
-    pictures[1].convert("CMYK").save(tmp_path / "a/1.jpg")
-    pictures[2].resize((40, 30)).save(tmp_path / "a/2.jpg")
-    pictures[3].resize((500, 200)).save(tmp_path / "a/3.jpg")
-    pictures[4].resize((200, 800)).save(tmp_path / "a/4.jpg")
+    images[0].save(tmp_path / "a/0.jpg", "PNG")
+    images[1].convert("CMYK").save(tmp_path / "a/1.jpg")
+    images[2].resize((40, 30)).save(tmp_path / "a/2.jpg")
+    images[3].resize((500, 200)).save(tmp_path / "a/3.jpg")
+    images[4].resize((200, 800)).save(tmp_path / "a/4.jpg")
     Image.new("RGB", (300, 220), "black").save(tmp_path / "a/5.jpg")
     (tmp_path / "a/6.jpg").write_bytes(b"")
     found = rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9)))
@@ -137,7 +137,7 @@ def test_files_are_named_for_what_they_are_and_sound_ones_never(tmp_path):
     assert titles["wide_or_tall"] == "2 images are so wide or tall that half of them is cropped"
 
 
-def test_a_truncated_picture_that_was_saved_again_and_a_warning_are_notes(tmp_path):
+def test_a_truncated_image_that_was_saved_again_and_a_warning_are_notes(tmp_path):
     (tmp_path / "a").mkdir()
     for i in range(4):
         drawing(i).save(tmp_path / f"a/{i}.jpg")

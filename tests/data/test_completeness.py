@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import encode, in_memory
+from image_files import encode, in_memory
 from PIL import Image
 from short_files import RGB, SHORT, H, W, tiff, tiff_strips
 
@@ -54,7 +54,7 @@ def test_a_short_file_is_refused(kind, share, has_end, tmp_path):
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_what_is_odd_about_a_whole_jpeg_is_no_reason_to_refuse_it(progressive):
+def test_what_is_odd_about_a_complete_jpeg_is_no_reason_to_refuse_it(progressive):
     content = encode(RGB, "JPEG", progressive=progressive)
     restarts = encode(RGB, "JPEG", progressive=progressive, restart_marker_blocks=7)
     tables = content.index(b"\xff\xdb")

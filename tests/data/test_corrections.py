@@ -93,15 +93,15 @@ def test_the_last_line_of_an_image_counts(file):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_file_that_is_cut_anywhere_keeps_its_complete_lines_and_goes_on(tmp_path, seed):
+def test_a_file_that_is_cut_anywhere_keeps_its_complete_lines_and_continues(tmp_path, seed):
     rng = random.Random(seed)
-    whole = CorrectionsFile(tmp_path / "whole.csv")
+    full = CorrectionsFile(tmp_path / "whole.csv")
     lines = [line(rng.choice(PATHS)) for _ in range(6)]
     ends = [0]
     for each in lines:
-        whole.append(each)
-        ends.append(whole.path.stat().st_size)
-    content = whole.path.read_bytes()
+        full.append(each)
+        ends.append(full.path.stat().st_size)
+    content = full.path.read_bytes()
     for length in range(len(HEADER) + 1, len(content)):
         cut = tmp_path / "cut.csv"
         cut.write_bytes(content[:length])
@@ -157,7 +157,7 @@ def test_control_without_a_lock_and_one_write_a_file_would_not_be_whole(tmp_path
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
-def test_a_killed_writer_leaves_whole_lines(tmp_path, wait):
+def test_a_killed_writer_leaves_complete_lines(tmp_path, wait):
     path = tmp_path / "corrections.csv"
     process = writer(path, "a", 100_000)
     while not path.exists() or not path.stat().st_size:

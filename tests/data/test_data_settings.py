@@ -24,7 +24,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("check", "wrong", "told"),
+    ("check", "wrong", "reported"),
     [
         (check_loading, {"batch_size": 0}, "batch_size must be at least 1"),
         (Preparation, {"image_size": 7}, "image_size must be at least 8, got 7"),
@@ -63,9 +63,9 @@ RIGHT = {
         (Augmentation, {"cutmix": float("nan")}, "cutmix must be at least 0 and finite"),
     ],
 )
-def test_settings_that_cannot_be_are_told(check, wrong, told):
+def test_settings_that_cannot_be_are_reported(check, wrong, reported):
     check(**RIGHT[check])
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=reported):
         check(**{**RIGHT[check], **wrong})
 
 
@@ -82,7 +82,7 @@ def test_a_folder_that_nobody_has_named():
         ImageFolderData()
 
 
-def test_what_lacks_is_told_by_its_split():
+def test_what_lacks_is_described_by_its_split():
     assert missing_split_message("some", "val").startswith(
         "some has no val split: put images in some/val/CLASS"
     )

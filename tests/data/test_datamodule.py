@@ -122,7 +122,7 @@ def test_the_number_of_workers_changes_no_pixel(few, num_workers):
     assert not torch.equal(expected[0]["image"], expected[4]["image"])  # the epochs differ
 
 
-def test_control_without_a_seed_for_each_picture_the_pixels_differ(few, monkeypatch):
+def test_control_without_a_seed_for_each_image_the_pixels_differ(few, monkeypatch):
     options = {"batch_size": 5, "val_fraction": 0, "on_bad_image": "skip"}
     expected = two_epochs(small(few, **options))
     for num_workers in (0, 1):
@@ -150,7 +150,7 @@ def test_shares_of_all_devices_joined_are_the_global_batches(colours, world_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_devices_joined_evaluate_every_picture_once_in_order(colours, world_size):
+def test_devices_joined_evaluate_every_image_once_in_order(colours, world_size):
     data = small(colours, batch_size=8)
     shares = [
         list(on_device(small(colours, batch_size=8), r, world_size).test_dataloader())
@@ -179,15 +179,15 @@ def test_the_order_of_training_follows_the_seed_of_the_run(colours, monkeypatch)
         np.testing.assert_array_equal(indices, train_order(60, int(seed), 0))
 
 
-def test_training_goes_on_where_the_trainer_stands(colours):
-    whole = two_epochs(small(colours, batch_size=10))
+def test_training_continues_where_the_trainer_stands(colours):
+    full = two_epochs(small(colours, batch_size=10))
     data = on_device(small(colours, batch_size=10), 0, 1)
     loop = data.trainer.fit_loop
     # As in a checkpoint after batch 2 of epoch 1: one epoch is done, another begun.
     loop.epoch_progress.current.started, loop.epoch_progress.current.processed = 2, 1
     loop.epoch_loop.batch_progress.current.processed = 2
     assert position(data.trainer) == (1, 2)
-    for batch, expected in zip(data.train_dataloader(), whole[6 + 2 :], strict=True):
+    for batch, expected in zip(data.train_dataloader(), full[6 + 2 :], strict=True):
         assert torch.equal(batch["image"], expected["image"])
     # At the end of an epoch the batches of that epoch still stand there.
     loop.epoch_progress.current.processed = 2
@@ -195,7 +195,7 @@ def test_training_goes_on_where_the_trainer_stands(colours):
     assert position(None) == (0, 0)
 
 
-def test_a_damaged_picture_is_named_or_skipped(few):
+def test_a_damaged_image_is_named_or_skipped(few):
     with pytest.raises(
         DecodeError, match="03.png: cannot be decoded: .*; --data.on_bad_image skip skips"
     ):
@@ -204,7 +204,7 @@ def test_a_damaged_picture_is_named_or_skipped(few):
     assert len(batch["label"]) == 14 and sorted(i for i, _ in batch["bad"]) == [3, 11]
 
 
-def test_full_shared_memory_is_told_before_workers_wait_for_it(colours, monkeypatch):
+def test_full_shared_memory_is_reported_before_workers_wait_for_it(colours, monkeypatch):
     monkeypatch.setattr(
         "finetune.data.loader.shutil.disk_usage", lambda path: SimpleNamespace(free=2**16)
     )
@@ -239,11 +239,11 @@ def test_a_limit_leaves_the_same_images_on_any_number_of_devices(colours, split,
     given = {"val": {"val_fraction": 0.5}, "predict": {"predict": str(colours / "test")}}
     images = small(colours, batch_size=8, **given.get(split, {}))
     labels = images.splits[split].targets.labels
-    whole = len(labels)
-    expected = list(range(whole if num == 30 else num))
+    full = len(labels)
+    expected = list(range(full if num == 30 else num))
     if num < 30 and split != "predict":
-        expected = [i * whole // num for i in range(num)]
-        assert set(labels[expected]) == {0, 1, 2} and max(np.diff(expected)) <= -(-whole // num)
+        expected = [i * full // num for i in range(num)]
+        assert set(labels[expected]) == {0, 1, 2} and max(np.diff(expected)) <= -(-full // num)
         assert len(set(labels[:8])) == 1  # the control
     for world_size in (1, 2, 3, 5):
         seen, steps = [], set()
@@ -266,7 +266,7 @@ def test_what_is_overfitted_is_validated_on_all_classes(colours):
     assert set(batch["label"].tolist()) == {0, 1, 2}
 
 
-def test_a_limit_below_one_batch_is_told(colours):
+def test_a_limit_below_one_batch_is_reported(colours):
     with pytest.raises(
         ValueError, match=r"trainer\.limit_test_batches 0\.2 is less than one batch of test"
     ):
@@ -284,7 +284,7 @@ def test_setup_counts_the_limits_of_its_own_stage_alone(colours):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_overfitting_takes_the_pictures_of_one_device_on_several(colours, world_size):
+def test_overfitting_takes_the_images_of_one_device_on_several(colours, world_size):
     def taken(rank: int, devices: int) -> list[list[int]]:
         data = on_device(small(colours, batch_size=7), rank, devices, overfit_batches=2)
         return [batch["index"].tolist() for batch in list(data.train_dataloader())[:2]]
@@ -294,7 +294,7 @@ def test_overfitting_takes_the_pictures_of_one_device_on_several(colours, world_
 
 
 @pytest.mark.parametrize("overfit_batches", [0, 2])
-def test_overfitting_takes_the_same_pictures_in_every_epoch(colours, overfit_batches):
+def test_overfitting_takes_the_same_images_in_every_epoch(colours, overfit_batches):
     data = on_device(
         small(colours, batch_size=7, crop_and_flip=True), 0, 1, overfit_batches=overfit_batches
     )
@@ -320,17 +320,17 @@ def test_prediction_shares_are_the_parts_of_the_list(some, world_size):
     assert [index for part in shares for index in part] == [0, 1, 2, 3]
 
 
-def test_prediction_without_pictures_says_which_flag(colours):
+def test_prediction_without_images_says_which_flag(colours):
     with pytest.raises(ValueError, match="--data.predict"):
         small(colours).predict_dataloader()
 
 
 @pytest.mark.slow
 def test_validation_has_its_processes_before_training_fills_the_memory(colours):
-    pictures = ImageFolderData(
+    images = ImageFolderData(
         str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4
     )
-    num, loader = len(pictures.splits["val"]), pictures.loader("val")
+    num, loader = len(images.splits["val"]), images.loader("val")
     before = {child.pid for child in multiprocessing.active_children()}
     assert len(before) == 1
     with pytest.raises(queue.Empty):  # and they don't fill /dev/shm, which training's batches need

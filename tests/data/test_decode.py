@@ -14,7 +14,7 @@ from unittest.mock import patch
 import cv2
 import numpy as np
 import pytest
-from pictures import encode, in_memory
+from image_files import encode, in_memory
 from PIL import Image
 from short_files import png, png_chunk
 
@@ -122,7 +122,7 @@ def test_exif_orientation(format, orientation):
     expected = np.rot90(decode(encode(RGB, format, **options)), turns)
     expected = np.fliplr(expected) if mirrored else expected
     np.testing.assert_array_equal(decode(content), expected)
-    if format == "JPEG" and orientation > 1:  # Pillow alone leaves the picture lying
+    if format == "JPEG" and orientation > 1:  # Pillow alone leaves the image lying
         assert not np.array_equal(Image.open(io.BytesIO(content)), expected)
 
 
@@ -393,7 +393,7 @@ def test_first_frame_of_several(format):
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_no_truncated_file_gives_other_pixels(format):
     content = encode(RGB, format)
-    whole = decode(content)
+    full = decode(content)
     with pytest.raises(DecodeError):
         decode(content[: len(content) * 3 // 4])
     for length in range(0, len(content), 7):
@@ -402,7 +402,7 @@ def test_no_truncated_file_gives_other_pixels(format):
         except DecodeError as error:
             assert str(error).startswith("half: cannot be decoded: ") and "\n" not in str(error)
         else:  # only what follows the pixels was missing
-            np.testing.assert_array_equal(pixels, whole)
+            np.testing.assert_array_equal(pixels, full)
 
 
 def test_pixel_limit_is_checked_in_the_header(monkeypatch):
@@ -462,10 +462,10 @@ def kind_of(kind: str, side: int) -> bytes:
 @pytest.mark.parametrize("kind", ["RGB", "RGBA", "LA", "P", "CMYK", "rotated", "I;16", "I", "F"])
 def test_strips_change_no_pixel(kind, monkeypatch):
     content = kind_of(kind, 50)
-    whole = decode(content)
-    assert whole.std() > 5
+    full = decode(content)
+    assert full.std() > 5
     monkeypatch.setattr(bit_depths, "_AT_ONCE", 50 * 7)  # the last is smaller
-    np.testing.assert_array_equal(decode(content), whole)
+    np.testing.assert_array_equal(decode(content), full)
 
 
 # Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15, 12 and 16.
@@ -474,7 +474,7 @@ def test_strips_change_no_pixel(kind, monkeypatch):
     not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has"
 )
 @pytest.mark.parametrize(("kind", "most"), [("RGBA", 9), ("I;16", 7), ("F", 10)])
-def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
+def test_a_large_image_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
     # 6 million pixels; the decoders' own buffers and what malloc asks for ahead
     side, more = 2500, 2**24
     content = kind_of(kind, side)
@@ -488,7 +488,7 @@ def test_a_large_picture_takes_little_more_memory_than_its_pixels(kind, most, mo
     not Path("/proc/self/clear_refs").exists(), reason="Linux says how much memory a process has"
 )
 @pytest.mark.parametrize("kind", ["JPEG with a warning", "16 bits and a transparent colour"])
-def test_a_second_look_at_a_large_picture_takes_little_more_memory(kind):
+def test_a_second_look_at_a_large_image_takes_little_more_memory(kind):
     """In a new interpreter, because memory that other tests have used would count."""
     code = f"import sys; sys.path[:0] = {sys.path!r}; import test_decode; print(test_decode.second_look_fits({kind!r}))"
     done = subprocess.run(
@@ -531,7 +531,7 @@ def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
     assert not caught
 
 
-def test_files_that_are_no_pictures(tmp_path, monkeypatch):
+def test_files_that_are_no_images(tmp_path, monkeypatch):
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.png").touch()
     (tmp_path / "folder.png").mkdir()

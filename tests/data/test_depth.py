@@ -52,7 +52,7 @@ def test_12_bits_in_16_are_noticed(warned, channels, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_one_picture_that_is_bright_enough_is_one_scale_for_all(warned, channels):
+def test_one_image_that_is_bright_enough_is_one_scale_for_all(warned, channels):
     assert warned(4095, 65535, 900, channels=channels) == []
     assert warned(15, 12, dtype=np.uint8, channels=channels) == []  # 8 bits are what they are
     assert warned() == []

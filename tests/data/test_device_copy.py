@@ -23,22 +23,22 @@ def test_without_cuda_a_batch_is_just_moved():
 
 def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
     """The order of the CUDA calls, recorded without a GPU."""
-    told = []
+    reported = []
 
     class Pixels(torch.Tensor):
         def record_stream(self, stream):
-            told.append(("keep until used by", stream.name))
+            reported.append(("keep until used by", stream.name))
 
     def stream(name):
         return SimpleNamespace(
-            name=name, wait_stream=lambda other: told.append((name, "waits for", other.name))
+            name=name, wait_stream=lambda other: reported.append((name, "waits for", other.name))
         )
 
     @contextmanager
     def on(stream):
-        told.append(("to", stream.name))
+        reported.append(("to", stream.name))
         yield
-        told.append(("from", stream.name))
+        reported.append(("from", stream.name))
 
     made = []
     monkeypatch.setattr(
@@ -53,9 +53,11 @@ def test_what_computes_waits_for_the_copy_and_keeps_its_memory(monkeypatch):
         "bad": [(3, "x")],
     }
     for _ in range(2):
-        assert transfer(batch, device, lambda given, device: told.append("copy") or given) is batch
+        assert (
+            transfer(batch, device, lambda given, device: reported.append("copy") or given) is batch
+        )
     once = [("to", "copying"), "copy", ("from", "copying"), ("computing", "waits for", "copying")]
-    assert told == [*once, *[("keep until used by", "computing")] * 2] * 2
+    assert reported == [*once, *[("keep until used by", "computing")] * 2] * 2
     assert made == [device]  # one stream for all batches
 
 

@@ -40,10 +40,10 @@ def test_changed_copies_are_found_and_others_are_not(tmp_path, change):
     assert all((pair.share < 0.99) == (change == "cropped") for pair in pairs)
 
 
-def test_blank_pictures_are_told_by_what_they_show(tmp_path):
+def test_blank_images_are_recognised_by_what_they_show(tmp_path):
     rng = np.random.default_rng(0)
-    pictures = [np.full((60, 80, 3), 120), rng.integers(0, 9, (60, 80, 3)), np.asarray(drawing(0))]
-    for i, pixels in enumerate(pictures):
+    images = [np.full((60, 80, 3), 120), rng.integers(0, 9, (60, 80, 3)), np.asarray(drawing(0))]
+    for i, pixels in enumerate(images):
         Image.fromarray(np.asarray(pixels, np.uint8)).save(tmp_path / f"{i}.png")
     # the last is not there
     facts = collect_facts(inspect_images([str(tmp_path / f"{i}.png") for i in range(4)]), 4)
@@ -51,7 +51,7 @@ def test_blank_pictures_are_told_by_what_they_show(tmp_path):
     assert facts.is_readable.tolist() == [True, True, True, False]
 
 
-def test_colours_of_one_luminance_are_no_blank_picture(tmp_path):
+def test_colours_of_one_luminance_are_no_blank_image(tmp_path):
     """Red and its grey have the luminance 76; blue of 100 has 11, which is darker than "nearly black"."""
     red_on_grey = np.full((60, 80, 3), 76)
     red_on_grey[20:40, 30:50] = (254, 0, 0)
@@ -65,7 +65,7 @@ def test_colours_of_one_luminance_are_no_blank_picture(tmp_path):
     assert is_blank(facts).tolist() == [False, False, True, True]
 
 
-def test_one_shape_in_other_colours_is_another_picture(tmp_path):
+def test_one_shape_in_other_colours_is_another_image(tmp_path):
     """A shirt in red and in green, equal in grey, and one as a grey copy, which is the same photograph."""
     grey = np.asarray(drawing(0).convert("L")).astype(float)
     red = grey[..., None] * (0.7, 0.4, 0.4)
@@ -91,10 +91,10 @@ def test_sets_are_what_edges_join():
 
 def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
     paths = [str(tmp_path / f"{i}.png") for i in range(4)]
-    for i, picture in enumerate(
+    for i, image in enumerate(
         (drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))
     ):
-        picture.save(paths[i])
+        image.save(paths[i])
     facts = collect_facts(inspect_images(paths), 4)
     assert near_duplicates(facts, np.arange(4)) == []
     i, j = np.triu_indices(4, 1)
@@ -106,14 +106,14 @@ def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
 
 
 def test_the_fit_is_the_same_either_way_round():
-    whole, part = (
+    full, part = (
         np.asarray(p.convert("L").resize((48, 48), 4))
         for p in (drawing(3), drawing(3).crop((9, 5, 290, 212)))
     )
     ratio = (281 / 207) / (300 / 220)
-    there, back = best_fit(whole, part, ratio), best_fit(part, whole, 1 / ratio)
+    there, back = best_fit(full, part, ratio), best_fit(part, full, 1 / ratio)
     assert there == pytest.approx(back) and there[0] > 0.8 and there[1] < 1
-    assert best_fit(whole, whole, 1.0) == pytest.approx((1, 1))
+    assert best_fit(full, full, 1.0) == pytest.approx((1, 1))
 
 
 def test_many_copies_make_one_set_and_few_pairs():

@@ -9,7 +9,7 @@ from finetune.data.checking.exact_duplicates import equal_files
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sets_are_those_of_a_table_of_whole_contents(tmp_path, seed):
+def test_sets_are_those_of_a_table_of_complete_contents(tmp_path, seed):
     """Contents differ in length, or only in the first byte, the middle or the last one; some are 5 MB long."""
     rng = np.random.default_rng(seed)
     contents = []

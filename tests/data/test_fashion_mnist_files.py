@@ -51,7 +51,7 @@ def test_half_an_unpacked_file_is_unpacked_anew(tmp_path, packed, name, num_byte
     check(tmp_path)
 
 
-def test_half_a_file_without_its_packed_one_is_told(tmp_path, packed):
+def test_half_a_file_without_its_packed_one_is_reported(tmp_path, packed):
     write_unpacked(tmp_path, 60, 20)
     (tmp_path / "FashionMNIST/raw/t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01")
     with pytest.raises(

@@ -72,7 +72,7 @@ def test_the_worst_comes_first_and_rankings_last():
     assert [f.kind for f in worst_first(findings)] == ["b", "d", "c", "a", "labels"]
 
 
-def test_shortcuts_are_told_by_what_they_give_away():
+def test_shortcuts_are_described_by_what_they_give_away():
     found = shortcut_findings(
         [Shortcut("class", "a", "file type", 1.0), Shortcut("split", "test", "file size", 0.5)]
     )

@@ -21,35 +21,35 @@ def look(folder):
     return first_look(data.splits, data.class_names, str(folder))
 
 
-def told(folder):
+def reported(folder):
     return look(folder).line()
 
 
 def test_a_sound_set_gets_no_line(folder):
     first, second = sorted((folder / "train").glob("*/*"))[:2]
     shutil.copy(first, second)  # in one split, which spoils no test
-    assert told(folder) == "" and look(folder).plain() == {
+    assert reported(folder) == "" and look(folder).plain() == {
         "num_files": 90,
         "num_opened": 90,
         "findings": [],
     }
 
 
-def test_copies_across_splits_and_what_is_no_picture(folder):
+def test_copies_across_splits_and_what_is_no_image(folder):
     train, test = (sorted((folder / split).glob("*/*")) for split in ("train", "test"))
     shutil.copy(train[0], test[3])
     for path, content in ((train[-1], b""), (train[-2], b"<html>"), (test[-1], b"<html>")):
         path.write_bytes(content)
-    text = told(folder)
+    text = reported(folder)
     assert "2 are in two splits" in text and str(test[3]) in text
     assert "3 cannot be read" in text and f"finetune check {folder}" in text
     assert len(text.splitlines()) == 1
 
 
-def test_names_that_are_not_text_are_told_as_such(folder):
+def test_names_that_are_not_text_are_reported_as_such(folder):
     name = os.fsdecode(b"caf\xe9\n.png")
     (folder / "train/blue" / name).write_bytes(b"broken")
-    assert "train/blue/caf\\udce9\\n.png" in told(folder)
+    assert "train/blue/caf\\udce9\\n.png" in reported(folder)
 
 
 def test_what_is_kept_is_the_worst_first_with_some_names(folder):

@@ -48,11 +48,11 @@ def test_classes_are_matched_in_composed_unicode(tmp_path, caplog, train, val):
     assert listed(tmp_path, files["train"]) == {f"train/{train}/1.png": 0, "train/tea/1.png": 1}
     assert listed(tmp_path, files["val"]) == {f"val/{val}/2.png": 0, "val/tea/2.png": 1}
     num = [train, val].count(NFD)
-    told = [
+    reported = [
         line for line in caplog.messages if "decomposed Unicode (NFD), as macOS writes them" in line
     ]
-    assert len(told) == min(num, 1) and all(
-        f": {num}." in line and repr(NFC) in line for line in told
+    assert len(reported) == min(num, 1) and all(
+        f": {num}." in line and repr(NFC) in line for line in reported
     )
     # A checkpoint's names, whichever they are, stay as they are.
     for known in ([NFC, "tea"], ["tea", NFD]):
@@ -210,7 +210,7 @@ def test_known_class_names_decide_the_order_and_need_no_training_split(tmp_path)
 
 
 @pytest.mark.parametrize("train", ["", "train/"])
-def test_known_classes_need_not_all_have_pictures(tmp_path, caplog, train):
+def test_known_classes_need_not_all_have_images(tmp_path, caplog, train):
     make(
         tmp_path,
         f"{train}cat/1.png",
@@ -240,7 +240,7 @@ def test_links_to_folders_are_followed(tmp_path):
     }
 
 
-def test_what_is_left_out_is_told_in_a_line(tmp_path, caplog):
+def test_what_is_left_out_is_reported_in_a_line(tmp_path, caplog):
     make(
         tmp_path,
         *TRAIN,
@@ -303,7 +303,7 @@ def test_folders_that_cannot_be_read_are_named_or_left_out(tmp_path, monkeypatch
     ]
 
 
-def test_links_to_nothing_are_told(tmp_path, caplog):
+def test_links_to_nothing_are_reported(tmp_path, caplog):
     make(tmp_path, *TRAIN)
     (tmp_path / "train/hen").symlink_to(tmp_path / "gone")
     class_names, _ = scan(tmp_path)
@@ -311,7 +311,7 @@ def test_links_to_nothing_are_told(tmp_path, caplog):
     assert f"skipped {tmp_path}/train/hen: a dangling link" in caplog.messages
 
 
-def test_find_pictures_of_an_empty_folder_are_none(tmp_path):
+def test_find_images_of_an_empty_folder_are_none(tmp_path):
     assert list(find_images(tmp_path)) == []
 
 
@@ -438,7 +438,9 @@ def test_classes_whose_names_no_file_of_text_could_carry_are_refused_by_their_fo
     assert str(caught.value) == f"the class folder {folder!r} {reason}"
 
 
-def test_a_folder_beside_the_splits_that_can_not_be_read_is_none_of_the_data(tmp_path, monkeypatch):
+def test_a_folder_next_to_the_splits_that_can_not_be_read_is_none_of_the_data(
+    tmp_path, monkeypatch
+):
     """For example lost+found, if the data set has its own disk."""
     make(tmp_path, *TRAIN, "lost+found/1.png")
     listed = os.scandir
@@ -505,7 +507,7 @@ def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
     assert names == ["cat", "dog"] and len(files["test"]) == 2
 
 
-def test_classes_that_are_links_beside_runs_are_classes(tmp_path):
+def test_classes_that_are_links_next_to_runs_are_classes(tmp_path):
     make(tmp_path / "far", "cat/1.png", "dog/1.png")
     make(
         tmp_path / "data",
@@ -625,4 +627,4 @@ def test_folders_of_data_sets_as_classes_are_a_warning(tmp_path, caplog):
     scan(tmp_path, is_logged=False)
     make(tmp_path, "fish/1.png")
     scan(tmp_path)
-    assert caplog.messages == []  # control: one has pictures of its own
+    assert caplog.messages == []  # control: one has images of its own

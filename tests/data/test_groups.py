@@ -150,8 +150,8 @@ def test_a_share_that_is_far_off_is_stated(tmp_path):
         total = sum(map(len, drawn.splits.values()))
         for split, fraction in (("val", 0.1), ("test", 0.2)):
             share = len(drawn.splits[split]) / total
-            said = [line for line in lines if line.startswith(split)]
-            assert len(said) == (abs(share - fraction) > fraction / 3)
+            output = [line for line in lines if line.startswith(split)]
+            assert len(output) == (abs(share - fraction) > fraction / 3)
             shares[split, seed] = share
     # each of the three splits gets one of the huge groups
     assert all(0.3 < share < 0.34 for share in shares.values())

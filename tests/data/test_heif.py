@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from pictures import encode
+from image_files import encode
 from PIL import ExifTags, Image
 
 from finetune.data import heif

@@ -190,7 +190,7 @@ def test_one_cache_serves_all_splits_of_a_set(root, caplog):
     assert line.startswith("decoded 24 images once") and str(caches()[0]) in line
 
 
-def test_a_picture_that_could_not_be_decoded_gives_the_same_error(root):
+def test_an_image_that_could_not_be_decoded_gives_the_same_error(root):
     readers = {
         name: data_module(root, cached=name == "cached").splits["train"]
         for name in ("cached", "plain")
@@ -300,12 +300,12 @@ def damage(path: Path, how: str) -> None:
 def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
     read_from_cache(files_of(root), root, 1, build=True)
     (path,) = caches()
-    whole = path.read_bytes()
+    full = path.read_bytes()
     damage(path, how)
     lines(caplog)
     assert not read_from_cache(files_of(root), root, 1, build=False)
     assert read_from_cache(files_of(root), root, 1, build=True)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == full
     assert "damaged" in lines(caplog)[0]
 
 
@@ -324,7 +324,7 @@ def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
         ({"max_epochs": 4, "limit_train_batches": 0.5}, 5000, True),
         ({"max_epochs": 9, "limit_train_batches": 10}, 5000, False),
         ({"max_epochs": 3, "limit_train_batches": 0}, 5000, False),
-        ({"max_epochs": -1, "max_steps": 999}, 5000, False),  # of 10 pictures
+        ({"max_epochs": -1, "max_steps": 999}, 5000, False),  # of 10 images
         ({"max_epochs": -1, "max_steps": 1000}, 5000, True),
         ({"max_epochs": -1, "max_steps": 500, "accumulate_grad_batches": 2}, 5000, True),
         ({"max_epochs": 9, "fast_dev_run": True}, 5000, False),
@@ -512,7 +512,7 @@ def test_workers_share_one_copy(root):
     assert str(samples.cached.images.path) in Path("/proc/self/maps").read_text()
 
 
-def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, monkeypatch):
+def test_the_index_of_a_data_set_takes_at_most_200_bytes_an_image(tmp_path, monkeypatch):
     def not_there(path: str, **_: object) -> np.ndarray:
         raise DecodeError(path)
 
@@ -526,7 +526,7 @@ def test_the_index_of_a_data_set_takes_at_most_200_bytes_a_picture(tmp_path, mon
     assert len(cached["train"].cached.images) == num == len(train)
     num_bytes = tracemalloc.get_traced_memory()[0] / num
     tracemalloc.stop()
-    assert 60 < num_bytes < 100  # beside 16 of the mapped file; measured: 75
+    assert 60 < num_bytes < 100  # next to 16 of the mapped file; measured: 75
 
 
 def test_use_is_remembered(root):
@@ -540,7 +540,7 @@ def test_use_is_remembered(root):
 # Smaller images
 
 
-def test_test_pictures_are_never_made_smaller(root):
+def test_test_images_are_never_made_smaller(root):
     data = data_module(root, cached=True, cache_size=24)
     sizes = {
         split: [min(part.read(i).shape[:2]) for i in (0, 1)] for split, part in data.splits.items()
@@ -562,7 +562,7 @@ def jpeg(pixels: np.ndarray, orientation: int = 1) -> bytes:
 @pytest.mark.parametrize(
     ("height", "width"), [(203, 399), (400, 207), (399, 400), (201, 201), (49, 99), (33, 65)]
 )
-def test_a_smaller_picture_keeps_its_proportions_and_place(height, width, orientation):
+def test_a_smaller_image_keeps_its_proportions_and_place(height, width, orientation):
     y, x = np.mgrid[:height, :width]
     # A slope has the same mean over any area: the average is known, and half a pixel's shift would show.
     pixels = np.stack([x * 250 / width, y * 250 / height, 0 * x + 99], axis=-1).astype(np.uint8)
@@ -578,7 +578,7 @@ def test_a_smaller_picture_keeps_its_proportions_and_place(height, width, orient
     assert np.abs(difference.mean(axis=(0, 1))).max() < 0.7
 
 
-def test_small_pictures_are_not_made_larger(root):
+def test_small_images_are_not_made_larger(root):
     path = str(root / "train/cat/01.png")
     np.testing.assert_array_equal(decode(path, shorter_side=30), decode(path))
     assert stored_size(path) == (30, 41) and stored_size(str(root / "train/dog/05.png")) == (0, 0)
@@ -589,7 +589,7 @@ def test_small_pictures_are_not_made_larger(root):
 @pytest.mark.parametrize(
     ("image_size", "cache_size", "bound"), [(112, 128, 0.0), (56, 64, 6), (32, 37, 6), (48, 64, 20)]
 )
-def test_on_photographs_smaller_pictures_are_evaluated_nearly_alike(image_size, cache_size, bound):
+def test_on_photographs_smaller_images_are_evaluated_nearly_alike(image_size, cache_size, bound):
     """Mean absolute difference of an image after the evaluation transform, in grey levels: the largest of 100 images.
 
     At 8/7 of the image size (128 for 112) the evaluation transform has nothing left to resize. Only JPEGs of at least
@@ -598,9 +598,9 @@ def test_on_photographs_smaller_pictures_are_evaluated_nearly_alike(image_size, 
     transform = eval_transform(image_size)
     differences = []
     for path in sorted(real_data("hotdog").glob("train/*/*.jpg"))[::20]:
-        whole, small = (
+        full, small = (
             transform(image=decode(path, shorter_side=side))["image"] for side in (None, cache_size)
         )
-        differences.append(np.abs(whole.astype(int) - small).mean())
+        differences.append(np.abs(full.astype(int) - small).mean())
     assert len(differences) == 100 and max(differences) <= bound
     assert (max(differences) > 0) == (bound > 0)

@@ -54,7 +54,7 @@ def test_what_pixels_are_is_in_pillows_words(tmp_path, mode, suffix, wanted):
 
 
 @pytest.mark.slow
-def test_pictures_that_move_say_so(tmp_path):
+def test_images_that_move_say_so(tmp_path):
     frames = [drawing(seed) for seed in range(3)]
     for suffix in ("gif", "webp", "png"):
         path = str(tmp_path / f"a.{suffix}")
@@ -64,7 +64,7 @@ def test_pictures_that_move_say_so(tmp_path):
         assert not inspect_image(path).mode.endswith("animated")
 
 
-def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
+def test_what_can_not_be_read_is_reported_in_words_and_takes_no_memory(tmp_path):
     paths = [
         str(tmp_path / name)
         for name in ("gone.png", "bomb.png", "empty.jpg", "page.jpg", "cut.jpg", "fine.jpg")
@@ -98,7 +98,7 @@ def test_what_can_not_be_read_is_said_in_words_and_takes_no_memory(tmp_path):
     assert [small_copy(path, 144) is None for path in paths] == (~facts.is_readable).tolist()
 
 
-def test_a_picture_is_seen_upright_and_shown_no_smaller_than_wanted(tmp_path):
+def test_an_image_is_seen_upright_and_shown_no_smaller_than_wanted(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     drawing(0).save(tmp_path / "a.jpg", exif=exif, quality=95)
@@ -128,7 +128,7 @@ def test_a_jpeg_of_very_many_scans_is_not_decoded(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_sides_are_those_of_the_upright_picture(tmp_path, suffix):
+def test_sides_are_those_of_the_upright_image(tmp_path, suffix):
     sizes = []
     for orientation in (1, 3, 6):
         tags = Image.Exif()

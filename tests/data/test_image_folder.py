@@ -73,7 +73,7 @@ def test_a_validation_split_is_a_part_of_train(colours):
     assert (counts["train"] + counts["val"]).tolist() == [20] * 3 and counts["test"].tolist() == [
         10
     ] * 3
-    assert np.abs(counts["val"] - 5).max() <= 1  # numbered pictures fall evenly, see test_splits.py
+    assert np.abs(counts["val"] - 5).max() <= 1  # numbered images fall evenly, see test_splits.py
     both = paths(data, "train") + paths(data, "val")
     assert len(set(both)) == 60 and all(path.startswith("train/") for path in both)
     for split, part in data.splits.items():

@@ -21,7 +21,7 @@ def test_it_is_where_pillow_refuses():
         Image.open(io.BytesIO(empty_png(MAX_PIXELS + 1, 1)))
 
 
-def test_a_file_of_the_largest_picture_as_it_is_fits():
+def test_a_file_of_the_largest_image_as_it_is_fits():
     assert MAX_BYTES >= MAX_PIXELS * 4 * 16 // 8
 
 

@@ -80,7 +80,7 @@ def test_a_name_beneath_the_root_is_the_same_however_the_root_is_given(tmp_path,
 
 
 @pytest.mark.parametrize("content", [None, [], ["loose.jpg"]])
-def test_what_is_no_data_set_is_said_in_a_line(tmp_path, content):
+def test_what_is_no_data_set_is_reported_in_a_line(tmp_path, content):
     root = tmp_path / "set"
     if content is not None:
         root.mkdir()

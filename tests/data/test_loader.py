@@ -42,16 +42,16 @@ FORK = multiprocessing.get_context("fork")
 
 
 @pytest.mark.parametrize(
-    ("cores", "alone", "on_a_cpu", "beside_4_gpus"), [(1, 1, 0, 1), (2, 2, 1, 1), (64, 8, 1, 8)]
+    ("cores", "alone", "on_a_cpu", "with_4_gpus"), [(1, 1, 0, 1), (2, 2, 1, 1), (64, 8, 1, 8)]
 )
 def test_automatic_workers_leave_cores_to_the_network(
-    monkeypatch, cores, alone, on_a_cpu, beside_4_gpus
+    monkeypatch, cores, alone, on_a_cpu, with_4_gpus
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     assert automatic_workers(None) == alone
     assert automatic_workers(Devices("cpu", 1)) == on_a_cpu
-    assert automatic_workers(Devices("cuda", 4)) == beside_4_gpus
+    assert automatic_workers(Devices("cuda", 4)) == with_4_gpus
 
 
 def test_cores_that_srun_gave_a_task_are_not_shared_again(monkeypatch):
@@ -74,8 +74,8 @@ def test_no_more_workers_are_started_than_the_cores_can_use(
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     for _ in range(2):  # several loaders tell it once
         assert loader_options(Devices("cuda", num_devices), wanted, 1)["num_workers"] == started
-    told = f"data.num_workers {wanted}: only {started} are started for each device, 4 for each of {cores} cores"
-    assert caplog.messages == ([told] if wanted > started else [])
+    reported = f"data.num_workers {wanted}: only {started} are started for each device, 4 for each of {cores} cores"
+    assert caplog.messages == ([reported] if wanted > started else [])
 
 
 def test_shared_memory_must_hold_all_batches_on_their_way(monkeypatch, tmp_path):
@@ -98,11 +98,11 @@ def test_all_devices_of_a_machine_share_its_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
     batch = 64 * 3 * 224 * 224  # 55 MB on their way with two workers
     assert loader_options(Devices("cuda", 1), 2, batch)["num_workers"] == 2
-    told = "64 MB free, 4 workers of all devices need up to 110 MB"
-    with pytest.raises(ValueError, match=told):
+    reported = "64 MB free, 4 workers of all devices need up to 110 MB"
+    with pytest.raises(ValueError, match=reported):
         loader_options(Devices("cuda", 2), 2, batch)
     monkeypatch.setenv("SLURM_STEP_ID", "0")  # srun gives each task cores of its own, but no memory
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         loader_options(Devices("cuda", 2), 2, batch)
 
 
@@ -224,8 +224,8 @@ def test_an_end_that_a_killed_worker_interrupts_can_be_asked_for_again(when, mon
     assert time.monotonic() - began < 5  # what Python's garbage collector waits for one of them
 
 
-def left(start, told) -> None:
-    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
+def left(start, reported) -> None:
+    os.dup2(os.open(reported, os.O_WRONLY | os.O_CREAT), 2)
     sys.stderr, sys.excepthook = sys.__stderr__, sys.__excepthook__
     start(0)
     address, _ = _resource_sharer.register(None, None)  # starts the thread that hands batches over
@@ -237,14 +237,14 @@ def left(start, told) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path):
-    told = {}
+    reported = {}
     for name, start in {"ours": start_worker, "without": lambda worker_id: None}.items():
         worker = FORK.Process(target=left, args=(start, tmp_path / name))
         worker.start()
         worker.join(60)
-        told[name] = (tmp_path / name).read_text()
-    assert told["ours"] == ""
-    assert "resource_sharer.py" in told["without"]
+        reported[name] = (tmp_path / name).read_text()
+    assert reported["ours"] == ""
+    assert "resource_sharer.py" in reported["without"]
 
 
 @pytest.mark.parametrize(
@@ -274,21 +274,19 @@ def test_the_data_module_says_whether_a_fit_validates(colours, limit, val_fracti
     assert asked == [("train", True, is_validated, False)]
 
 
-def test_labels_come_in_the_message_and_pictures_in_shared_memory():
-    pictures = [
-        {"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)
-    ]
-    read = Loader(pictures, batch_size=4, num_workers=1, worker_init_fn=start_worker)
+def test_labels_come_in_the_message_and_images_in_shared_memory():
+    images = [{"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)]
+    read = Loader(images, batch_size=4, num_workers=1, worker_init_fn=start_worker)
     (batch,) = read
     assert batch["image"].is_shared() and not batch["label"].is_shared()
     assert batch["label"].tolist() == [0, 1, 2, 3] and batch["label"].dtype == torch.int64
     batch["label"] += 1  # it may be written to
-    (other,) = DataLoader(pictures, batch_size=4, num_workers=1)  # control
+    (other,) = DataLoader(images, batch_size=4, num_workers=1)  # control
     assert other["label"].is_shared()
     end_workers()
 
 
-# workers, and what the start of each takes, long beside the end of a process
+# workers, and what the start of each takes, long next to the end of a process
 NUM_SLOW, SECONDS = 6, 0.4
 MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from pictures import picture
+from image_files import random_image
 from scipy import stats
 from torchvision.transforms import v2
 
@@ -53,7 +53,7 @@ def test_shares_are_of_the_beta_distribution(name, strength):
     assert all((mix.centre is not None) == (name == "cutmix") for mix in mixes)
 
 
-def test_a_partner_is_any_other_picture_as_often():
+def test_a_partner_is_any_other_image_as_often():
     offsets = [(mix.partner - i % 40) % 40 for i, mix in enumerate(drawn(Mixing(mixup=1.0), 40))]
     counts = np.bincount(offsets, minlength=40)
     assert counts[0] == 0 and stats.chisquare(counts[1:]).pvalue > LEVEL
@@ -61,7 +61,7 @@ def test_a_partner_is_any_other_picture_as_often():
     assert Mixing(mixup=1.0).draw(0, 0, 0, 1).partner == 0  # there is no other
 
 
-def test_with_both_each_picture_draws_which_and_nothing_else_depends_on_it():
+def test_with_both_each_image_draws_which_and_nothing_else_depends_on_it():
     mixes = drawn(Mixing(1.0, 1.0))
     is_box = np.array([mix.centre is not None for mix in mixes])
     assert stats.binomtest(int(is_box.sum()), NUM).pvalue > LEVEL
@@ -87,7 +87,7 @@ def test_with_both_each_picture_draws_which_and_nothing_else_depends_on_it():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.5, 0.123, 0.9])
 def test_a_blend_is_torchvision_s_rounded_to_a_grey_level(share):
-    a, b = picture(40, 50), picture(40, 50)[::-1]
+    a, b = random_image(40, 50), random_image(40, 50)[::-1]
     for image in (a, b):
         image.flags.writeable = False  # as a cache's are
     blend, kept = Mix(1, share, None).apply(a, b)
@@ -143,13 +143,13 @@ def torchvision_box(share: float, place: tuple[int, int], height: int, width: in
 # Images of an epoch
 
 
-def pictures(
+def images(
     num: int = 6, mixing: Mixing | None = None, bad: tuple[int, ...] = (), **options
 ) -> ImageDataset:
     def read(index: int) -> np.ndarray:
         if index in bad:
             raise DecodeError(f"picture {index} is torn")
-        return np.roll(picture(40, 60), 7 * index, axis=1)
+        return np.roll(random_image(40, 60), 7 * index, axis=1)
 
     more = {} if mixing is None else {"mixing": mixing}
     return ImageDataset(
@@ -159,7 +159,7 @@ def pictures(
 
 @pytest.mark.parametrize("mixing", [Mixing(mixup=1.0), Mixing(cutmix=1.0), Mixing(1.0, 1.0)])
 def test_both_are_as_they_stand_alone_in_that_epoch(mixing):
-    mixed, plain = pictures(mixing=mixing), pictures()
+    mixed, plain = images(mixing=mixing), images()
     for key in [(0, 0), (3, 5), (0, 0), (1, 2)]:
         mix, item = mixing.draw(0, *key, 6), mixed[key]
         partner = plain[key[0], mix.partner]
@@ -174,9 +174,9 @@ def test_both_are_as_they_stand_alone_in_that_epoch(mixing):
     assert not np.array_equal(mixed[0, 0]["image"], plain[0, 0]["image"])
 
 
-def test_each_picture_is_seen_in_each_epoch():
+def test_each_image_is_seen_in_each_epoch():
     for mixing in (Mixing(mixup=0.2), Mixing(cutmix=1.0)):
-        mixed = pictures(40, mixing)
+        mixed = images(40, mixing)
         shares = np.array([mixed[epoch, i]["share"] for epoch in range(5) for i in range(40)])
         assert 0.5 <= shares.min() < 0.6 and shares.max() > 0.9
     # Control: as they are drawn, half of them are below.
@@ -185,7 +185,7 @@ def test_each_picture_is_seen_in_each_epoch():
 
 def test_evaluation_mixes_nothing():
     alone = ImageDataset(
-        lambda i: picture(40, 60),
+        lambda i: random_image(40, 60),
         ClassIndex(np.arange(3), 3),
         eval_transform(32),
         mixing=Mixing(1.0, 1.0),
@@ -193,20 +193,20 @@ def test_evaluation_mixes_nothing():
     assert set(alone[1]) == {"index", "label", "image", "error"}
 
 
-def test_a_partner_that_cannot_be_decoded_leaves_the_picture_as_it_is_or_ends_the_run():
+def test_a_partner_that_cannot_be_decoded_leaves_the_image_as_it_is_or_ends_the_run():
     mixing = Mixing(mixup=1.0)
     epoch = next(e for e in range(99) if mixing.draw(0, e, 0, 6).partner == 4)
-    item = pictures(mixing=mixing, bad=(4,), on_bad_image="skip")[epoch, 0]
-    np.testing.assert_array_equal(item["image"], pictures()[epoch, 0]["image"])
+    item = images(mixing=mixing, bad=(4,), on_bad_image="skip")[epoch, 0]
+    np.testing.assert_array_equal(item["image"], images()[epoch, 0]["image"])
     assert (item["share"], item["error"]) == (1.0, "")
-    assert pictures(mixing=mixing, bad=(0,), on_bad_image="skip")[epoch, 0]["image"] is None
+    assert images(mixing=mixing, bad=(0,), on_bad_image="skip")[epoch, 0]["image"] is None
     for bad in (0, 4):
         with pytest.raises(DecodeError, match=f"picture {bad} is torn; --data.on_bad_image skip"):
-            pictures(mixing=mixing, bad=(bad,))[epoch, 0]
+            images(mixing=mixing, bad=(bad,))[epoch, 0]
 
 
 def test_a_batch_has_both_labels_and_the_shares():
-    mixed = pictures(mixing=Mixing(1.0, 1.0))
+    mixed = images(mixing=Mixing(1.0, 1.0))
     items = [mixed[0, i] for i in range(3)]
     bad = {"index": 7, "label": 0, "image": None, "error": "torn"}
     batch = Collate(32)([bad, *items])
@@ -217,8 +217,8 @@ def test_a_batch_has_both_labels_and_the_shares():
     assert not {"share", "partner_label"} & set(Collate(32)([bad]))
 
 
-def test_each_class_has_on_average_the_share_that_it_has_of_the_pictures():
-    mixed, labels = pictures(9, Mixing(0.4, 1.0)), np.array([0, 0, 0, 0, 0, 0, 1, 1, 2])
+def test_each_class_has_on_average_the_share_that_it_has_of_the_images():
+    mixed, labels = images(9, Mixing(0.4, 1.0)), np.array([0, 0, 0, 0, 0, 0, 1, 1, 2])
     mixed.targets = ClassIndex(labels, 3)
     sums = np.zeros(3)
     for key in product(range(60), range(9)):
@@ -260,6 +260,6 @@ def test_any_number_of_workers_gives_the_same_batches(colours):
             assert torch.equal(batch[name], expected[name]), name
 
 
-def test_a_probe_sees_pictures_that_are_not_mixed(colours):
+def test_a_probe_sees_images_that_are_not_mixed(colours):
     plain = next(iter(data(colours).loader("train")))
     assert "share" not in plain

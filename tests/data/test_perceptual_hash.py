@@ -18,7 +18,7 @@ def test_the_bits_are_those_of_low_frequencies_above_their_median():
         assert np.bitwise_count(value ^ np.uint64(int(wanted, 2))) <= 1
 
 
-def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_picture():
+def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_image():
     grey = np.random.default_rng(0).integers(0, 256, (50, 48, 48)).astype(np.uint8)
     plain, mirrored = hashes(grey)
     again, back = hashes(grey[:, :, ::-1])
@@ -46,7 +46,7 @@ def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
         assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 160
 
 
-def test_of_many_the_nearest_are_kept_and_every_picture_stays_joined():
+def test_of_many_the_nearest_are_kept_and_every_image_stays_joined():
     rng = np.random.default_rng(0)
     left = rng.integers(0, 4, 300).astype(np.uint64)  # all within 2 bits of each other
     distance = np.bitwise_count(left[:, None] ^ left[None])
@@ -63,7 +63,7 @@ def test_nearest_keeps_the_first_of_equals(first):
     assert nearest(i, np.array([1, 5, 2, 1, 2, 60]), 9).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_no_pictures_have_no_hashes_and_no_pairs():
+def test_no_images_have_no_hashes_and_no_pairs():
     nothing = hashes(np.zeros((0, 48, 48), np.uint8))[0]
     assert len(nothing) == 0 and [len(side) for side in near_pairs(nothing, nothing, 16, 8)] == [
         0,

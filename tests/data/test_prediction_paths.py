@@ -106,7 +106,7 @@ def test_a_table_without_paths_is_one_line(some, name, text, message):
         files_to_predict(name)
 
 
-def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkeypatch):
+def test_several_images_folders_and_globs_come_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("a/2.png", "a/1.png", "b/3.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ def test_several_pictures_folders_and_globs_come_in_their_order(tmp_path, monkey
         files_to_predict([b, "absent"])
 
 
-def test_what_is_left_out_of_a_folder_is_told_once(some, monkeypatch, caplog, without_heic):
+def test_what_is_left_out_of_a_folder_is_reported_once(some, monkeypatch, caplog, without_heic):
     for name in ("a/1.heic", "a/2.HEIC", "a/notes.txt", "only/1.heic"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from pictures import assert_alike, encode, in_memory, picture, pillow
+from image_files import assert_alike, encode, in_memory, pillow, random_image
 
 from finetune.data import resize as module
 from finetune.data.decode import decode
@@ -18,19 +18,19 @@ EVALUATION = {mode: eval_transform(224, mode) for mode in MODES}
 @pytest.mark.parametrize("new", [(32, 32), (1, 7), (7, 1), (5, 500), (400, 300)])
 @pytest.mark.parametrize("size", [(300, 400), (300, 1), (1, 300), (1, 1), (64, 64)])
 def test_equals_pillow(size, new):
-    image = picture(*size)
+    image = random_image(*size)
     assert_alike(resize(image, *new), pillow(image, *new))
 
 
 def test_control_averages_over_areas_are_something_else():
-    image = picture(300, 400)
+    image = random_image(300, 400)
     areas = cv2.resize(image, (43, 32), interpolation=cv2.INTER_AREA)
     with pytest.raises(AssertionError):
         assert_alike(areas, pillow(image, 32, 43))
 
 
-def test_a_picture_that_may_not_be_written_to_is_resized_in_silence_and_left_as_it_is():
-    image = picture(60, 50)
+def test_an_image_that_may_not_be_written_to_is_resized_in_silence_and_left_as_it_is():
+    image = random_image(60, 50)
     before = image.copy()
     image.flags.writeable = False
     for size in ((30, 25), (90, 70), (60, 50), (30, 70)):
@@ -58,7 +58,7 @@ def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
 
 
 def test_a_column_is_made_low_before_it_is_made_wide(monkeypatch):
-    column = picture(2_000_000, 2)
+    column = random_image(2_000_000, 2)
     assert in_memory(2**28, lambda: resize(column, 256, 256))
     np.testing.assert_array_equal(
         resize(column, 256, 256), resize(resize(column, 256, 2), 256, 256)
@@ -77,9 +77,9 @@ def test_what_is_cut_to_its_middle_looks_the_same(shape, monkeypatch):
     )
     image = np.repeat(np.broadcast_to(ramp, shape)[:, :, None], 3, axis=2)
     transform = eval_transform(32)
-    whole = transform(image=image)["image"].astype(int)
+    full = transform(image=image)["image"].astype(int)
     monkeypatch.setattr(module, "MAX_PIXELS", 37 * 1000)
     cut = transform(image=image)["image"]
-    assert np.abs(cut - whole).max() <= 1
-    monkeypatch.setattr(module, "_middle", lambda picture, num: picture[:num, :num])
-    assert np.abs(transform(image=image)["image"] - whole).max() > 50  # the control: the beginning
+    assert np.abs(cut - full).max() <= 1
+    monkeypatch.setattr(module, "_middle", lambda random_image, num: random_image[:num, :num])
+    assert np.abs(transform(image=image)["image"] - full).max() > 50  # the control: the beginning

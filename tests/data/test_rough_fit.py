@@ -23,11 +23,11 @@ BLUR = 1.5
 @pytest.fixture(scope="module")
 def grey():
     """Eight drawings, then a part of each, as squashed copies."""
-    whole = [drawing(i, 300, 220) for i in range(8)]
+    full = [drawing(i, 300, 220) for i in range(8)]
     parts = [
-        image.crop((20, 10, 20 + 180 + 10 * i, 10 + 132 + 7 * i)) for i, image in enumerate(whole)
+        image.crop((20, 10, 20 + 180 + 10 * i, 10 + 132 + 7 * i)) for i, image in enumerate(full)
     ]
-    return np.stack([np.asarray(image.convert("L").resize((48, 48), 4)) for image in whole + parts])
+    return np.stack([np.asarray(image.convert("L").resize((48, 48), 4)) for image in full + parts])
 
 
 def one_by_one(grey, i, j, ratios):

@@ -75,14 +75,14 @@ def test_shares_of_all_devices_joined_are_the_global_batches(num_images, batch_s
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_control_distributed_sampler_counts_pictures_twice():
+def test_control_distributed_sampler_counts_images_twice():
     devices = [DistributedSampler(range(13), num_replicas=3, rank=rank) for rank in range(3)]
     assert sorted(chain(*devices)) != list(range(13))
 
 
 @pytest.mark.parametrize(("num_images", "batch_size"), SIZES)
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2), (2, 3)])
-def test_started_anywhere_the_sequence_goes_on_as_it_would_have(
+def test_started_anywhere_the_sequence_continues_as_it_would_have(
     num_images, batch_size, rank, world_size
 ):
     def passes(batches: TrainBatches, epochs: range) -> list:
@@ -93,13 +93,13 @@ def test_started_anywhere_the_sequence_goes_on_as_it_would_have(
             sequence += list(batches)
         return sequence
 
-    whole = passes(TrainBatches(num_images, batch_size, 3, rank, world_size), range(3))
-    num_batches = len(whole) // 3
+    full = passes(TrainBatches(num_images, batch_size, 3, rank, world_size), range(3))
+    num_batches = len(full) // 3
     for epoch, batch in product(range(3), range(num_batches)):
         resumed = TrainBatches(num_images, batch_size, 3, rank, world_size, epoch, batch)
         # Lightning counts on: the length is that of a full epoch
         assert len(resumed) == num_batches
-        assert passes(resumed, range(epoch, 3)) == whole[epoch * num_batches + batch :]
+        assert passes(resumed, range(epoch, 3)) == full[epoch * num_batches + batch :]
 
 
 def test_control_epoch_begun_again_differs():
@@ -118,7 +118,7 @@ def test_lightning_sets_the_epoch_through_the_loader():
     assert batches.epoch == 5 and [epoch for epoch, _ in next(iter(batches))] == [5] * 4
 
 
-def test_augmentation_seeds_differ_between_all_pictures_and_epochs():
+def test_augmentation_seeds_differ_between_all_images_and_epochs():
     seeds = [augmentation_seed(*key) for key in product(range(3), range(10), range(100))]
     # 3,000 draws of 2**32 meet with a chance of 0.1 %, and they are the same at each run: none do.
     assert len(set(seeds)) == len(seeds)
@@ -186,7 +186,7 @@ def test_the_run_seed_is_lightnings(monkeypatch):
 
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
+def test_evaluation_gives_every_image_once_in_order(world_size, batch_size):
     for num_images in range(14):
         devices = [
             EvalBatches(num_images, batch_size, rank, world_size) for rank in range(world_size)
@@ -202,7 +202,7 @@ def test_evaluation_gives_every_picture_once_in_order(world_size, batch_size):
 @pytest.mark.parametrize(
     ("num", "num_images"), [(1, 1), (1, 9), (3, 10), (8, 30), (29, 30), (30, 30)]
 )
-def test_pictures_that_a_limit_leaves_lie_evenly(num, num_images):
+def test_images_that_a_limit_leaves_lie_evenly(num, num_images):
     places = evenly_spaced(np.arange(num), num, num_images)
     assert places.tolist() == [evenly_spaced(i, num, num_images) for i in range(num)]
     assert places[0] == 0 and places[-1] < num_images

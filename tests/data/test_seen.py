@@ -77,7 +77,7 @@ def lines(caplog) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
+def test_the_folder_trained_on_gives_its_own_test_images(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
     expected = {
         s: sorted(os.path.relpath(path, tmp_path / "a") for path in fitted.splits[s].paths)
@@ -97,7 +97,7 @@ def test_the_folder_trained_on_gives_its_own_test_pictures(tmp_path, lines):
             )
 
 
-def test_pictures_added_removed_and_renamed(tmp_path, lines):
+def test_images_added_removed_and_renamed(tmp_path, lines):
     root = plain(tmp_path / "a")
     fitted = data(root)
     checkpoint, was_seen = (
@@ -161,7 +161,7 @@ def test_the_training_folder_itself_is_refused(tmp_path):
         held(checkpoint, data(root / "train"))
 
 
-def test_pictures_moved_from_training_into_the_test_folder(tmp_path):
+def test_images_moved_from_training_into_the_test_folder(tmp_path):
     root = plain(tmp_path / "a/train").parent
     write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
     fitted = data(root)
@@ -174,7 +174,7 @@ def test_pictures_moved_from_training_into_the_test_folder(tmp_path):
 @pytest.mark.parametrize("command", ["test", "validate"])
 def test_another_folder_is_measured_whole(tmp_path, lines, command):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
-    plain(tmp_path / "others", 20)  # the same names, but not the same pictures
+    plain(tmp_path / "others", 20)  # the same names, but not the same images
     other = data(tmp_path / "others")
     split = {"validate": "val"}.get(command, command)
     assert 0 < len(other.splits[split]) < 12
@@ -221,7 +221,7 @@ def test_files_that_are_by_chance_as_large_are_not_the_ones_trained_on(tmp_path,
     assert "taken for a new data set" in lines.text
 
 
-def test_pictures_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
+def test_images_that_are_all_renamed_in_place_are_no_new_ones(tmp_path, lines):
     root = plain(tmp_path / "a")
     checkpoint = checkpoint_of(data(root))
     for path in sorted(root.glob("*/*")):
@@ -259,7 +259,7 @@ def test_another_folder_with_splits_gives_its_own(tmp_path, lines):
     assert lines.messages[-1] == f"1 val image of {root} (its valid folder)"
 
 
-def test_a_class_too_small_for_its_parts_loses_pictures_but_no_truth(tmp_path, lines):
+def test_a_class_too_small_for_its_parts_loses_images_but_no_truth(tmp_path, lines):
     root = plain(tmp_path / "a", 4)
     fitted = data(root)
     checkpoint, was_seen = (
@@ -388,7 +388,7 @@ def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command
     assert held(earlier(checkpoint), data(other), command)  # control: only the digests tell
 
 
-def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
+def test_copies_among_new_images_are_left_out(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
     checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"])
     other = copies(fitted.splits["train"], tmp_path / "b/test", "copy_{}.jpeg").parent
@@ -404,7 +404,7 @@ def test_copies_among_new_pictures_are_left_out(tmp_path, lines):
     assert held(checkpoint, data(other), rank=1) == left and not lines.messages
 
 
-def test_a_test_folder_of_nothing_but_training_pictures_is_refused(tmp_path):
+def test_a_test_folder_of_nothing_but_training_images_is_refused(tmp_path):
     fitted = data(
         write(
             tmp_path / "a",
@@ -454,7 +454,7 @@ def test_copies_within_the_folder_trained_on_are_counted(tmp_path, lines):
     )
 
 
-def test_numbered_files_of_one_size_are_told_apart_by_content(tmp_path, lines):
+def test_numbered_files_of_one_size_are_distinguished_by_content(tmp_path, lines):
     # as uncompressed images are
     checkpoint = checkpoint_of(data(plain(tmp_path / "a", size=50_000)))
     assert len(held(checkpoint, data(plain(tmp_path / "b", size=50_000)))) == 60
@@ -480,7 +480,7 @@ def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
 
 
 @pytest.mark.slow
-def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys, caplog):
+def test_test_of_a_run_after_images_were_added(colours, cli, tmp_path, capsys, caplog):
     root = shutil.copytree(colours / "train", tmp_path / "pictures")
     cli("fit", "--data.root", root, *QUICKEST)
     fitted = data(root)
@@ -526,12 +526,12 @@ def test_test_of_a_run_after_pictures_were_added(colours, cli, tmp_path, capsys,
     assert len(overall) >= 4 and all(math.isfinite(value) for value in overall)
 
 
-def test_other_parts_of_the_same_pictures_do_not_make_what_was_learned_new(tmp_path):
+def test_other_parts_of_the_same_images_do_not_make_what_was_learned_new(tmp_path):
     before, now = data(plain(tmp_path / "a")), data(tmp_path / "a", split_seed=2)
     learned = {os.path.relpath(path, tmp_path / "a") for path in before.splits["train"].paths}
     # the control
     assert learned & set(held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate"))
-    held(checkpoint_of(before), now, "fit")  # goes on from it
+    held(checkpoint_of(before), now, "fit")  # continues from it
     assert not learned & set(
         held(checkpoint_of(now), data(tmp_path / "a", split_seed=2), "validate")
     )

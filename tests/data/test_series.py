@@ -74,8 +74,8 @@ def test_series_in_given_splits_are_found_only_where_they_straddle(tmp_path):
         == "24 series of images, such as bursts or video frames, lie in more than one split"
     )
     assert "Put each series into one split" in finding.advice
-    whole = [i // 5 % 4 == 0 for i in range(len(BURSTS))]
-    assert findings(tmp_path / "whole", in_splits(BURSTS, whole), is_series=True) == []
+    full = [i // 5 % 4 == 0 for i in range(len(BURSTS))]
+    assert findings(tmp_path / "whole", in_splits(BURSTS, full), is_series=True) == []
     # each split is numbered from one: equal numbers are other images
     again = [f"{split}/{name}" for split in ("train", "test") for name in FRAMES]
     assert findings(tmp_path / "again", again, is_series=True) == []

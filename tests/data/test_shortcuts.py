@@ -39,7 +39,7 @@ def test_chance_has_no_strength_and_a_rule_without_errors_has_one():
     assert strengths(labels + 3, labels, 2).tolist() == [1, 1]
 
 
-def test_of_few_pictures_nothing_is_said():
+def test_of_few_images_nothing_is_reported():
     labels = np.repeat([0, 1], [19, 400])
     assert strengths(labels, labels, 2).tolist() == [0, 0]
     labels = np.repeat([0, 1], [20, 400])
@@ -73,7 +73,7 @@ def test_a_value_that_half_share_is_a_cell_of_its_own():
 
 
 @pytest.mark.parametrize("target", ["class", "split"])
-def test_as_many_classes_as_pictures_allow_take_no_time(target):
+def test_as_many_classes_as_images_allow_take_no_time(target):
     labels = np.arange(60_000) % 3000
     facts = facts_of(np.zeros((60_000, 1, 1), np.uint8), num_bytes=labels)
     found = shortcuts(facts, np.arange(60_000), target, labels, [str(i) for i in range(3000)])

@@ -28,7 +28,7 @@ def test_each_size_has_an_equal_share_of_the_epochs_in_order(num, max_epochs):
     counts = Counter(seen).values()
     assert max(counts) - min(counts) <= 1
     assert schedule.at(max_epochs) == schedule.at(10 * max_epochs) == sizes[-1]
-    spans = {}  # what is told, read again
+    spans = {}  # what is reported, read again
     for part in schedule.describe().split(", "):
         size, _, _, *numbers = part.replace(" to ", " ").split()
         spans[int(size)] = range(int(numbers[0]) - 1, int(numbers[-1]))
@@ -43,7 +43,7 @@ def test_sizes_are_given_as_a_list_or_as_text(given):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"given": ""}, "takes sizes in pixels, such as 96,128, not ''"),
         ({"given": []}, r"takes sizes in pixels, such as 96,128, not \[\]"),
@@ -53,35 +53,35 @@ def test_sizes_are_given_as_a_list_or_as_text(given):
         ({"image_size": 224}, "ends at 128, and image_size is 224: set --data.image_size 128"),
     ],
 )
-def test_what_is_no_schedule_is_told(options, told):
+def test_what_is_no_schedule_is_reported(options, reported):
     right: dict[str, Any] = {"given": "96,128", "image_size": 128}
     parse_sizes(**right)
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=reported):
         parse_sizes(**{**right, **options})
 
 
 @pytest.mark.parametrize("max_epochs", [None, -1, 0, 1])
-def test_a_run_without_epochs_or_with_too_few_is_told(max_epochs):
-    told = (
+def test_a_run_without_epochs_or_with_too_few_is_reported(max_epochs):
+    reported = (
         "give trainer.max_epochs"
         if max_epochs in (None, -1)
         else f"max_epochs {max_epochs} leaves some out"
     )
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=reported):
         build_schedule((96, 128), max_epochs)
     assert build_schedule((), max_epochs) is None
     assert build_schedule((96, 128), max_epochs, is_fast_dev_run=True) is None
 
 
 def test_a_try_has_the_size_that_a_schedule_ends_with(colours):
-    data = pictures(colours)
+    data = sample_images(colours)
     data.trainer = pl.Trainer(
         fast_dev_run=True, accelerator="cpu", logger=False, enable_checkpointing=False
     )
     assert next(iter(data.train_dataloader()))["image"].shape[1:] == (3, 24, 24)
 
 
-def pictures(root, max_epochs=6, **options):
+def sample_images(root, max_epochs=6, **options):
     given = {
         "image_size": 24,
         "image_size_schedule": list(SIZES),
@@ -105,7 +105,7 @@ def epochs(data, num=6) -> list[list[dict[str, Any]]]:
 
 
 def test_workers_that_stay_give_each_epoch_its_size_and_the_same_pixels(colours):
-    plain, by_worker = epochs(pictures(colours)), epochs(pictures(colours, num_workers=1))
+    plain, by_worker = epochs(sample_images(colours)), epochs(sample_images(colours, num_workers=1))
     for epoch, (batches, others) in enumerate(zip(plain, by_worker, strict=True)):
         for batch, other in zip(batches, others, strict=True):
             side = (16, 16, 40, 40, 24, 24)[epoch]
@@ -116,9 +116,9 @@ def test_workers_that_stay_give_each_epoch_its_size_and_the_same_pixels(colours)
 
 
 def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
-    scheduled = pictures(colours).pictures("train", train=True)
+    scheduled = sample_images(colours).pictures("train", train=True)
     for epoch, side in enumerate((16, 16, 40, 40, 24, 24)):
-        alone = pictures(colours, image_size=side, image_size_schedule=None).pictures(
+        alone = sample_images(colours, image_size=side, image_size_schedule=None).pictures(
             "train", train=True
         )
         transform = train_transform(side)
@@ -131,18 +131,18 @@ def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
 
 
 def test_without_random_transforms_the_size_changes_all_the_same(colours):
-    data = pictures(colours, crop_and_flip=False)
+    data = sample_images(colours, crop_and_flip=False)
     shown = data.pictures("train", train=True)
-    picture = shown.read(3)
+    image = shown.read(3)
     for epoch, side in ((0, 16), (2, 40), (5, 24)):
         np.testing.assert_array_equal(
-            shown[epoch, 3]["image"], eval_transform(side)(image=picture)["image"]
+            shown[epoch, 3]["image"], eval_transform(side)(image=image)["image"]
         )
 
 
 @pytest.mark.parametrize("mixing", [{"mixup": 0.4}, {"cutmix": 1.0}])
 def test_a_partner_has_the_size_of_its_epoch(colours, mixing):
-    for epoch, batches in enumerate(epochs(pictures(colours, **mixing))):
+    for epoch, batches in enumerate(epochs(sample_images(colours, **mixing))):
         assert {batch["image"].shape[-1] for batch in batches} == {(16, 16, 40, 40, 24, 24)[epoch]}
         assert all("share" in batch for batch in batches)
 
@@ -150,7 +150,7 @@ def test_a_partner_has_the_size_of_its_epoch(colours, mixing):
 def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     options = {"cache_size": 40, "cache_limit_gb": 0}
-    expected, cached = epochs(pictures(colours, **options)), pictures(colours, **options)
+    expected, cached = epochs(sample_images(colours, **options)), sample_images(colours, **options)
     cached.splits.update(read_from_cache(cached.splits, colours, 1.0, build=True))
     assert cached.splits["train"].cached is not None
     for batches, others in zip(expected, epochs(cached), strict=True):
@@ -158,14 +158,14 @@ def test_a_cache_changes_no_pixel(colours, tmp_path, monkeypatch):
             torch.equal(a["image"], b["image"]) for a, b in zip(batches, others, strict=True)
         )
     with pytest.raises(WrongUsage, match="cache_size 39 must be at least image_size_schedule, 40"):
-        pictures(colours, cache_size=39)
+        sample_images(colours, cache_size=39)
     with pytest.raises(WrongUsage, match="cache_size 40 must be at least eval_image_size, 41"):
-        pictures(colours, cache_size=40, eval_image_size=41)
+        sample_images(colours, cache_size=40, eval_image_size=41)
 
 
 @pytest.mark.parametrize("eval_image_size", [None, 32])
 def test_evaluation_has_a_size_of_its_own(colours, eval_image_size):
-    data, side = pictures(colours, eval_image_size=eval_image_size), eval_image_size or 24
+    data, side = sample_images(colours, eval_image_size=eval_image_size), eval_image_size or 24
     for split, loader in (("val", data.val_dataloader()), ("test", data.test_dataloader())):
         images = torch.cat([batch["image"] for batch in loader]).permute(0, 2, 3, 1).numpy()
         assert images.shape[1:] == (side, side, 3)
@@ -178,5 +178,5 @@ def test_evaluation_has_a_size_of_its_own(colours, eval_image_size):
     assert next(iter(shown.predict_dataloader()))["image"].shape[-1] == side
 
 
-def test_a_batch_of_no_picture_has_the_size_that_training_ends_at(colours):
-    assert pictures(colours).collate([])["image"].shape == (0, 3, 24, 24)
+def test_a_batch_of_no_image_has_the_size_that_training_ends_at(colours):
+    assert sample_images(colours).collate([])["image"].shape == (0, 3, 24, 24)

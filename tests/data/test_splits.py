@@ -42,7 +42,7 @@ def where(names: Sequence[str], fractions: Sequence[float], seed: int = 0) -> di
 
 @pytest.mark.parametrize("fractions", FRACTIONS)
 @pytest.mark.parametrize("sizes", [(10, 10), (3, 100), (37, 5, 250), (1000, 1000)])
-def test_each_part_holds_each_class_of_numbered_pictures_in_its_share(sizes, fractions):
+def test_each_part_holds_each_class_of_numbered_images_in_its_share(sizes, fractions):
     shuffled = np.random.default_rng(1).permutation(numbered(*sizes)).tolist()
     for seed in range(5):
         counts = np.array(
@@ -120,7 +120,7 @@ def test_control_counted_off_parts_move():
     assert min(num_moved(by_counting, numbered, seed) for seed in range(20)) >= 10
 
 
-def test_in_small_classes_one_more_picture_moves_no_more_than_one_for_each_part():
+def test_in_small_classes_one_more_image_moves_no_more_than_one_for_each_part():
     moved = []
     for size in range(1, 12):
         for seed in range(40):

@@ -82,7 +82,7 @@ def test_to_read_a_file_changes_nothing(tmp_path, digest):
     time.sleep(0.02)
     (tmp_path / "one/a").read_bytes()
     list((tmp_path / "one").iterdir())
-    (tmp_path / "one/c").touch()  # beside them
+    (tmp_path / "one/c").touch()  # next to them
     assert digest() == first
 
 

@@ -330,7 +330,7 @@ def test_several_labels_of_an_image_are_excluded_and_merged_one_by_one(tmp_path)
     assert data.splits["train"].targets.labels.tolist() == [[0, 1], [0, 0], [1, 0], [0, 1], [1, 1], [0, 1]]  # fmt: skip
 
 
-def test_a_row_for_each_label_of_an_image_if_that_is_said(tmp_path):
+def test_a_row_for_each_label_of_an_image_if_that_is_set(tmp_path):
     make(tmp_path, *(f"{i}.jpg" for i in range(4)))
     rows = [{"path": f"{i // 2}.jpg", "label": "ab"[i % 2]} for i in range(4)]
     rows += [{"path": f"{i}.jpg", "label": "ab"[i % 2]} for i in (2, 3)]

@@ -16,7 +16,7 @@ from finetune.data.train_loader import EveryEpoch, TrainLoader
 NUM, SIZE = 10, 4
 
 
-class Told(torch.utils.data.Dataset):
+class ReportingDataset(torch.utils.data.Dataset):
     """Gives its keys, and counts what it was asked for over all processes."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def made():
         limits = FitLimits(**{"max_epochs": 3, **options})
         batches = TrainBatches(NUM, SIZE, 7, 0, 1)
         return TrainLoader(
-            Told(),
+            ReportingDataset(),
             batches,
             limits,
             num_workers=2,
@@ -127,12 +127,16 @@ def test_it_begins_inside_an_epoch_and_after_its_processes_ended(made):
 def test_without_a_trainer_nothing_is_read_ahead():
     assert list(EveryEpoch(TrainBatches(NUM, SIZE, 7, 0, 1), 3, 0)) == alone(0)
     loader = TrainLoader(
-        Told(), TrainBatches(NUM, SIZE, 7, 0, 1), None, num_workers=1, worker_init_fn=start_worker
+        ReportingDataset(),
+        TrainBatches(NUM, SIZE, 7, 0, 1),
+        None,
+        num_workers=1,
+        worker_init_fn=start_worker,
     )
     assert loader.batch_sampler.num_epochs == 0
 
 
-def test_every_epoch_goes_on_from_where_it_stands():
+def test_every_epoch_continues_from_where_it_stands():
     batches = TrainBatches(NUM, SIZE, 7, 0, 1, epoch=1, batch=1)
     assert list(EveryEpoch(batches, 3, 3)) == [*alone(1)[1:], *alone(2)]
     assert (batches.epoch, batches.batch) == (1, 1)  # Lightning's

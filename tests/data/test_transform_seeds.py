@@ -5,7 +5,7 @@ from itertools import combinations
 import albumentations as A
 import numpy as np
 import pytest
-from pictures import picture
+from image_files import random_image
 from scipy import stats
 
 from finetune.data.samplers import augmentation_seed
@@ -36,7 +36,7 @@ def pipeline() -> A.ReplayCompose:
 def drawn(num: int, seed_pipeline, keys=lambda i: (0, i % 50, i // 50)) -> dict[str, np.ndarray]:
     """Return each number that the parts drew for `num` keys of (seed, epoch, index); nan where a part did nothing."""
     transform = pipeline()
-    image = picture(200, 160)
+    image = random_image(200, 160)
     rows = []
     for i in range(num):
         seed_pipeline(transform, augmentation_seed(*keys(i)))
@@ -129,7 +129,7 @@ def test_control_with_one_seed_for_all_they_copy_each_other():
 @pytest.mark.slow
 def test_each_part_draws_as_it_does_by_itself(draws):
     crops, crop = [], A.ReplayCompose([train_transform(32, min_crop=0.35).transforms[0]])
-    image = picture(200, 160)
+    image = random_image(200, 160)
     for seed in range(1000):
         crop.set_random_seed(seed)
         left, top, right, bottom = crop(image=image)["replay"]["transforms"][0]["params"][
@@ -149,7 +149,7 @@ def test_each_part_draws_as_it_does_by_itself(draws):
 
 
 @pytest.mark.slow
-def test_neither_the_next_epoch_nor_the_next_picture_knows_what_this_one_drew(draws):
+def test_neither_the_next_epoch_nor_the_next_image_knows_what_this_one_drew(draws):
     for other in (
         drawn(1000, ours, lambda i: (0, i % 50 + 1, i // 50)),
         drawn(1000, ours, lambda i: (1, i % 50, i // 50)),
@@ -177,9 +177,9 @@ def test_a_seed_gives_the_same_state_whatever_was_drawn_before():
         # the pipeline, three, a choice of two, and one within one: none alike
         assert len(set(states(first))) == 9
         np.testing.assert_array_equal(
-            first(image=picture(40, 50))["image"], second(image=picture(40, 50))["image"]
+            first(image=random_image(40, 50))["image"], second(image=random_image(40, 50))["image"]
         )
-        second(image=picture(30, 20))
+        second(image=random_image(30, 20))
     set_random_seed(first, 6)
     assert not set(states(first)) & set(states(second))
 

@@ -4,7 +4,7 @@ import albumentations as A
 import cv2
 import numpy as np
 import pytest
-from pictures import assert_alike, picture, pillow
+from image_files import assert_alike, pillow, random_image
 from PIL import Image, ImageOps
 from timm.data import create_transform
 
@@ -38,7 +38,7 @@ def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
     "size", [(300, 400), (401, 299), (256, 256), (37, 37), (20, 30), (64, 31), (1, 1), (600, 40)]
 )
 def test_evaluation_equals_pillow(size, image_size, mode):
-    image = picture(*size)
+    image = random_image(*size)
     assert_alike(
         eval_transform(image_size, mode)(image=image)["image"], reference(image, image_size, mode)
     )
@@ -62,14 +62,14 @@ def test_bicubic_evaluation_equals_what_timm_does(mode, share):
         for size in ((300, 400), (400, 300), (100, 120)):
             # Without black and white: where overshoot is cut off between the two directions their order tells, and
             # Pillow's is another for some sizes (12 grey levels in noise).
-            image = 64 + picture(*size) // 2
+            image = 64 + random_image(*size) // 2
             expected = theirs(Image.fromarray(image))
             ours = eval_transform(image_size, mode, "bicubic", share)(image=image)["image"]
             assert_alike(ours, np.asarray(expected).transpose(1, 2, 0))
 
 
 def test_control_bilinear_is_something_else_than_bicubic():
-    image = picture(300, 400)
+    image = random_image(300, 400)
     bilinear, bicubic = (
         eval_transform(224, interpolation=kernel)(image=image)["image"] for kernel in _KERNELS
     )
@@ -78,7 +78,7 @@ def test_control_bilinear_is_something_else_than_bicubic():
 
 
 def test_training_resizes_as_evaluation_does():
-    image = picture(300, 400)
+    image = random_image(300, 400)
     for kernel in ("bilinear", "bicubic"):
         transform = A.ReplayCompose([train_transform(32, interpolation=kernel).transforms[0]])
         result = transform(image=image)
@@ -89,7 +89,7 @@ def test_training_resizes_as_evaluation_does():
 
 
 def test_a_random_crop_equals_pillow():
-    transform, image = A.ReplayCompose([train_transform(32).transforms[0]]), picture(300, 400)
+    transform, image = A.ReplayCompose([train_transform(32).transforms[0]]), random_image(300, 400)
     for seed in range(20):
         transform.set_random_seed(seed)
         result = transform(image=image)
@@ -99,18 +99,20 @@ def test_a_random_crop_equals_pillow():
         )
 
 
-def test_whole_crops_nothing_and_leaves_a_picture_of_the_size_as_it_is():
+def test_whole_crops_nothing_and_leaves_an_image_of_the_size_as_it_is():
     rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (28, 28, 3), np.uint8)
-    assert np.array_equal(eval_transform(28, "whole")(image=picture)["image"], picture)
-    assert not np.array_equal(eval_transform(28, "squash")(image=picture)["image"], picture)
+    random_image = rng.integers(0, 256, (28, 28, 3), np.uint8)
+    assert np.array_equal(eval_transform(28, "whole")(image=random_image)["image"], random_image)
+    assert not np.array_equal(
+        eval_transform(28, "squash")(image=random_image)["image"], random_image
+    )
     wide = rng.integers(0, 256, (40, 90, 3), np.uint8)
     assert_alike(eval_transform(28, "whole")(image=wide)["image"], pillow(wide, 28, 28))
 
 
 @pytest.mark.parametrize("size", [(100, 300), (300, 100), (33, 32), (20, 7), (1, 400)])
 def test_pad_equals_pillow_and_keeps_the_complete_image_in_the_middle(size):
-    image = picture(*size)
+    image = random_image(*size)
     result = eval_transform(32, "pad")(image=image)["image"]
     scale = 32 / max(size)
     height, width = (max(1, round(side * scale)) for side in size)
@@ -122,7 +124,7 @@ def test_pad_equals_pillow_and_keeps_the_complete_image_in_the_middle(size):
 
 
 def test_pad_is_what_pillow_pads():
-    image = picture(100, 320)
+    image = random_image(100, 320)
     theirs = ImageOps.pad(
         Image.fromarray(image), (32, 32), Image.Resampling.BILINEAR, color=PADDING
     )
@@ -144,7 +146,7 @@ def test_a_training_crop_of_pad_contains_the_complete_shorter_side_or_lies_withi
         shares.append(inside.any(axis=1).mean())
     assert min(shares) < 0.4 and max(shares) == 1.0 and np.mean(np.array(shares) < 1) > 0.5
     # crops of a square image are those of the other modes
-    square = picture(60, 60)
+    square = random_image(60, 60)
     plain = train_transform(32).transforms[0]
     for seed in range(5):
         padded.set_random_seed(seed)
@@ -152,28 +154,32 @@ def test_a_training_crop_of_pad_contains_the_complete_shorter_side_or_lies_withi
         np.testing.assert_array_equal(padded(image=square)["image"], plain(image=square)["image"])
 
 
-def test_prepared_pictures_are_neither_cropped_nor_flipped():
-    picture = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
+def test_prepared_images_are_neither_cropped_nor_flipped():
+    random_image = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
     prepared = eval_transform(32)
     plain = train_transform(32, prepared=prepared)
     for seed in range(5):
         plain.set_random_seed(seed)
-        assert np.array_equal(plain(image=picture)["image"], prepared(image=picture)["image"])
+        assert np.array_equal(
+            plain(image=random_image)["image"], prepared(image=random_image)["image"]
+        )
     inverted = train_transform(
         32, [{"class_path": "InvertImg", "init_args": {"p": 1.0}}], prepared=prepared
     )
-    assert np.array_equal(inverted(image=picture)["image"], 255 - prepared(image=picture)["image"])
+    assert np.array_equal(
+        inverted(image=random_image)["image"], 255 - prepared(image=random_image)["image"]
+    )
 
 
 def test_control_the_two_ways_to_resize_differ_and_squash_keeps_more():
     image = np.zeros((100, 300, 3), np.uint8)
-    image[:, :50] = image[:, -50:] = 255  # the ends of a long picture
+    image[:, :50] = image[:, -50:] = 255  # the ends of a long image
     assert eval_transform(32)(image=image)["image"].max() == 0
     assert eval_transform(32, "squash")(image=image)["image"].max() == 255
 
 
 def test_evaluation_is_not_random():
-    transform, image = eval_transform(32), picture(50, 70)
+    transform, image = eval_transform(32), random_image(50, 70)
     np.testing.assert_array_equal(transform(image=image)["image"], transform(image=image)["image"])
 
 
@@ -183,7 +189,7 @@ def test_training_gives_the_size_and_stays_uint8(size, image_size):
     transform = train_transform(image_size, [{"class_path": "albumentations.ColorJitter"}])
     for seed in range(5):
         transform.set_random_seed(seed)
-        result = transform(image=picture(*size))["image"]
+        result = transform(image=random_image(*size))["image"]
         assert result.shape == (image_size, image_size, 3) and result.dtype == np.uint8
 
 
@@ -224,7 +230,7 @@ def test_more_transforms_come_after_the_book_s():
     ]
     plain = train_transform(32)
     more = train_transform(32, specs)
-    image = picture(60, 80)
+    image = random_image(60, 80)
     plain.set_random_seed(3)
     more.set_random_seed(3)
     expected = 255 - plain(image=image)["image"]

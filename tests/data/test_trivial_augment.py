@@ -4,7 +4,7 @@ import albumentations as A
 import numpy as np
 import pytest
 import torch
-from pictures import picture
+from image_files import random_image
 from PIL import Image
 from scipy import stats
 from torchvision.transforms import InterpolationMode, v2
@@ -34,7 +34,7 @@ def ours(image: np.ndarray, name: str, strength: float) -> np.ndarray:
 
 def square() -> np.ndarray:
     """An image as after the training crop, with little contrast."""
-    return picture(96, 96) // 2 + 40
+    return random_image(96, 96) // 2 + 40
 
 
 def strengths(name: str) -> list[float]:
@@ -62,7 +62,7 @@ def test_the_space_is_torchvision_s():
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("size", SIZES)
 def test_each_operation_at_each_strength_is_torchvision_s_to_the_bit(name, size):
-    image = picture(*size)
+    image = random_image(*size)
     for strength in strengths(name):
         expected = by_torchvision(Image.fromarray(image), name, strength)
         np.testing.assert_array_equal(ours(image, name, strength), expected, err_msg=str(strength))
@@ -80,7 +80,7 @@ def test_and_that_of_code_without_pillow(name):
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "Identity"])
-def test_control_half_the_strength_is_another_picture(name):
+def test_control_half_the_strength_is_another_image(name):
     image, strongest = square(), OPERATIONS[name].strengths[-1 if name != "Solarize" else 10]
     if strongest:
         weaker = ours(image, name, strongest / 2)
@@ -94,7 +94,7 @@ def test_control_half_the_strength_is_another_picture(name):
 def drawn(num: int, keys=lambda i: (0, i % 50, i // 50)) -> list[dict]:
     """Return what crop, flip and two TrivialAugments behind them drew for `num` keys of (seed, epoch, index)."""
     specs = [{"class_path": "TrivialAugment"}] * 2
-    transform, image = A.ReplayCompose(train_transform(32, specs).transforms), picture(40, 50)
+    transform, image = A.ReplayCompose(train_transform(32, specs).transforms), random_image(40, 50)
     rows = []
     for i in range(num):
         set_random_seed(transform, augmentation_seed(*keys(i)))
@@ -141,21 +141,21 @@ def test_what_is_drawn_says_nothing_about_the_other_transforms(draws):
     assert stats.chi2_contingency(stats.contingency.crosstab(first, first).count).pvalue < 1e-20
 
 
-def test_a_picture_is_a_function_of_its_seed_alone():
+def test_an_image_is_a_function_of_its_seed_alone():
     one, two = (train_transform(32, [{"class_path": "TrivialAugment"}]) for _ in range(2))
     for seed in (5, 1, 5):
         np.testing.assert_array_equal(seeded(one, seed), seeded(two, seed))
-        two(image=picture(60, 80))
+        two(image=random_image(60, 80))
     assert len({seeded(one, seed).tobytes() for seed in range(20)}) == 20
 
 
 def seeded(transform: A.Compose, seed: int) -> np.ndarray:
     set_random_seed(transform, seed)
-    return transform(image=picture(60, 80))["image"]
+    return transform(image=random_image(60, 80))["image"]
 
 
-def test_it_leaves_the_picture_it_is_given_and_gives_one_that_can_be_written_to():
-    image = picture(32, 32)
+def test_it_leaves_its_input_unchanged_and_returns_a_writable_image():
+    image = random_image(32, 32)
     before = image.copy()
     image.flags.writeable = False  # as a cache's are
     for name in OPERATIONS:
@@ -164,7 +164,7 @@ def test_it_leaves_the_picture_it_is_given_and_gives_one_that_can_be_written_to(
     np.testing.assert_array_equal(image, before)
 
 
-def test_it_is_one_name_among_albumentations_and_told_of_when_misspelt():
+def test_it_is_one_name_among_albumentations_and_suggested_when_misspelt():
     assert isinstance(
         build_transform({"class_path": "TrivialAugment", "init_args": {"p": 0.5}}), TrivialAugment
     )

@@ -21,7 +21,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_pictures_come_sorted_and_what_is_none_is_counted(folder):
+def test_images_come_sorted_and_what_is_none_is_counted(folder):
     skipped = SkippedFiles()
     found = [path.removeprefix(f"{folder}/") for path in find_images(folder, skipped)]
     assert found == ["a.webp", "b/1.JPG", "b/2.png"]
@@ -54,7 +54,7 @@ def test_links_to_nothing_are_listed(folder):
     assert dangling_links(folder) == [str(folder / "gone")]
 
 
-def test_the_pictures_of_runs_are_none_of_the_folder_that_they_were_begun_in(folder):
+def test_the_images_of_runs_are_none_of_the_folder_that_they_were_begun_in(folder):
     """Of `finetune predict RUN .` there; by its own name a folder of runs is one like any other."""
     run = folder / "runs/fit/version_0"
     run.mkdir(parents=True)

@@ -16,14 +16,14 @@ COUNTS = {"train": 3, "val": 1, "test": 2}
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
-def test_a_picture_depends_on_class_and_seed_alone(class_name):
-    picture = drawing.draw(class_name, (0, 0, 1))
+def test_an_image_depends_on_class_and_seed_alone(class_name):
+    image = drawing.draw(class_name, (0, 0, 1))
     np.random.seed(3)  # must not matter
-    assert picture.shape == (96, 96, 3)
-    assert picture.dtype == np.uint8
-    np.testing.assert_array_equal(picture, drawing.draw(class_name, (0, 0, 1)))
+    assert image.shape == (96, 96, 3)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, drawing.draw(class_name, (0, 0, 1)))
     for seed in ((1, 0, 1), (0, 1, 1), (0, 0, 2)):
-        assert np.abs(picture.astype(float) - drawing.draw(class_name, seed)).mean() > 5
+        assert np.abs(image.astype(float) - drawing.draw(class_name, seed)).mean() > 5
 
 
 def test_several_dishes_depend_on_names_and_seed_and_each_is_drawn(monkeypatch):
@@ -64,15 +64,15 @@ def test_the_table_of_several_dishes_names_each_image_once(tmp_path):
     assert not np.array_equal(stored, others)
 
 
-def test_another_size_shows_the_same_kind_of_picture():
+def test_another_size_shows_the_same_kind_of_image():
     assert drawing.draw("pizza", (0,), size=48).shape == (48, 48, 3)
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
-def test_no_picture_is_blank(class_name):
-    pictures = np.stack([drawing.draw(class_name, (7, i)) for i in range(12)]).astype(float)
-    assert pictures.std((1, 2, 3)).min() > 8  # grey levels; noise alone gives at most 7
-    assert 60 < pictures.mean() < 190
+def test_no_image_is_blank(class_name):
+    images = np.stack([drawing.draw(class_name, (7, i)) for i in range(12)]).astype(float)
+    assert images.std((1, 2, 3)).min() > 8  # grey levels; noise alone gives at most 7
+    assert 60 < images.mean() < 190
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_unknown_names_are_refused(tmp_path):
     ("task", "classes"),
     [("source", drawing.SOURCE_CLASSES), ("target", drawing.TARGET_CLASSES)],
 )
-def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
+def test_layout_counts_and_no_image_twice(tmp_path, task, classes):
     folder = drawing.write_sample(tmp_path / "data", task, counts=COUNTS)
     assert folder == tmp_path / "data" / task
     expected = {
@@ -156,7 +156,7 @@ def test_layout_counts_and_no_picture_twice(tmp_path, task, classes):
 
 
 def test_a_split_does_not_depend_on_the_other_splits(tmp_path):
-    whole = (
+    full = (
         drawing.write_sample(tmp_path / "whole", "target", counts=COUNTS) / "test/hotdog/0000.png"
     )
     alone = (
@@ -167,7 +167,7 @@ def test_a_split_does_not_depend_on_the_other_splits(tmp_path):
         drawing.write_sample(tmp_path / "other", "target", seed=1, counts={"test": 1})
         / "test/hotdog/0000.png"
     )
-    assert whole.read_bytes() == alone.read_bytes() != other.read_bytes()
+    assert full.read_bytes() == alone.read_bytes() != other.read_bytes()
 
 
 def test_an_existing_folder_is_left_as_it_is(tmp_path, monkeypatch):

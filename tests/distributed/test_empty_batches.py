@@ -8,7 +8,7 @@ from finetune.distributed.global_loss import zero_loss
 from finetune.training.loss import Target, loss_sum
 
 
-def test_the_loss_of_no_picture_reaches_every_parameter_that_learns_and_moves_none():
+def test_the_loss_of_no_image_reaches_every_parameter_that_trains_and_moves_none():
     network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     network[0].requires_grad_(False)
     loss = zero_loss(network)
@@ -19,7 +19,7 @@ def test_the_loss_of_no_picture_reaches_every_parameter_that_learns_and_moves_no
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_loss_of_no_picture_has_the_type_of_one_of_pictures(dtype):
+def test_the_loss_of_no_image_has_the_type_of_one_of_images(dtype):
     network = nn.Linear(3, 2).to(dtype)
     loss = zero_loss(network)
     logits, class_weight = torch.zeros(1, 2, dtype=dtype), torch.ones(2, dtype=dtype)

@@ -75,7 +75,7 @@ def test_a_cpu_gets_no_more_processes_than_it_can_run(monkeypatch):
     check_num_processes(17, "cuda")
 
 
-def test_what_lightning_misses_of_srun_is_told_in_a_line(monkeypatch):
+def test_what_lightning_misses_of_srun_is_reported_in_a_line(monkeypatch):
     by_srun(monkeypatch, 2, 1, "fit")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
     assert len(cluster_environment([])) == 1
@@ -122,8 +122,10 @@ def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
     assert result.stdout.count("test/accuracy") == 1
     assert " of 30; 95 % interval " in result.stdout  # each image counts once
     # by one process, and nothing else
-    told = "".join(rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has "))
-    assert re.fullmatch(rf"{told}epoch 1/1  train/loss \d.*images/s\n", result.stderr)
+    reported = "".join(
+        rf"{what}.*\n" for what in ("images: ", "network: ", "training: ", "val has ")
+    )
+    assert re.fullmatch(rf"{reported}epoch 1/1  train/loss \d.*images/s\n", result.stderr)
     assert "training: 2 x cpu, " in result.stderr
     (run,) = (tmp_path / "runs/fit").iterdir()
     # of 54 images by 16

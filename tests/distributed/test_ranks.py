@@ -19,7 +19,7 @@ STARTED = [
     ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "1"}, True),  # Lightning started it
     ({"LOCAL_RANK": "1"}, False),  # somebody else, who may go away
     ({"FINETUNE_FIRST_PROCESS": os.getpid, "LOCAL_RANK": "0"}, False),
-    ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the whole fit ends
+    ({"FINETUNE_PARENT_PROCESS": os.getpid}, True),  # a program, with which the complete fit ends
     # another program, whose variable was handed on
     ({"FINETUNE_PARENT_PROCESS": os.getppid}, False),
 ]
@@ -85,14 +85,14 @@ def test_the_first_process_ends_some_seconds_after_one_that_fails(monkeypatch):
     expected = {(0, 3): 1, (0, -9): 1, (0, 130): 130, (0, 0): 7}
     started = {codes: observe(monkeypatch, codes) for codes in expected}
     for codes, (pid, read) in started.items():
-        with open(read) as said:
-            told = said.read()
+        with open(read) as output:
+            reported = output.read()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected[codes]
         what = f"finetune: error: process 2 ended with code {codes[1]}, and this one cannot continue without it\n"
         stopped = (
             "finetune: error: process 2 was stopped, and this one would wait for it for ever\n"
         )
-        assert told == {0: "", 130: stopped}.get(codes[1], what)
+        assert reported == {0: "", 130: stopped}.get(codes[1], what)
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_what_nohup_has_turned_off_stays_off(flag):
         send(signal.SIGTERM)
 
 
-def test_a_signal_that_can_not_be_told_of_is_not_lost(flag):
+def test_a_signal_that_can_not_be_reported_is_not_lost(flag):
     """`finetune fit 2>&1 | tee log`: Ctrl-C also ends `tee`, so the message cannot be printed."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -173,7 +173,7 @@ def test_one_process_speaks_for_all(monkeypatch, variables, is_first):
     assert is_rank_zero() == is_first
 
 
-def test_beside_the_main_thread_no_handler_is_touched(flag):
+def test_outside_the_main_thread_no_handler_is_touched(flag):
     before = [signal.getsignal(signum) for signum in SIGNALS]
     seen = []
 

@@ -128,7 +128,7 @@ def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
     return seen
 
 
-def test_every_device_sends_as_much_under_bf16_also_one_without_pictures(group_of_one):
+def test_every_device_sends_as_much_under_bf16_also_one_without_images(group_of_one):
     expected = [("gather", torch.float32, 2 * 4 + 1), ("reduce", torch.float32, 2 * 4)]
     assert sent(share=4) == sent(share=1) == sent(share=0) == expected
     # the control, as torch's SyncBatchNorm has it: zeros in the type of the input
@@ -156,7 +156,7 @@ def test_no_step_waits_for_a_gpu(group_of_one, momentum):
         assert bool(loss > -1e9) and waits.num == 1  # and so it would be seen
 
 
-def test_one_value_a_channel_is_told(group_of_one):
+def test_one_value_a_channel_is_reported(group_of_one):
     shared = nn.Sequential(nn.BatchNorm2d(4))
     share_statistics(shared)
     with pytest.raises(ValueError, match="more than one value a channel"):

@@ -58,7 +58,9 @@ def test_the_informative_network_wins_and_noise_is_at_chance():
     )
 
 
-def test_the_better_half_goes_on_with_twice_the_images_and_no_image_is_asked_for_twice(monkeypatch):
+def test_the_better_half_continues_with_twice_the_images_and_no_image_is_asked_for_twice(
+    monkeypatch,
+):
     monkeypatch.setattr(module, "FEWEST_IMAGES", 64)
     asked: dict[str, list[int]] = {}
     table = {f"n{i}": features(float(i), seed=i) for i in range(4)}

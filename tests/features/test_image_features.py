@@ -51,7 +51,7 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
     assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(wanted).max()
 
 
-def test_of_no_pictures_there_are_none(tmp_path):
+def test_of_no_images_there_are_none(tmp_path):
     torch.save(build("small_cnn", 2).state_dict(), tmp_path / "weights.pt")
     network = Features("small_cnn", str(tmp_path / "weights.pt"))
     assert [*image_features(network, [], {"image_size": 28})] == []

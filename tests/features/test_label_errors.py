@@ -30,7 +30,7 @@ def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1
     ), labels
 
 
-def test_probabilities_are_scikit_learns_with_the_same_folds():
+def test_probabilities_are_scikit_trains_with_the_same_folds():
     features, labels = blobs(spread=3)
     groups = np.arange(300)
     found, folds = out_of_fold(features, labels, groups, 3), deal_folds(labels, groups)
@@ -46,7 +46,7 @@ def test_probabilities_are_scikit_learns_with_the_same_folds():
     np.testing.assert_allclose(found.sum(axis=1), 1)
 
 
-def test_no_picture_teaches_its_own_label(monkeypatch):
+def test_no_image_teaches_its_own_label(monkeypatch):
     features, labels = blobs()
     changed = labels.copy()
     changed[7] = (labels[7] + 1) % 3
@@ -93,7 +93,7 @@ def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
     assert sorted(found) == list(range(30))
 
 
-def test_nor_of_one_whose_pictures_are_all_copies_of_each_other():
+def test_nor_of_one_whose_images_are_all_copies_of_each_other():
     """They are held out together, so the head was fitted on no other image of their class."""
     features, labels = blobs(38)
     labels[30:] = 3
@@ -104,14 +104,14 @@ def test_nor_of_one_whose_pictures_are_all_copies_of_each_other():
     assert len({*rank_labels(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
 
 
-def test_all_pictures_copies_of_one_are_no_error():
+def test_all_images_copies_of_one_are_no_error():
     features, labels = blobs(12)
     assert out_of_fold(features, labels, np.zeros(12, int), 3).tolist() == [[0.0] * 3] * 12
 
 
 def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_path):
     features, labels = blobs(60)
-    features[59] = features[0]  # a copy of picture 0, in the class of 59
+    features[59] = features[0]  # a copy of image 0, in the class of 59
     for i, label in enumerate(labels):
         (tmp_path / "abc"[label]).mkdir(exist_ok=True)
         (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
@@ -153,7 +153,7 @@ def several_blobs(num: int = 300, num_labels: int = 4, size: int = 12):
     return has_label @ directions + rng.normal(size=(num, size)), has_label
 
 
-def test_several_labels_have_scikit_learns_probabilities_with_the_same_folds():
+def test_several_labels_have_scikit_trains_probabilities_with_the_same_folds():
     features, has_label = several_blobs()
     features += 6 * np.random.default_rng(1).normal(size=features.shape)
     groups = np.arange(300)

@@ -21,31 +21,31 @@ data = partial(data, image_size=28)
 
 
 def test_features_are_what_the_head_sees(colours):
-    pictures = data(colours)
-    model = Classifier(pictures.class_names, **SMALL)
-    fit(model, pictures, max_steps=0)
+    images = data(colours)
+    model = Classifier(images.class_names, **SMALL)
+    fit(model, images, max_steps=0)
     model.eval()
     x, y, indices = linear_probe.head_inputs(
-        model.trainer, model, head(model.network), pictures.loader("val")
+        model.trainer, model, head(model.network), images.loader("val")
     )
-    assert y.tolist() == pictures.splits["val"].targets.labels.tolist()
+    assert y.tolist() == images.splits["val"].targets.labels.tolist()
     assert indices.tolist() == list(range(len(y)))
     with torch.no_grad():
-        logits = torch.cat([model.eval()(batch["image"]) for batch in pictures.loader("val")])
+        logits = torch.cat([model.eval()(batch["image"]) for batch in images.loader("val")])
         own = head(model.network)(torch.from_numpy(x).float())
     torch.testing.assert_close(own, logits)
     assert x.dtype == np.float64
 
 
 @pytest.mark.slow
-def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_path, caplog):
-    pictures = data(colours)
+def test_probe_head_starts_where_the_features_can_be_distinguished(colours, tmp_path, caplog):
+    images = data(colours)
     accuracy = {}
     for start in ("probe", "xavier"):
         torch.manual_seed(0)
-        model = Classifier(pictures.class_names, **SMALL, head_init=start)
+        model = Classifier(images.class_names, **SMALL, head_init=start)
         with caplog.at_level("INFO"):
-            fit(model, pictures, max_steps=0)
+            fit(model, images, max_steps=0)
         (batch, *_) = data(colours, batch_size=64).loader("test")
         with torch.no_grad():
             accuracy[start] = float(
@@ -53,9 +53,9 @@ def test_probe_head_starts_where_the_features_can_be_told_apart(colours, tmp_pat
             )
     assert accuracy["probe"] > 0.9  # the random backbone sees colours
     assert accuracy["xavier"] < 0.7
-    num_images = len(pictures.splits["train"])
-    told = rf"on its features: {num_images} images, [\d.]+ s, strength \S+, cross-validated accuracy (1|0\.9)"
-    assert re.search(told, caplog.text)
+    num_images = len(images.splits["train"])
+    reported = rf"on its features: {num_images} images, [\d.]+ s, strength \S+, cross-validated accuracy (1|0\.9)"
+    assert re.search(reported, caplog.text)
 
 
 @pytest.mark.parametrize("weights", ["balanced", None, "blue:2,red:0.5"])
@@ -67,14 +67,14 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
         "fit_probe",
         lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw),
     )
-    pictures = data(colours)
-    split = pictures.splits["train"]
+    images = data(colours)
+    split = images.splits["train"]
     rare = np.flatnonzero((split.targets.labels != 0) | (np.arange(len(split)) < 3))
-    pictures.splits["train"] = split.take(rare)
-    pictures.scanned = replace(pictures.scanned, seen=None)  # the record of all of them
-    model = Classifier(pictures.class_names, **SMALL, head_init="probe", class_weights=weights)
-    fit(model, pictures, max_steps=0)
-    counts = pictures.splits["train"].targets.counts()
+    images.splits["train"] = split.take(rare)
+    images.scanned = replace(images.scanned, seen=None)  # the record of all of them
+    model = Classifier(images.class_names, **SMALL, head_init="probe", class_weights=weights)
+    fit(model, images, max_steps=0)
+    counts = images.splits["train"].targets.counts()
     assert counts[0] == 3 and min(counts[1:]) > 15
     by_text = np.array([2.0, 1.0, 0.5])
     balanced = counts.sum() / (3 * counts)
@@ -84,22 +84,22 @@ def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch
 
 @pytest.mark.slow
 def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
-    pictures = data(colours)
-    model = Classifier(pictures.class_names, **SMALL, head_init="probe")
-    trainer = fit(model, pictures)
+    images = data(colours)
+    model = Classifier(images.class_names, **SMALL, head_init="probe")
+    trainer = fit(model, images)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     with patch("finetune.features.linear_probe.probe_head", side_effect=AssertionError):
-        again = Classifier(pictures.class_names, **SMALL, head_init="probe")
+        again = Classifier(images.class_names, **SMALL, head_init="probe")
         resumed = fit(again, data(colours), tmp_path / "one.ckpt", max_epochs=2)
         assert resumed.current_epoch == 2
         with pytest.raises(AssertionError):  # the control: a new run would fit it
-            fit(Classifier(pictures.class_names, **SMALL, head_init="probe"), data(colours))
+            fit(Classifier(images.class_names, **SMALL, head_init="probe"), data(colours))
 
 
-def test_pictures_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):
+def test_images_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):
     root = draw_colours(tmp_path / "broken", train=3)
     for path in root.rglob("*.png"):
         path.write_bytes(b"broken")
-    pictures = data(root, val_fraction=0, on_bad_image="skip")
+    images = data(root, val_fraction=0, on_bad_image="skip")
     with pytest.raises(ValueError, match=f"{root} has no training image that can be decoded"):
-        fit(Classifier(pictures.class_names, **SMALL, head_init="probe"), pictures)
+        fit(Classifier(images.class_names, **SMALL, head_init="probe"), images)

@@ -20,7 +20,7 @@ from finetune.features.logistic_regression import (
 )
 
 
-def pictures(
+def sample_images(
     num: int, num_features: int, num_classes: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features like a network's: overlapping classes, positive, of very different sizes, one of them dead."""
@@ -56,7 +56,7 @@ def accuracy(probe: Probe, features: np.ndarray, labels: np.ndarray) -> float:
 @pytest.mark.parametrize("num_classes", [2, 4])
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
 def test_solved_to_convergence_and_equal_to_an_independent_solver(num_classes, strength):
-    features, labels = pictures(300, 20, num_classes)
+    features, labels = sample_images(300, 20, num_classes)
     probe = fit_probe(features, labels, num_classes, strengths=[strength])
     assert gradient(probe, features, labels) < 1e-10
     scaled = (features - features.mean(axis=0)) / scale(features)
@@ -78,7 +78,7 @@ def test_solved_to_convergence_and_equal_to_an_independent_solver(num_classes, s
 @pytest.mark.parametrize("num_classes", [2, 4])
 @pytest.mark.parametrize("strength", [1e-1, 1e-3])
 def test_class_weights_are_those_of_an_independent_solver(num_classes, strength):
-    features, labels = pictures(400, 20, num_classes)
+    features, labels = sample_images(400, 20, num_classes)
     kept = (labels != 0) | (np.arange(400) % 6 == 0)  # a rare class
     features, labels = features[kept], labels[kept]
     balanced = len(labels) / (num_classes * np.bincount(labels))
@@ -104,7 +104,7 @@ def test_class_weights_are_those_of_an_independent_solver(num_classes, strength)
 
 
 def test_minimum_of_the_documented_loss():
-    features, labels = pictures(60, 5, 3)
+    features, labels = sample_images(60, 5, 3)
     x = np.column_stack([(features - features.mean(axis=0)) / scale(features), np.ones(60)])
 
     def loss(flat: np.ndarray) -> float:
@@ -125,7 +125,7 @@ def test_minimum_of_the_documented_loss():
 
 
 def test_the_start_has_no_part_in_the_result():
-    features, labels = pictures(200, 20, 3)
+    features, labels = sample_images(200, 20, 3)
     images = _Images.scaled(features, labels)
     problem = _CrossEntropy(np.ones(3), 0.0).problem(images, np.ones((2, 200), bool))
     # two fits together: from zero, and from afar
@@ -141,7 +141,7 @@ def test_the_start_has_no_part_in_the_result():
 
 @pytest.mark.parametrize("kind", ["classes", "labels"])
 def test_fits_that_do_not_fit_into_memory_together_have_the_same_result(kind, monkeypatch):
-    features, labels = pictures(60, 8, 3)
+    features, labels = sample_images(60, 8, 3)
     if kind == "labels":
         labels = np.eye(3, dtype=np.float32)[labels]
     settings = {"strengths": [1e-1, 1e-3], "image_weights": np.linspace(0.5, 2, 60)}
@@ -154,7 +154,7 @@ def test_fits_that_do_not_fit_into_memory_together_have_the_same_result(kind, mo
     assert abs(together.out_of_fold - together.out_of_fold.mean(axis=0)).max() > 0.1
 
 
-def test_more_features_than_pictures_separable():
+def test_more_features_than_images_separable():
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(20, 200)), np.arange(20) % 4
     probe = fit_probe(features, labels, 4, strengths=[1e-6])
@@ -166,7 +166,7 @@ def test_more_features_than_pictures_separable():
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_gradient_of_torch_s_cross_entropy_vanishes(class_weights, label_smoothing):
     """Torch's own loss is an independent statement of what class weights and label smoothing mean."""
-    features, labels = pictures(200, 12, 3)
+    features, labels = sample_images(200, 12, 3)
     options = {"class_weights": class_weights, "label_smoothing": label_smoothing}
     probe = fit_probe(features, labels, 3, strengths=[1e-2], **options)
 
@@ -190,7 +190,7 @@ def test_the_gradient_of_torch_s_cross_entropy_vanishes(class_weights, label_smo
 
 
 def test_strength_and_answers_out_of_fold_are_those_of_heads_fitted_without_the_fold():
-    features, labels = pictures(100, 12, 3)
+    features, labels = sample_images(100, 12, 3)
     weights = np.array([3.0, 1.0, 0.5])
     probe = fit_probe(features, labels, 3, class_weights=weights, label_smoothing=0.05)
     tried = [row[0] for row in probe.table]
@@ -238,8 +238,8 @@ def test_folds_have_as_many_of_each_class():
 
 @pytest.mark.slow
 def test_cross_validation_finds_about_the_strength_that_fresh_images_want():
-    features, labels = pictures(200, 60, 3)
-    fresh, fresh_labels = pictures(2000, 60, 3, seed=1)
+    features, labels = sample_images(200, 60, 3)
+    fresh, fresh_labels = sample_images(2000, 60, 3, seed=1)
     losses = {}
     for strength in STRENGTHS:
         single = fit_probe(features, labels, 3, strengths=[strength])
@@ -255,7 +255,7 @@ def test_cross_validation_finds_about_the_strength_that_fresh_images_want():
 
 @pytest.mark.slow
 def test_units_and_origin_of_the_features_have_no_part_in_the_result():
-    features, labels = pictures(200, 10, 3)
+    features, labels = sample_images(200, 10, 3)
     probe = fit_probe(features, labels, 3)
     other = fit_probe(1000 * features + 7, labels, 3)
     logits = features @ probe.weight.T + probe.bias
@@ -274,7 +274,7 @@ def test_of_equal_losses_the_strongest():
 
 @pytest.mark.slow
 def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
-    features, labels = pictures(90, 20, 3, seed=3)
+    features, labels = sample_images(90, 20, 3, seed=3)
     features[:, 0] += 3 * labels  # separable: the weights grow until the weak strength holds them
     probe = fit_probe(features, labels, 3, strengths=[1e-6])
     for seed in range(3):
@@ -288,7 +288,7 @@ def test_rounding_has_no_part_in_a_head_even_of_the_weakest_strength():
 
 
 def test_classes_with_one_image():
-    features, labels = pictures(100, 10, 3)
+    features, labels = sample_images(100, 10, 3)
     features = np.vstack([features, features.max(axis=0) + 1])
     probe = fit_probe(features, np.append(labels, 3), 4)
     assert (probe.weight[3] != 0).any() and np.isfinite(probe.table).all()
@@ -300,8 +300,8 @@ def test_classes_with_one_image():
 
 
 @pytest.mark.slow
-def test_classes_without_pictures_get_a_row():
-    features, labels = pictures(100, 10, 3)
+def test_classes_without_images_get_a_row():
+    features, labels = sample_images(100, 10, 3)
     names = np.array([1, 2, 4])  # of 6
     probe = fit_probe(features, names[labels], 6)
     alone = fit_probe(features, labels, 3)
@@ -331,7 +331,7 @@ def test_errors(features, strengths, message):
 
 def several(num: int, num_features: int, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Features as above, with several labels or none for each image; the last label is rare."""
-    features, _ = pictures(num, num_features, num_labels)
+    features, _ = sample_images(num, num_features, num_labels)
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(num_labels, num_features)) / scale(features)
     logits = features @ directions.T
@@ -355,7 +355,7 @@ def test_each_of_several_labels_has_the_head_of_an_independent_solver(strength):
     assert abs(ours[:, 0] - wrong.predict_proba(scaled)[:, 1]).max() > 1e-4  # control
 
 
-@pytest.mark.parametrize("kind", [pictures, several])
+@pytest.mark.parametrize("kind", [sample_images, several])
 @pytest.mark.parametrize("strength", [1e-1, 1e-4])
 def test_a_weight_of_2_is_the_image_twice(kind, strength):
     features, labels = kind(120, 12, 3)
@@ -378,7 +378,7 @@ def test_a_weight_of_2_is_the_image_twice(kind, strength):
 
 
 def test_image_weights_are_those_of_an_independent_solver():
-    features, labels = pictures(300, 20, 4)
+    features, labels = sample_images(300, 20, 4)
     weights = np.random.default_rng(2).uniform(0, 3, 300)
     probe = fit_probe(features, labels, 4, strengths=[1e-2], image_weights=weights)
     centre = np.average(features, axis=0, weights=weights)
@@ -393,7 +393,7 @@ def test_image_weights_are_those_of_an_independent_solver():
 
 
 def test_weights_are_in_the_loss_that_chooses_the_strength():
-    features, labels = pictures(200, 30, 3)
+    features, labels = sample_images(200, 30, 3)
     weights = np.random.default_rng(2).uniform(0.1, 3, 200)
     probe = fit_probe(features, labels, 3, image_weights=weights)
     losses = -log_softmax(probe.out_of_fold, axis=1)[np.arange(200), labels]
@@ -411,7 +411,7 @@ def test_weights_are_in_the_loss_that_chooses_the_strength():
 
 
 def test_a_class_of_weight_0_is_as_if_its_images_were_not_there():
-    features, labels = pictures(60, 10, 3)
+    features, labels = sample_images(60, 10, 3)
     weights = np.array([0.0, 1.0, 2.0])
     is_used = labels > 0
     ours = fit_probe(features, labels, 3, class_weights=weights)
@@ -423,7 +423,7 @@ def test_a_class_of_weight_0_is_as_if_its_images_were_not_there():
 
 
 def test_smoothed_labels_of_a_class_of_weight_0_and_one_other_image():
-    features, labels = pictures(20, 5, 1)
+    features, labels = sample_images(20, 5, 1)
     labels[7] = 1
     settings = {"class_weights": np.array([0.0, 1.0]), "label_smoothing": 0.1}
     probe = fit_probe(features, labels, 2, **settings)

@@ -47,42 +47,40 @@ def session_of(path, resize, image_size=64):
 
 
 @pytest.mark.parametrize("resize", MODES)
-def test_pictures_of_any_size_are_prepared_as_for_evaluation(tmp_path, resize):
+def test_images_of_any_size_are_prepared_as_for_evaluation(tmp_path, resize):
     session = session_of(tmp_path, resize)
     own = eval_transform(64, resize)
     rng = np.random.default_rng(0)
     for height, width in SIZES + [tuple(rng.integers(1, 400, 2).tolist()) for _ in range(40)]:
         # noise: any other weight or rounding shows
-        picture = rng.integers(0, 256, (height, width, 3), np.uint8)
-        (found,) = session.run(None, {"images": picture[None]})
+        image = rng.integers(0, 256, (height, width, 3), np.uint8)
+        (found,) = session.run(None, {"images": image[None]})
         np.testing.assert_array_equal(
-            found[0], own(image=picture)["image"], err_msg=f"{height} x {width}"
+            found[0], own(image=image)["image"], err_msg=f"{height} x {width}"
         )
 
 
 def test_the_control_is_a_resize_without_its_rounding():
-    picture, own = (
+    image, own = (
         np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8),
         eval_transform(64, "whole"),
     )
-    pixels = torch.from_numpy(picture)[None].permute(0, 3, 1, 2).float()
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2).float()
     exact = (
         F.interpolate(pixels, (64, 64), mode="bilinear", antialias=True)
         .round()[0]
         .permute(1, 2, 0)
         .numpy()
     )
-    differs = np.abs(exact - own(image=picture)["image"])
+    differs = np.abs(exact - own(image=image)["image"])
     assert differs.max() == 1 and (differs > 0).mean() > 0.05
 
 
 def test_several_of_a_size_go_together(tmp_path):
     session, own = session_of(tmp_path, "shorter_side"), eval_transform(64)
-    pictures = np.random.default_rng(0).integers(0, 256, (3, 100, 90, 3), np.uint8)
-    (found,) = session.run(None, {"images": pictures})
-    np.testing.assert_array_equal(
-        found, np.stack([own(image=picture)["image"] for picture in pictures])
-    )
+    images = np.random.default_rng(0).integers(0, 256, (3, 100, 90, 3), np.uint8)
+    (found,) = session.run(None, {"images": images})
+    np.testing.assert_array_equal(found, np.stack([own(image=image)["image"] for image in images]))
 
 
 def test_a_file_keeps_what_it_says_of_itself_and_its_names(tmp_path):

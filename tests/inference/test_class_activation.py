@@ -52,8 +52,8 @@ def test_it_is_the_head_place_by_place(name):
         ]
     ).detach()
     # Averaged over all places and with the bias it is the logit: that is what makes it the class's own map.
-    said = by_hand.mean(dim=(1, 2)) + linear.bias[classes].detach()
-    torch.testing.assert_close(said, logits[range(2), classes], rtol=1e-4, atol=1e-4)
+    sums = by_hand.mean(dim=(1, 2)) + linear.bias[classes].detach()
+    torch.testing.assert_close(sums, logits[range(2), classes], rtol=1e-4, atol=1e-4)
     positive = by_hand.clamp_min(0)
     np.testing.assert_allclose(found, positive / positive.amax(dim=(1, 2), keepdim=True), atol=1e-4)
     other = class_activation(network, x, [0, 2])

@@ -18,21 +18,27 @@ def read(calibrated) -> dict:
 
 def test_it_says_what_the_checkpoint_says(predictor, read):
     read["hyper_parameters"]["weights"] = "/home/somebody/some.pt"
-    said = json.loads(
+    described = json.loads(
         json.dumps(about(predictor, read, "onnx", "network_size", {"verified": FOUND}))
     )
-    assert said["class_names"] == predictor.class_names and said["began_with"] == "some.pt"
-    assert said["licence_of_the_weights"].startswith("the file some.pt: licence unknown")
-    assert said["input"] == {"images": ["N", 32, 32, 3, "uint8 RGB"]} and said["output"].keys() == {
+    assert (
+        described["class_names"] == predictor.class_names and described["began_with"] == "some.pt"
+    )
+    assert described["licence_of_the_weights"].startswith("the file some.pt: licence unknown")
+    assert described["input"] == {"images": ["N", 32, 32, 3, "uint8 RGB"]} and described[
+        "output"
+    ].keys() == {
         "probabilities",
         "logits",
     }
-    assert said["preparation"] == (
+    assert described["preparation"] == (
         "resize to 37 x 37 pixels, then take the middle 32 x 32; bilinear, antialiased where it gets smaller"
     )
-    assert said["members"] == 1
-    assert said["temperature"] == 0.25 and said["mean"] == pytest.approx([0.485, 0.456, 0.406])
-    assert said["verified"] == {
+    assert described["members"] == 1
+    assert described["temperature"] == 0.25 and described["mean"] == pytest.approx(
+        [0.485, 0.456, 0.406]
+    )
+    assert described["verified"] == {
         "num_pictures": 7,
         "largest_difference": 1e-6,
         "milliseconds_of_the_network": 2.0,

@@ -66,10 +66,10 @@ def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypat
         )
 
 
-def test_pictures_of_many_sizes_are_held_against_the_network(small):
+def test_images_of_many_sizes_are_held_against_the_network(small):
     predictor = Predictor(small)
     sizes = [(40, 50), (33, 21), (70, 32), (64, 64), (48, 90), (90, 48)]
-    pictures = [
+    sample_images = [
         np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8)
         for i, size in enumerate(sizes)
     ]
@@ -79,7 +79,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
         seen.append(batch.shape)
         return predictor(batch)
 
-    found = compare_any_size(predictor, predictor, run, iter(pictures))
+    found = compare_any_size(predictor, predictor, run, iter(sample_images))
     assert found.is_good and found.largest == 0
     compared = seen[: -export_check._ROUNDS * export_check._CALLS]
     assert found.num_images == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
@@ -98,7 +98,7 @@ def test_pictures_of_many_sizes_are_held_against_the_network(small):
         lambda batch: predictor(batch[:, ::2, ::2] if batch.size > 35_000 else batch),
         lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
     ):
-        assert not compare_any_size(predictor, predictor, wrong, iter(pictures)).is_good
+        assert not compare_any_size(predictor, predictor, wrong, iter(sample_images)).is_good
 
 
 def test_a_first_call_after_the_other_is_not_counted(monkeypatch):

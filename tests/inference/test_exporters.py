@@ -59,8 +59,8 @@ def module(name: str) -> EndToEnd:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), NETWORKS)
 def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
-    whole = module(name)
-    write_onnx(whole, size, "about", tmp_path / "some.onnx")
+    full = module(name)
+    write_onnx(full, size, "about", tmp_path / "some.onnx")
     # and no file of weights next to it
     assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]
     session = onnxruntime.InferenceSession(
@@ -71,15 +71,15 @@ def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
     coarse = [(rng.integers(0, 256, (1, k, k, 3), np.uint8), size // k) for k in (1, 2, 4)]
     images = np.concatenate([noise.repeat(side, 1).repeat(side, 2) for noise, side in coarse])
     with torch.no_grad():
-        own = [value.numpy() for value in whole(torch.from_numpy(images))]
+        own = [value.numpy() for value in full(torch.from_numpy(images))]
     spread = np.abs(own[1] - own[1][::-1]).max()
     for num in (1, 3):
         probabilities, logits = session.run(None, {"images": images[:num]})
         assert probabilities.dtype == np.float32 and probabilities.shape == (num, 3)
         np.testing.assert_allclose(probabilities, own[0][:num], rtol=0, atol=1e-5)
-        # Of EfficientNet's logits here, up to 311, float32 leaves 0.008 (torch) to 0.02 (onnxruntime) beside float64.
+        # Of EfficientNet's logits here, up to 311, float32 leaves 0.008 (torch) to 0.02 (onnxruntime) next to float64.
         np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=5e-4 * np.abs(own[1]).max())
-    assert spread > 1e-2  # the pictures differ by far more than what is allowed
+    assert spread > 1e-2  # the images differ by far more than what is allowed
     assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
 
 
@@ -109,21 +109,21 @@ def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
 
 
 def test_a_pt2_is_run_by_torch_alone(tmp_path):
-    whole = module("lenet")
-    WRITERS["torch"][1](whole, 28, "about", tmp_path / "some.pt2")
+    full = module("lenet")
+    WRITERS["torch"][1](full, 28, "about", tmp_path / "some.pt2")
     extra = {"finetune": ""}
     program = torch.export.load(tmp_path / "some.pt2", extra_files=extra).module()
     images = torch.randint(0, 256, (5, 28, 28, 3), dtype=torch.uint8)
     for num in (1, 5):
-        torch.testing.assert_close(program(images[:num])[0], whole(images[:num])[0])
+        torch.testing.assert_close(program(images[:num])[0], full(images[:num])[0])
     assert extra["finetune"] == "about"
 
 
 @pytest.mark.slow
 def test_safetensors_have_the_names_of_torchvision(tmp_path):
-    whole = module("resnet18")
-    WRITERS["safetensors"][1](whole, 64, "about", tmp_path / "some.safetensors")
+    full = module("resnet18")
+    WRITERS["safetensors"][1](full, 64, "about", tmp_path / "some.safetensors")
     network = models.resnet18(num_classes=3).eval()
     network.load_state_dict(load_file(tmp_path / "some.safetensors"))
     x = torch.rand(2, 3, 64, 64)
-    assert torch.equal(network(x), whole.network(x))
+    assert torch.equal(network(x), full.network(x))

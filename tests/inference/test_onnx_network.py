@@ -24,8 +24,8 @@ from finetune.system.messages import WrongUsage
 
 def write(checkpoint: Path, path: Path, kind: str = "network_size") -> None:
     own = Predictor(checkpoint)
-    whole = EndToEnd(own.model, own.calibration).eval()
-    write_onnx(whole, 28, packed(read_checkpoint(checkpoint), kind), path)
+    full = EndToEnd(own.model, own.calibration).eval()
+    write_onnx(full, 28, packed(read_checkpoint(checkpoint), kind), path)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,13 @@ def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(small, ex
         own.preparation,
     )
     assert of_file.calibration == own.calibration and of_file.versions == own.versions
-    pictures = [
+    images = [
         np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)
     ]
     # float32: two runtimes add up in different orders; 1.8e-6 was seen
-    np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(of_file(images), own(images), rtol=0, atol=1e-5)
     assert (
-        of_file.activation(np.stack([of_file.prepare(picture) for picture in pictures]), [0] * 4)
-        is None
+        of_file.activation(np.stack([of_file.prepare(image) for image in images]), [0] * 4) is None
     )
     # whatever a checkpoint would take
     assert Predictor(exported, precision=None).precision == "32-true"
@@ -67,29 +66,27 @@ def test_a_predictor_of_the_file_says_what_that_of_the_checkpoint_says(small, ex
 
 
 @pytest.mark.slow
-def test_what_takes_any_size_takes_prepared_pictures_here(small, tmp_path):
+def test_what_takes_any_size_takes_prepared_images_here(small, tmp_path):
     own = Predictor(small)
     write(small, tmp_path / "source.onnx", "any_size")
     prepend(tmp_path / "source.onnx", tmp_path / "some.onnx", 28, own.preparation["resize"])
     of_file = Predictor(tmp_path / "some.onnx")
-    pictures = [
+    images = [
         np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8) for i in range(4)
     ]
-    np.testing.assert_allclose(of_file(pictures), own(pictures), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(of_file(images), own(images), rtol=0, atol=1e-5)
     session = open_session(str(tmp_path / "some.onnx"))
-    alone = [
-        session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures
-    ]
-    np.testing.assert_allclose(alone, own(pictures), rtol=0, atol=1e-5)
-    prepared = np.stack([own.prepare(picture) for picture in pictures])
+    alone = [session.run(["probabilities"], {"images": image[None]})[0][0] for image in images]
+    np.testing.assert_allclose(alone, own(images), rtol=0, atol=1e-5)
+    prepared = np.stack([own.prepare(image) for image in images])
     again = session.run(["probabilities"], {"images": prepared})[0]  # the control: prepared twice
-    assert np.abs(again - own(pictures)).max() > 1e-3
+    assert np.abs(again - own(images)).max() > 1e-3
     assert (
         pickle.loads(pickle.dumps(of_file.model.network)).session.get_inputs()[0].name == "prepared"
     )
 
 
-def test_any_size_of_another_make_is_told(tmp_path):
+def test_any_size_of_another_make_is_reported(tmp_path):
     value = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", "h", "w", 3])
     logits = helper.make_tensor_value_info("logits", TensorProto.UINT8, ["n", "h", "w", 3])
     graph = helper.make_graph(
@@ -105,13 +102,13 @@ def test_any_size_of_another_make_is_told(tmp_path):
         OnnxNetwork(str(tmp_path / "a.onnx"), 3)
 
 
-def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
+def test_a_file_that_is_no_model_is_reported_in_a_line(tmp_path):
     (tmp_path / "some.onnx").write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"some\.onnx' cannot be run by onnxruntime: [^\n]+$"):
         open_session(str(tmp_path / "some.onnx"))
 
 
-def test_a_graph_of_other_classes_than_it_names_is_told(exported):
+def test_a_graph_of_other_classes_than_it_names_is_reported(exported):
     pixels = torch.zeros(2, 3, 28, 28)
     assert OnnxNetwork(str(exported), 3)(pixels).shape == (2, 3)
     with pytest.raises(

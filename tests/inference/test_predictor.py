@@ -47,50 +47,50 @@ def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
     np.testing.assert_allclose(found, one_by_one, rtol=0, atol=1e-6)
 
 
-def test_pictures_are_prepared_as_the_checkpoint_says(checkpoint):
+def test_images_are_prepared_as_the_checkpoint_says(checkpoint):
     predictor = Predictor(checkpoint)
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[:, :20] = 255  # `squash` keeps it, `shorter_side` would crop it away
+    image = np.zeros((40, 80, 3), np.uint8)
+    image[:, :20] = 255  # `squash` keeps it, `shorter_side` would crop it away
     for side in (None, 120):
-        prepared = predictor.prepare(picture, side)
+        prepared = predictor.prepare(image, side)
         assert prepared.shape == (side or 32, side or 32, 3) and prepared[:, 0].min() > 200
 
 
-def test_a_vit_for_pictures_of_another_size_comes_of_its_checkpoint_alone(
+def test_a_vit_for_images_of_another_size_comes_of_its_checkpoint_alone(
     colours, tmp_path, monkeypatch
 ):
-    whole = vision_transformer._vision_transformer
+    full = vision_transformer._vision_transformer
     small = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
     monkeypatch.setattr(
-        vision_transformer, "_vision_transformer", lambda **given: whole(**{**given, **small})
+        vision_transformer, "_vision_transformer", lambda **given: full(**{**given, **small})
     )
-    pictures = data(colours)
-    model = Classifier(pictures.class_names, "vit_b_16", None, network_size=32)
-    fit(model, pictures).save_checkpoint(tmp_path / "some.ckpt")
+    images = data(colours)
+    model = Classifier(images.class_names, "vit_b_16", None, network_size=32)
+    fit(model, images).save_checkpoint(tmp_path / "some.ckpt")
     network = Predictor(tmp_path / "some.ckpt").model.network
     assert network.image_size == 32 and network.encoder.pos_embedding.shape == (1, 5, 8)
     assert network.encoder.pos_embedding.equal(model.network.encoder.pos_embedding)
 
 
 def test_what_training_froze_is_frozen(colours, tmp_path):
-    pictures = data(colours)
+    images = data(colours)
     for freeze in (None, "layer2"):
-        model = Classifier(pictures.class_names, "resnet18", None, freeze=freeze)
-        fit(model, pictures, max_steps=1).save_checkpoint(tmp_path / "some.ckpt")
+        model = Classifier(images.class_names, "resnet18", None, freeze=freeze)
+        fit(model, images, max_steps=1).save_checkpoint(tmp_path / "some.ckpt")
         network = Predictor(tmp_path / "some.ckpt").model.network
         trains = {name: p.requires_grad for name, p in network.named_parameters()}
         assert trains == {name: p.requires_grad for name, p in model.network.named_parameters()}
         assert trains["layer2.0.conv1.weight"] == (freeze is None) and trains["fc.weight"]
 
 
-def test_a_stranger_s_file_is_refused_in_a_line(tmp_path):
+def test_an_untrusted_file_is_refused_in_a_line(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="other.ckpt"):
         Predictor(tmp_path / "other.ckpt")
 
 
 @pytest.mark.parametrize("name", ["abacus", "cuda:77", "meta", "mps"])
-def test_a_device_that_is_not_here_is_told(name):
+def test_a_device_that_is_not_here_is_reported(name):
     with pytest.raises(WrongUsage, match=f"device '{name}'"):
         device_named(name)
 
@@ -105,10 +105,10 @@ def test_the_device_that_there_is():
     "precision", sweep(["64-true", "bf16-mixed", "bf16-true"], quick=["bf16-mixed"])
 )
 def test_it_computes_in_another_precision(checkpoint, precision, colours):
-    picture = decode(next((colours / "test").rglob("*.png")))
+    image = decode(next((colours / "test").rglob("*.png")))
     plain, other = Predictor(checkpoint), Predictor(checkpoint, precision=precision)
     assert other.precision == precision
-    difference = np.abs(plain([picture]) - other([picture])).max()
+    difference = np.abs(plain([image]) - other([image])).max()
     assert 0 < difference < (1e-6 if precision == "64-true" else 0.05)
     with pytest.raises(WrongUsage, match="precision 'half': valid are 32-true"):
         Predictor(checkpoint, precision="half")
@@ -118,10 +118,10 @@ def test_it_computes_in_another_precision(checkpoint, precision, colours):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_it_computes_on_a_gpu(checkpoint, precision, colours):
-    picture = decode(next((colours / "test").rglob("*.png")))
-    found = Predictor(checkpoint, "cuda", precision)([picture])
+    image = decode(next((colours / "test").rglob("*.png")))
+    found = Predictor(checkpoint, "cuda", precision)([image])
     tolerance = 0.05 if precision == "bf16-mixed" else 0.02  # as on a CPU
-    np.testing.assert_allclose(found, Predictor(checkpoint)([picture]), rtol=0, atol=tolerance)
+    np.testing.assert_allclose(found, Predictor(checkpoint)([image]), rtol=0, atol=tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -149,28 +149,28 @@ def exported(path: Path, kind: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sweep(["ckpt", "onnx", "safetensors"], quick=["ckpt"]))
-def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_picture(
+def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_image(
     damaged, kind, colours, cli, tmp_path
 ):
-    told = f"cannot classify {{}}.*: .*some.{kind} gives probabilities that are not finite"
+    reported = f"cannot classify {{}}.*: .*some.{kind} gives probabilities that are not finite"
     file = damaged if kind == "ckpt" else exported(damaged, kind)
-    picture, first = colours / "test", colours / "test/blue/00.png"
-    with pytest.raises(ValueError, match=told.format(first)):
-        load(file).predict(picture)
-    with pytest.raises(ValueError, match=told.format(first)):
+    image, first = colours / "test", colours / "test/blue/00.png"
+    with pytest.raises(ValueError, match=reported.format(first)):
+        load(file).predict(image)
+    with pytest.raises(ValueError, match=reported.format(first)):
         load(file).predict(first, abstain_below=0.5, on_bad_image="skip")
-    with pytest.raises(ValueError, match=told.format(r"pictures\[0\] \(and 1 more\)")):
+    with pytest.raises(ValueError, match=reported.format(r"pictures\[0\] \(and 1 more\)")):
         load(file).predict([first.read_bytes()] * 2)
-    with pytest.raises(ValueError, match=told.format("image 0")):
+    with pytest.raises(ValueError, match=reported.format("image 0")):
         Predictor(file)([decode(str(first))])
     for command in (
-        ["predict", file, picture, "--output", "a.jsonl"],
-        ["predict", file, picture, "--abstain_below", "0.5", "--output", "a.jsonl"],
+        ["predict", file, image, "--output", "a.jsonl"],
+        ["predict", file, image, "--abstain_below", "0.5", "--output", "a.jsonl"],
         ["test", file, colours],
         ["validate", file, colours],
-        ["sheet", file, picture],
+        ["sheet", file, image],
     ):
-        with pytest.raises(ValueError, match=told.format(f"{colours}/.*png")):
+        with pytest.raises(ValueError, match=reported.format(f"{colours}/.*png")):
             cli(*command)
     written = [
         path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".jsonl", ".png")

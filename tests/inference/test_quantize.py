@@ -126,16 +126,16 @@ def test_what_members_say_is_joined_in_float(tmp_path):
     assert sorted(joined) == [False, True, True]  # inside the networks it is in int8
 
 
-def test_both_files_are_measured_on_the_same_pictures(predictor, floats, ints, colours):
+def test_both_files_are_measured_on_the_same_images(predictor, floats, ints, colours):
     test = data(colours, resize="squash").splits["test"]
     found = compare(predictor, floats, ints, test, np.arange(30))
     prepared = np.concatenate(list(prepared_batches(predictor, test, np.arange(30), "some")))
-    said = [
+    predicted = [
         predictor.decide(load_exported(path)(prepared).astype(np.float64))
         for path in (floats, ints)
     ]
-    assert found.num_pictures == 30 and found.num_other == (said[0] != said[1]).sum()
-    assert found.accuracy == tuple((one == test.targets.labels).mean() for one in said)
+    assert found.num_pictures == 30 and found.num_other == (predicted[0] != predicted[1]).sum()
+    assert found.accuracy == tuple((one == test.targets.labels).mean() for one in predicted)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_both_files_are_measured_on_the_same_pictures(predictor, floats, ints, c
         ((0.9, 0.9), (2.0, 2.5), "it is not faster on this machine: 2.5 ms, and float 2.0 ms"),
     ],
 )
-def test_what_speaks_against_it_is_told(accuracy, milliseconds, reason):
+def test_what_speaks_against_it_is_reported(accuracy, milliseconds, reason):
     assert QuantizationResult(800, accuracy, 3, milliseconds).reason_against == reason
 
 

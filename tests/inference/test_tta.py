@@ -22,7 +22,7 @@ def model() -> Classifier:
     return Classifier(["a", "b", "c"], backbone="small_cnn", weights=None).double().eval()
 
 
-def said(model: Classifier, images: torch.Tensor, *callbacks: pl.Callback) -> torch.Tensor:
+def predicted_by(model: Classifier, images: torch.Tensor, *callbacks: pl.Callback) -> torch.Tensor:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", precision="64-true", callbacks=list(callbacks), **quiet)
     batch = {
@@ -35,23 +35,23 @@ def said(model: Classifier, images: torch.Tensor, *callbacks: pl.Callback) -> to
     return found["probabilities"]
 
 
-def test_the_mean_of_both_views_is_told_and_only_while_it_predicts(model):
+def test_the_mean_of_both_views_is_reported_and_only_while_it_predicts(model):
     with torch.no_grad():
         logits = (model(IMAGES) + model(IMAGES.flip(-1))) / 2
     torch.testing.assert_close(
-        said(model, IMAGES, AverageFlip()), logits.softmax(1), rtol=0, atol=1e-12
+        predicted_by(model, IMAGES, AverageFlip()), logits.softmax(1), rtol=0, atol=1e-12
     )
     with torch.no_grad():
         torch.testing.assert_close(
-            said(model, IMAGES), model(IMAGES).softmax(1), rtol=0, atol=1e-12
+            predicted_by(model, IMAGES), model(IMAGES).softmax(1), rtol=0, atol=1e-12
         )
     assert "forward" not in vars(model)
 
 
-def test_a_mirrored_picture_is_told_the_same_and_without_it_is_not(model):
-    both = [said(model, images, AverageFlip()) for images in (IMAGES, IMAGES.flip(-1))]
+def test_a_mirrored_image_is_predicted_the_same_and_without_it_is_not(model):
+    both = [predicted_by(model, images, AverageFlip()) for images in (IMAGES, IMAGES.flip(-1))]
     torch.testing.assert_close(*both, rtol=0, atol=1e-12)
-    plain = [said(model, images) for images in (IMAGES, IMAGES.flip(-1))]
+    plain = [predicted_by(model, images) for images in (IMAGES, IMAGES.flip(-1))]
     assert (plain[0] - plain[1]).abs().max() > 1e-6
 
 

@@ -264,13 +264,13 @@ def test_rates_of_an_epoch_that_was_stopped_in_its_validation(
         place = sys._getframe(1).f_code.co_name
         return 15 if place == "on_validation_batch_end" and trainer.current_epoch == 1 else 0
 
-    whole = fit("whole")
+    full = fit("whole")
     with monkeypatch.context() as patched:
         patched.setattr(SignalFlag, "agreed", agreed)
         with pytest.raises(Interrupted):
             fit("stopped")
     resumed = fit("stopped", "--resume")
-    assert len(whole) == 3 and len({row["lr-AdamW/head"] for row in whole}) == 3
-    for row in (*whole, *resumed):
+    assert len(full) == 3 and len({row["lr-AdamW/head"] for row in full}) == 3
+    for row in (*full, *resumed):
         del row["seconds"]
-    assert resumed == whole
+    assert resumed == full

@@ -37,7 +37,7 @@ from finetune.runs.metrics_csv import read_metrics
         ("fit", None, None),
     ],
 )
-def test_waiting_threads_leave_the_cores_to_what_reads_pictures(
+def test_waiting_threads_leave_the_cores_to_what_reads_images(
     monkeypatch, tmp_path, command, given, expected
 ):
     monkeypatch.chdir(tmp_path)
@@ -83,17 +83,19 @@ cli.main()
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize(
-    ("failure", "code", "told"),
+    ("failure", "code", "reported"),
     [
         ("line", 1, "finetune: error: no picture\n"),
         ("traceback", 1, "KeyError: 'ours'\n"),
         ("signal", 143, ""),
     ],
 )
-def test_a_failing_process_waits_for_no_other_at_its_end(tmp_path, backend, failure, code, told):
+def test_a_failing_process_waits_for_no_other_at_its_end(
+    tmp_path, backend, failure, code, reported
+):
     (tmp_path / "failing.py").write_text(FAILING)
     done = run_script(tmp_path / "failing.py", tmp_path / "meeting", backend, failure, cwd=tmp_path)
-    assert done.returncode == code and done.stderr.endswith(told), done.stderr
+    assert done.returncode == code and done.stderr.endswith(reported), done.stderr
     assert done.stdout == ("left\n" if backend == "gloo" else "")
 
 
@@ -148,7 +150,7 @@ def test_every_command_has_help(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["fti"], "there is no command 'fti'; did you mean 'fit'?"),
         (["fit", "--model.freez", "layer2"], "did you mean --freeze (--model.freeze)?"),
@@ -173,19 +175,19 @@ def test_every_command_has_help(command, capsys):
         (["demo", "--sed", "1"], "finetune demo has no option --sed; did you mean --seed?"),
     ],
 )
-def test_mistakes_are_told_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_reported_in_one_line(arguments, reported, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     err = capsys.readouterr().err
     assert caught.value.code == 2
-    assert told in err
+    assert reported in err
     assert err.count("\n") == 1
     assert err.startswith("finetune: error: ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_mistake_in_a_config_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("model:\n  head_lr_multiplyer: 3\n")
     with pytest.raises(SystemExit) as caught:
@@ -197,7 +199,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
         (["fit"], "give the folder of your images: finetune fit FOLDER, or"),
@@ -208,7 +210,7 @@ def test_a_mistake_in_a_config_is_told_in_one_line(tmp_path, monkeypatch, capsys
     ],
 )
 def test_bad_input_gets_one_line_and_loses_nothing(
-    arguments, told, colours, tmp_path, monkeypatch, capsys
+    arguments, reported, colours, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     Path("text.ckpt").write_text("no checkpoint")
@@ -216,7 +218,7 @@ def test_bad_input_gets_one_line_and_loses_nothing(
         main([str(colours) if argument == "COLOURS" else argument for argument in arguments])
     err = capsys.readouterr().err
     assert caught.value.code in (1, 2)
-    assert told in err
+    assert reported in err
     assert err.count("\n") == 1, err
     assert not list(tmp_path.rglob("*.ckpt.*"))
 
@@ -415,9 +417,9 @@ def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
 
 def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     shutil.copy(fitted / "runs/fit/version_0/checkpoints/best.ckpt", tmp_path / "only.ckpt")
-    pictures = tmp_path / "pictures"
-    shutil.copytree(colours / "test", pictures)
-    (pictures / "broken.jpg").write_text("no picture")
+    images = tmp_path / "pictures"
+    shutil.copytree(colours / "test", images)
+    (images / "broken.jpg").write_text("no picture")
     cli(
         "predict",
         "--ckpt_path",
@@ -430,7 +432,7 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     with open(tmp_path / "runs/predict/version_0/predictions.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == sorted(
-        str(p.relative_to(tmp_path)) for p in pictures.rglob("*.*")
+        str(p.relative_to(tmp_path)) for p in images.rglob("*.*")
     )
     assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
     bad = [row for row in rows if row["error"]]
@@ -445,7 +447,7 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, capsys):
+def test_a_run_and_images_named_by_position(fitted, colours, cli, tmp_path, capsys):
     one = colours / "test/red/00.png"
     two = colours / "test/red/01.png"
     more = colours / "test/blue"
@@ -467,15 +469,15 @@ def test_a_run_and_pictures_named_by_position(fitted, colours, cli, tmp_path, ca
     cli("predict", fitted / "runs/fit/version_0", one, "--out", "one.csv")
     with open(tmp_path / "one.csv") as file:
         (row,) = csv.DictReader(file)
-    told = f"{one}: {row['class']}, probability {float(row['probability']):.4f}\npredictions in one.csv\n"
-    assert capsys.readouterr().out == told
+    reported = f"{one}: {row['class']}, probability {float(row['probability']):.4f}\npredictions in one.csv\n"
+    assert capsys.readouterr().out == reported
     expected = json.loads((fitted / "runs/fit/version_0/test.json").read_text())["test/accuracy"]
     cli("test", fitted / "runs/fit/version_0", colours, "--workers", "0")
     assert f"test/accuracy {expected:.4f}\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_many_pictures_reach_the_processes_of_other_devices(fitted, colours, tmp_path):
+def test_many_images_reach_the_processes_of_other_devices(fitted, colours, tmp_path):
     """The system takes no argument of more than 128 KiB; a shell's glob can be longer."""
     folder = tmp_path / ("a" * 200) / ("b" * 200)
     shutil.copytree(colours / "test/red", folder)
@@ -581,7 +583,7 @@ def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_resume_starts_afresh_goes_on_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
+def test_resume_starts_afresh_continues_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
     fit = ["fit", "--resume", "--data.root", colours, *QUICKEST]
     cli(*fit)
     first = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
@@ -618,8 +620,8 @@ def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
     fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
     result = finetune(*fit, "--devices", 2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    told = "stopped after epoch 3: val/accuracy did not improve in --patience 2 validations"
-    assert result.stderr.count(told) == 1 and result.stdout.count("test/accuracy") == 1
+    reported = "stopped after epoch 3: val/accuracy did not improve in --patience 2 validations"
+    assert result.stderr.count(reported) == 1 and result.stdout.count("test/accuracy") == 1
 
 
 @pytest.mark.slow
@@ -652,8 +654,8 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    told = ("images: ", "network: ", "training: ", "epoch ", "val has ")
-    lines = [line for line in err.splitlines() if line and not line.startswith(told)]
+    reported = ("images: ", "network: ", "training: ", "epoch ", "val has ")
+    lines = [line for line in err.splitlines() if line and not line.startswith(reported)]
     assert lines == [
         "stopping after this step; Ctrl-C again ends it at once",
         "stopped by SIGINT; continue with the same command and --resume",
@@ -700,7 +702,7 @@ def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_in_one_line_and_loses_nothing(
+def test_a_full_disk_is_reported_in_one_line_and_loses_nothing(
     colours, cli, tmp_path, monkeypatch, capsys
 ):
     fit = ["fit", "--resume", "--data.root", str(colours), *QUICKEST]
@@ -762,7 +764,7 @@ def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_pa
     )
 
 
-def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
+def test_a_process_out_of_reach_is_reported_in_a_line(monkeypatch, capsys):
     def unreachable(*_):
         what = "SO_ERROR: Connection refused, remote=[127.0.1.1]:31116"
         raise RuntimeError(
@@ -781,7 +783,7 @@ def test_a_process_out_of_reach_is_told_in_a_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "what", ["(pid 21) is killed by signal: Killed. ", "(pid(s) 21, 22) exited unexpectedly"]
 )
-def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
+def test_a_killed_worker_is_reported_in_a_line(monkeypatch, capsys, what):
     def killed(*_):
         raise RuntimeError(f"DataLoader worker {what}")
 
@@ -795,7 +797,7 @@ def test_a_killed_worker_is_told_in_a_line(monkeypatch, capsys, what):
     )
 
 
-def test_a_list_of_which_no_picture_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
+def test_a_list_of_which_no_image_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         Path(f"{name}.png").write_text("no picture")

@@ -58,7 +58,7 @@ def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tole
         assert distance(alone, load(results[3], scenario, rank)) <= tolerance
 
 
-def test_a_batch_of_bad_pictures_alone_leaves_numbers(results):
+def test_a_batch_of_bad_images_alone_leaves_numbers(results):
     weights = load(results[1], "bad_batches")
     assert all(value.isfinite().all() for value in weights.values())
     # they did miss something
@@ -111,7 +111,7 @@ BF16 = 2**-6
 
 # of two, one of three processes has none; of one, all but the first
 @pytest.mark.parametrize("num", [2, 1])
-def test_a_step_under_bf16_is_the_same_where_a_process_has_no_picture(results, num):
+def test_a_step_under_bf16_is_the_same_where_a_process_has_no_image(results, num):
     alone = load(results[1], f"bf16_{num}")
     for rank in range(3):
         shares = load(results[3], f"bf16_{num}", rank)
@@ -170,7 +170,7 @@ def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(resul
 
 
 @pytest.mark.parametrize("num", [*NUM_EVALUATED, "flipped", "larger"])
-def test_every_picture_counts_once(results, num):
+def test_every_image_counts_once(results, num):
     name, num = f"evaluated_{num}", num if isinstance(num, int) else NUM_EVALUATED[-1]
     alone = load(results[1], name)
     assert sum(map(sum, alone["confusion_matrix"])) == num
@@ -190,7 +190,7 @@ def test_every_picture_counts_once(results, num):
 
 
 @pytest.mark.parametrize("name", ["flipped", "larger"])
-def test_pictures_that_are_mirrored_too_or_larger_are_measured_otherwise(results, name):
+def test_images_that_are_mirrored_too_or_larger_are_measured_otherwise(results, name):
     plain, other = (
         load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name)
     )

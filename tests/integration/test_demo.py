@@ -17,13 +17,13 @@ GOLDEN = ROOT / "tests/golden/sample_losses.txt"
 
 
 @pytest.fixture
-def few_pictures(monkeypatch):
+def few_images(monkeypatch):
     monkeypatch.setattr(drawing, "NUM_SOURCE", {"train": 6, "val": 2, "test": 2})
     monkeypatch.setattr(drawing, "NUM_TARGET", {"train": 16, "val": 2, "test": 4})
 
 
 @pytest.mark.slow
-def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, capsys):
+def test_demo_pretrains_fine_tunes_and_compares(few_images, cli, tmp_path, capsys):
     def short(name: str) -> str:
         config = yaml.safe_load(Path(config_files.find(name)).read_text())
         config["trainer"] |= {"max_epochs": 1, "accelerator": "cpu"}
@@ -49,7 +49,7 @@ def test_demo_pretrains_fine_tunes_and_compares(few_pictures, cli, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
+def test_losses_of_the_sample_run_are_golden(few_images, cli, tmp_path):
     """The first ten losses of the real command. The message of a commit that changes them explains why.
 
     They are in float64: in float32, the order of additions on a CPU changes them by 1e-3 within ten steps. Pixels that
@@ -74,13 +74,13 @@ def test_losses_of_the_sample_run_are_golden(few_pictures, cli, tmp_path):
 
 
 def test_each_fit_has_one_device_and_ctrl_c_promises_nothing(cli, monkeypatch, tmp_path):
-    said = []
+    output = []
 
     def stopped(arguments: list[str]) -> None:
-        said.extend(arguments)
+        output.extend(arguments)
         raise Interrupted(2)
 
     monkeypatch.setattr("finetune.demo.demo.run_lightning", stopped)
     with pytest.raises(Interrupted, match="^stopped by SIGINT$") as caught:  # there is no --resume
         demo(str(tmp_path))
-    assert caught.value.exit_code == 130 and said[said.index("--trainer.devices") + 1] == "1"
+    assert caught.value.exit_code == 130 and output[output.index("--trainer.devices") + 1] == "1"

@@ -45,15 +45,15 @@ def test_noise_does_not_depend_on_the_number_of_processes(results, name):
 def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_left_alone(
     results, name
 ):
-    whole = load(results["world1"], name)
+    full = load(results["world1"], name)
     before = torch.load(results["world1"] / f"{name}.ckpt", weights_only=True)["state_dict"]
     # else there was nothing to do
-    assert distance(whole, {key: before[f"network.{key}"] for key in whole}) > 1e-5
+    assert distance(full, {key: before[f"network.{key}"] for key in full}) > 1e-5
     for folder, k in (("world3", 3), ("again", 1)):
         for rank in range(k):
-            assert distance(
-                whole, load(results[folder], f"resumed_{name}", rank)
-            ) <= TOLERANCES.get(name, EXACT)
+            assert distance(full, load(results[folder], f"resumed_{name}", rank)) <= TOLERANCES.get(
+                name, EXACT
+            )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 def test_every_process_ends_in_time_with_one_line_and_the_right_code(results):
-    told = {r["name"]: [*r["wrong"], r["output"][-500:]] for r in results["results"] if r["wrong"]}
-    assert told == {}
+    reported = {
+        r["name"]: [*r["wrong"], r["output"][-500:]] for r in results["results"] if r["wrong"]
+    }
+    assert reported == {}
 
 
 def test_that_is_caught_where_workers_ignore_the_first_sigterm(results):

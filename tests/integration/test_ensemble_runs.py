@@ -95,7 +95,7 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
     model = finetune.load(folder / "best.ckpt", "cpu")
     assert "3 × small_cnn at 28 pixels" in repr(model)
     paths = sorted(str(path) for path in colours.glob("test/*/*"))
-    said = np.array([[*p.probabilities.values()] for p in model.predict(paths)])
+    predicted = np.array([[*p.probabilities.values()] for p in model.predict(paths)])
     checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
     state = checkpoint["state_dict"]
     pixels = torch.stack(
@@ -117,10 +117,10 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
 
     mean = torch.stack(each).softmax(2).mean(0)
     # float32's rounding, of logits that the temperature makes no larger than some tens.
-    np.testing.assert_allclose(said, of(mean.log()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predicted, of(mean.log()), rtol=0, atol=1e-5)
     # the controls: one alone, and without the temperature
     for wrong in (*map(of, each), mean.numpy()):
-        assert np.abs(said - wrong).max() > 1e-3
+        assert np.abs(predicted - wrong).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
@@ -129,8 +129,8 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     assert about["members"] == 3 and about["verified"]["largest_difference"] <= 1e-5
     paths = sorted(str(path) for path in colours.glob("test/*/*"))
     own, file = (Predictor(folder / f"best.{end}") for end in ("ckpt", kind))
-    pictures = [decode(path) for path in paths]
-    np.testing.assert_allclose(file(pictures), own(pictures), rtol=0, atol=1e-5)
+    images = [decode(path) for path in paths]
+    np.testing.assert_allclose(file(images), own(images), rtol=0, atol=1e-5)
     assert file.network_name == own.network_name == "3 × small_cnn"
     for name in ("ckpt", kind):
         cli(
@@ -190,14 +190,14 @@ def test_nor_does_that_of_an_exported_file(folder, monkeypatch, tmp_path, num):
     plain["model"]["members"] = num
     save_file(state, tmp_path / "other.safetensors", {EXPORTED: json.dumps(plain)})
     no_network(monkeypatch)
-    told = r"hyper_parameters\.members is .*from 1 to 32|is damaged: what it says"
-    with pytest.raises(ValueError, match=told) as caught:
+    reported = r"hyper_parameters\.members is .*from 1 to 32|is damaged: what it says"
+    with pytest.raises(ValueError, match=reported) as caught:
         finetune.load(tmp_path / "other.safetensors", "cpu")
     one_line(caught.value)
 
 
 @pytest.mark.parametrize("num", [1, 2, 4])
-def test_another_number_than_the_file_holds_is_told(folder, tmp_path, num):
+def test_another_number_than_the_file_holds_is_reported(folder, tmp_path, num):
     known = torch.load(folder / "best.ckpt", weights_only=True)
     known["hyper_parameters"]["members"] = num
     torch.save(known, tmp_path / "other.ckpt")
@@ -215,7 +215,7 @@ def test_training_can_not_begin_with_several(folder, colours, cli, tmp_path, nam
 
 
 @pytest.mark.parametrize("option", ["--weights", "--ckpt_path"])
-def test_pictures_are_not_checked_with_several(folder, colours, cli, option):
+def test_images_are_not_checked_with_several(folder, colours, cli, option):
     network = ["--backbone", "small_cnn", "--image_size", 28] if option == "--weights" else []
     with pytest.raises(ValueError, match=r"holds several networks, where one is wanted") as caught:
         cli("check", colours, option, folder / "best.ckpt", *network)
@@ -261,7 +261,7 @@ def test_a_run_keeps_its_number_of_members(resume, tmp_path):
     assert "the run cannot continue with model.members 2 (was 3)" in one_line(caught.value)
 
 
-def test_it_goes_on_with_as_many(resume):
+def test_it_continues_with_as_many(resume):
     run = resume()
     last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     assert (
@@ -270,7 +270,7 @@ def test_it_goes_on_with_as_many(resume):
     )
 
 
-def test_a_run_of_an_earlier_version_goes_on(colours, cli, tmp_path):
+def test_a_run_of_an_earlier_version_continues(colours, cli, tmp_path):
     fit = ["fit", colours, *SMALL, "--test_after_fit", "false", "--trainer.max_epochs"]
     cli(*fit, 1)
     run = tmp_path / RUN

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 BEST = "runs/fit/version_0/checkpoints/best.ckpt"
 
 
-def assert_all_agree(cli, best: str, pictures: list[np.ndarray]) -> None:
+def assert_all_agree(cli, best: str, images: list[np.ndarray]) -> None:
     """Export a checkpoint in each way, and hold the files against it."""
     scramble(Path(best))
     own = Predictor(best)
@@ -38,13 +38,11 @@ def assert_all_agree(cli, best: str, pictures: list[np.ndarray]) -> None:
             "--format",
             Path(name).suffix.removeprefix("."),
         )
-        np.testing.assert_allclose(Predictor(name)(pictures), own(pictures), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(Predictor(name)(images), own(images), rtol=0, atol=2e-6)
     session = onnxruntime.InferenceSession("any.onnx", providers=["CPUExecutionProvider"])
-    found = [
-        session.run(["probabilities"], {"images": picture[None]})[0][0] for picture in pictures
-    ]
-    np.testing.assert_allclose(found, own(pictures), rtol=0, atol=2e-6)
-    assert own(pictures).std(axis=0).max() > 1e-4  # they are told apart
+    found = [session.run(["probabilities"], {"images": image[None]})[0][0] for image in images]
+    np.testing.assert_allclose(found, own(images), rtol=0, atol=2e-6)
+    assert own(images).std(axis=0).max() > 1e-4  # they are distinguished
 
 
 def test_lenet_on_grey_clothes(cli, tmp_path):
@@ -125,7 +123,7 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
         "--threshold",
         "recall:0.9:green",
     )
-    scramble(Path(BEST))  # or all pictures would be ties
+    scramble(Path(BEST))  # or all images would be ties
     calibration = Predictor(BEST).calibration
     assert (
         calibration.temperature != 1
@@ -156,8 +154,8 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
     assert [row["class"] for row in own] == [row["class"] for row in file] and len(own) == 20
     session = onnxruntime.InferenceSession("some.onnx", providers=["CPUExecutionProvider"])
     for row in own:  # a program decides as the JSON says
-        picture = decode(row["path"])
-        green = session.run(["probabilities"], {"images": picture[None]})[0][0][1]
+        image = decode(row["path"])
+        green = session.run(["probabilities"], {"images": image[None]})[0][0][1]
         assert float(green) == pytest.approx(float(row["p_green"]), abs=1e-5)
         says = "green" if green >= about["calibration"]["threshold"]["value"] else "blue"
         assert (

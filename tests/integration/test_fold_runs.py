@@ -35,17 +35,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation that nothing has interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("full")
     process = finetune("fit", images, *OPTIONS, cwd=folder)
     assert process.returncode == 0, process.stderr
     return folder / "runs/fit/version_0"
 
 
-def begin_second_fold(whole: Path, target: Path) -> None:
+def begin_second_fold(full: Path, target: Path) -> None:
     """Copy a cross-validation as it is before its second fold."""
-    shutil.copytree(whole, target, ignore=shutil.ignore_patterns("fold_2", ".lock"))
+    shutil.copytree(full, target, ignore=shutil.ignore_patterns("fold_2", ".lock"))
     for name in ("test.json", "predictions.csv", "seconds.json"):
         (target / name).unlink()
     shutil.rmtree(target / "checkpoints")
@@ -67,11 +67,11 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_a_whole_one(
-    images, whole, tmp_path, signum, code
+def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_an_uninterrupted_one(
+    images, full, tmp_path, signum, code
 ):
     folder = tmp_path / "runs/fit/version_0"
-    begin_second_fold(whole, folder)
+    begin_second_fold(full, folder)
     process = start("fit", "--resume", cwd=tmp_path)
     second = folder / "fit/fold_2"
     wait_for_step(process, second)
@@ -91,8 +91,8 @@ def test_interrupted_in_the_second_fold_it_ends_bit_for_bit_as_a_whole_one(
     resumed = finetune(*same, "--resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "fold 1 of 2" in resumed.stderr and "resuming" in resumed.stderr
-    assert (folder / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
-    weights, expected = weights_of(folder), weights_of(whole)
+    assert (folder / "predictions.csv").read_bytes() == (full / "predictions.csv").read_bytes()
+    weights, expected = weights_of(folder), weights_of(full)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
@@ -102,17 +102,17 @@ def rows_of(run: Path) -> list[list[str]]:
     return [line.split(",")[:3] for line in (run / "predictions.csv").read_text().splitlines()]
 
 
-def test_two_devices_give_the_same_numbers(images, whole, tmp_path):
+def test_two_devices_give_the_same_numbers(images, full, tmp_path):
     process = finetune("fit", images, *OPTIONS, "--devices", 2, cwd=tmp_path, timeout=600)
     assert process.returncode == 0, process.stderr
     other = tmp_path / "runs/fit/version_0"
-    results = [json.loads((folder / "test.json").read_text()) for folder in (whole, other)]
+    results = [json.loads((folder / "test.json").read_text()) for folder in (full, other)]
     assert results[0]["confusion_matrix"] == results[1]["confusion_matrix"]
     losses = [result["test/loss"] for result in results]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # float32, in another order of sums
-    assert rows_of(whole) == rows_of(other)
+    assert rows_of(full) == rows_of(other)
     # the control: another split seed gives other folds
-    tested = [path for path, _, _ in rows_of(whole)[1:]]
+    tested = [path for path, _, _ in rows_of(full)[1:]]
     for seed, is_same in ((0, True), (1, False)):
         first = ImageFolderData(str(images), num_folds=2, fold=1, split_seed=seed).splits["test"]
         assert (list(first.paths) == tested[: len(first)]) == is_same
@@ -129,7 +129,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs/fit/version_0"
 
 
-@pytest.mark.parametrize("kind", ["whole", "labelled"])
+@pytest.mark.parametrize("kind", ["full", "labelled"])
 def test_the_folds_are_exported_as_one_network(kind, tmp_path, request):
     run = request.getfixturevalue(kind)
     process = finetune("export", run, "--out", tmp_path / "all.onnx", cwd=tmp_path)

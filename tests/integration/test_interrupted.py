@@ -158,7 +158,7 @@ def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def whole(cli, colours, tmp_path_factory) -> Callable[..., tuple[Path, list[Any]]]:
+def full(cli, colours, tmp_path_factory) -> Callable[..., tuple[Path, list[Any]]]:
     """Runs that nothing stops, and their steps; each kind is trained once."""
 
     def run(*extra: str) -> tuple[Path, list[Any]]:
@@ -183,8 +183,8 @@ def stopped_and_resumed(
 
 
 @pytest.mark.parametrize(("stop", "extra"), POINTS)
-def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, whole, stop, extra):
-    root, steps = whole(*extra)
+def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, full, stop, extra):
+    root, steps = full(*extra)
     after = stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
     assert after == steps[len(steps) - len(after) :]
     if extra not in (ACCUMULATED, GATHERING, SCHEDULED):
@@ -229,9 +229,9 @@ def step_on_plateau_as_lightning_does() -> Any:
     ids=["plateau", "accumulation", "averaging"],
 )
 def test_control_left_to_lightning_the_weights_differ(
-    cli, colours, tmp_path, whole, stop, extra, wrong
+    cli, colours, tmp_path, full, stop, extra, wrong
 ):
-    root, _ = whole(*extra)
+    root, _ = full(*extra)
     with wrong:
         stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
     assert not same_weights(last(root)[0], last(tmp_path)[0])
@@ -259,8 +259,8 @@ def max_time(seconds: int) -> tuple[str, ...]:
     ],
     ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
 )
-def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
-    cli, colours, tmp_path, whole, caplog, extra, limit, larger, message
+def test_a_run_that_a_limit_ended_continues_with_a_larger_one(
+    cli, colours, tmp_path, full, caplog, extra, limit, larger, message
 ):
     """It ends as a run whose only limit is that of epochs. With the same limit it is finished."""
     extra = (*extra, "--model.scheduler", "null")  # else the rate would fall with the first length
@@ -269,7 +269,7 @@ def test_a_run_that_a_limit_ended_goes_on_with_a_larger_one(
     assert trained(cli, colours, tmp_path, None, *extra, *limit, "--resume") == []
     assert f"is finished, with {message}" in caplog.text
     assert same_weights(last(tmp_path)[0], ended)
-    root, steps = whole(*extra)
+    root, steps = full(*extra)
     after = trained(cli, colours, tmp_path, None, *extra, *larger, "--resume")
     assert 0 < len(after) < len(steps) and after == steps[len(steps) - len(after) :]
     a, b = last(root)[0], last(tmp_path)[0]
@@ -318,8 +318,8 @@ def test_a_stop_that_min_epochs_put_off_is_still_wanted_in_a_resumed_run(cli, co
     assert len(later) == 10  # the limit is another, and nothing wants a stop any more
 
 
-def test_the_config_of_averaging_is_read_again(cli, tmp_path, whole):
-    (run,) = versions(whole(*AVERAGED)[0], "fit")
+def test_the_config_of_averaging_is_read_again(cli, tmp_path, full):
+    (run,) = versions(full(*AVERAGED)[0], "fit")
     (averaging,) = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"]
     assert averaging["init_args"]["device"] == "cpu"
     own = ("--trainer.default_root_dir", tmp_path, "--trainer.max_epochs", 1)
@@ -327,8 +327,8 @@ def test_the_config_of_averaging_is_read_again(cli, tmp_path, whole):
 
 
 @pytest.mark.parametrize("extra", [(), OFTEN_VALIDATED])
-def test_a_plateau_is_noticed_once_an_epoch_wherever_validation_falls(whole, extra):
-    (checkpoint, _), _ = last(whole(*PLATEAU, *extra)[0]), None
+def test_a_plateau_is_noticed_once_an_epoch_wherever_validation_falls(full, extra):
+    (checkpoint, _), _ = last(full(*PLATEAU, *extra)[0]), None
     (scheduler,) = checkpoint["lr_schedulers"]
     assert scheduler["last_epoch"] == 3
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] < 0.005

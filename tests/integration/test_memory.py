@@ -9,7 +9,7 @@ from processes import run_script
 pytestmark = pytest.mark.slow
 
 _ALLOWED = 2**19  # bytes over ten epochs: 60 kB seen
-_LEAK = 2**18  # bytes an epoch, the size of a few pictures: the control
+_LEAK = 2**18  # bytes an epoch, the size of a few images: the control
 
 # In a process of its own, whose allocator holds nothing of other tests. Freed memory is returned to the system before
 # each reading, because the allocator keeps a megabyte or two for reuse. Only anonymous memory counts, in RAM or swapped

@@ -116,7 +116,7 @@ def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
     assert own["calibration"] != alone["calibration"]  # the control: each process by itself
 
 
-def test_killed_and_resumed_a_run_ends_bit_for_bit_as_a_whole_one(tmp_path):
+def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(tmp_path):
     """In full, for many moments, two processes, signals and half-written files: test_resume.py, test_interrupted.py."""
     data = draw_colours(tmp_path / "data", train=30, test=4)
     results = json.loads(

@@ -32,9 +32,9 @@ def old_checkpoint(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path):
-    pictures = draw_colours(tmp_path / "colours", test=2) / "test"
-    (pictures / "blue").rename(pictures / "hotdog")
-    (pictures / "red").rename(pictures / "not-hotdog")
+    images = draw_colours(tmp_path / "colours", test=2) / "test"
+    (images / "blue").rename(images / "hotdog")
+    (images / "red").rename(images / "not-hotdog")
     options = [
         "--ckpt_path",
         old_checkpoint,
@@ -43,16 +43,16 @@ def test_an_old_checkpoint_predicts_and_is_tested(old_checkpoint, cli, tmp_path)
         "--data.num_workers",
         0,
     ]
-    cli("predict", *options, "--data.predict", pictures / "hotdog")
+    cli("predict", *options, "--data.predict", images / "hotdog")
     with open(tmp_path / "runs/predict/version_0/predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == ["hotdog"] * 2
     # of weights that are all zero
     assert all(float(row["p_hotdog"]) == pytest.approx(0.5, abs=0.05) for row in rows)
-    (pictures / "green/00.png").unlink()
-    (pictures / "green/01.png").unlink()
-    (pictures / "green").rmdir()
-    cli("test", *options, "--data.root", pictures.parent)
+    (images / "green/00.png").unlink()
+    (images / "green/01.png").unlink()
+    (images / "green").rmdir()
+    cli("test", *options, "--data.root", images.parent)
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")

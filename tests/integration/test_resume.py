@@ -43,7 +43,7 @@ def test_killed_inside_an_epoch(results, world_size):
 def test_killed_while_a_checkpoint_was_written(results):
     result = results["cut_off"]
     assert result["killed"] == [-9]
-    assert result["step"] == 3  # the first checkpoint; half of the second lay beside it
+    assert result["step"] == 3  # the first checkpoint; half of the second lay next to it
     assert len(result["leftovers"]) == 1
     assert result["gone"] == []
     assert differences(result) == []
@@ -68,7 +68,7 @@ def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_ki
     assert differences(killed) == [] and differences(stopped) == []
 
 
-def test_a_fit_on_several_labels_that_is_killed_ends_as_a_whole_one(results):
+def test_a_fit_on_several_labels_that_is_killed_ends_as_an_uninterrupted_one(results):
     assert results["labels_reference"]["codes"] == [0]
     killed = results["labels_killed"]
     assert killed["killed"] == [-9] and killed["resumed"] == [0] and killed["step"] >= 9
@@ -76,13 +76,13 @@ def test_a_fit_on_several_labels_that_is_killed_ends_as_a_whole_one(results):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_the_command_goes_on_with_another_number_of_processes(results, before, after):
+def test_the_command_continues_with_another_number_of_processes(results, before, after):
     result = results[f"moved{before}to{after}"]
     assert result["stopped"] == [143] * before and result["resumed"] == [0] * after
     assert result["step"] == STEPS_PER_EPOCH + 3  # inside an epoch
-    for said, num in zip(result["said"], (before, after), strict=True):
-        assert f"training: {num} x cpu, precision 64-true" in said
-        assert "changed" not in said
+    for output, num in zip(result["said"], (before, after), strict=True):
+        assert f"training: {num} x cpu, precision 64-true" in output
+        assert "changed" not in output
     assert f"from step {result['step']}\n" in result["said"][1]
     stopped_at, end = result["distances"]
     assert stopped_at > 1e-3  # else there was nothing to do

@@ -168,12 +168,12 @@ def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
     assert about["label_kind"] == "several" and "temperature" not in about
     assert about["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
     predictor = Predictor(checkpoint)
-    pictures = [decode(path) for path in expected]
+    sample_images = [decode(path) for path in expected]
     p = np.array([p for p, _ in expected.values()])
     if kind == "any_size":
-        found = np.concatenate([load_exported(out)(picture[None]) for picture in pictures])
+        found = np.concatenate([load_exported(out)(image[None]) for image in sample_images])
     else:
-        found = load_exported(out)(np.stack([predictor.prepare(one) for one in pictures]))
+        found = load_exported(out)(np.stack([predictor.prepare(one) for one in sample_images]))
     np.testing.assert_allclose(found, p, atol=1e-5)
     if kind == "torch":
         return  # only other programs read it
@@ -232,20 +232,20 @@ def test_test_metrics_are_those_of_the_written_rows(run, images):
     def hot(column: str) -> np.ndarray:
         return np.array([[name in row[column].split(";") for name in LABELS] for row in rows], int)
 
-    y, said = hot("labels"), hot("predicted")
+    y, predicted = hot("labels"), hot("predicted")
     names = [[name in Path(row["path"]).stem.split("+") for name in LABELS] for row in rows]
     assert (y == np.array(names)).all()
     p = np.array([[float(row[f"p_{name}"]) for name in LABELS] for row in rows])
-    assert (said == (p >= result["calibration"]["thresholds"])).all()
-    assert result["test/exact_match"] == pytest.approx(metrics.accuracy_score(y, said))
-    assert result["test/f1_macro"] == pytest.approx(metrics.f1_score(y, said, average="macro"))
+    assert (predicted == (p >= result["calibration"]["thresholds"])).all()
+    assert result["test/exact_match"] == pytest.approx(metrics.accuracy_score(y, predicted))
+    assert result["test/f1_macro"] == pytest.approx(metrics.f1_score(y, predicted, average="macro"))
     average = metrics.average_precision_score(y, p, average="macro")
     assert result["test/mAP"] == pytest.approx(average, abs=5e-3)
     interval = half_sample_interval(result["test/mAP"], y == 1, p)
     assert result["mAP_interval"] == pytest.approx(interval)
     assert FittedRun(run).interval == tuple(result["mAP_interval"])
     answers = read_run(run).label_answers
-    assert (answers.labels == y).all() and (answers.predicted == said).all()
+    assert (answers.labels == y).all() and (answers.predicted == predicted).all()
     assert answers.is_right.mean() == pytest.approx(result["test/exact_match"])
 
 

@@ -33,16 +33,16 @@ def run(colours, tmp_path_factory):
     return out / "fit/version_0"
 
 
-def test_the_checkpoint_alone_prepares_pictures_at_the_size_of_evaluation(
+def test_the_checkpoint_alone_prepares_images_at_the_size_of_evaluation(
     run, colours, cli, tmp_path
 ):
-    told = json.loads((run / "about.json").read_text())["lines"][2]
-    assert told.endswith("max_epochs 3, image_size 24 in epochs 1 to 2, 32 in epoch 3")
+    reported = json.loads((run / "about.json").read_text())["lines"][2]
+    assert reported.endswith("max_epochs 3, image_size 24 in epochs 1 to 2, 32 in epoch 3")
     best = run / "checkpoints/best.ckpt"
-    predictor, picture = Predictor(best), decode(next((colours / "test").rglob("*.png")))
+    predictor, image = Predictor(best), decode(next((colours / "test").rglob("*.png")))
     assert predictor.image_size == 48
     np.testing.assert_array_equal(
-        predictor.prepare(picture), eval_transform(48)(image=picture)["image"]
+        predictor.prepare(image), eval_transform(48)(image=image)["image"]
     )
 
     cli("test", run, "--data.num_workers", "0", "--precision", "32-true")
@@ -53,7 +53,7 @@ def test_the_checkpoint_alone_prepares_pictures_at_the_size_of_evaluation(
     assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-6)
 
 
-def test_predictions_are_those_of_pictures_at_the_size_of_evaluation(run, colours, cli, tmp_path):
+def test_predictions_are_those_of_images_at_the_size_of_evaluation(run, colours, cli, tmp_path):
     shutil.copy(run / "checkpoints/best.ckpt", tmp_path / "some.ckpt")
     scramble(tmp_path / "some.ckpt")
     cli(
@@ -113,7 +113,7 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (("--data.image_size_schedule", "24,40"), "ends at 40, and image_size is 32"),
         (("--data.image_size_schedule", "32"), None),
@@ -132,13 +132,15 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
         (("--data.eval_image_size", "7"), "eval_image_size must be at least 8, got 7"),
     ],
 )
-def test_what_can_not_be_is_told_before_there_is_a_run(colours, cli, tmp_path, options, told):
+def test_what_can_not_be_is_reported_before_there_is_a_run(
+    colours, cli, tmp_path, options, reported
+):
     arguments = ("fit", colours, *ANY_SIZE, "--test_after_fit", "false", *options)
-    if told is None:
+    if reported is None:
         cli(*arguments)
         assert (tmp_path / "runs").exists()
         return
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         cli(*arguments)
     assert not (tmp_path / "runs").exists()
 
@@ -159,9 +161,9 @@ def test_a_benchmark_of_several_sizes_is_refused(colours, cli):
 def test_evaluation_at_another_size_leaves_training_as_it_is(colours):
     def weights(**options) -> torch.Tensor:
         torch.manual_seed(0)
-        pictures = data(colours, val_fraction=0.2, **options)
-        model = Classifier(pictures.class_names, backbone="timm/test_efficientnet", weights=None)
-        fit(model, pictures, max_epochs=2)
+        images = data(colours, val_fraction=0.2, **options)
+        model = Classifier(images.class_names, backbone="timm/test_efficientnet", weights=None)
+        fit(model, images, max_epochs=2)
         return torch.cat([value.flatten() for value in model.network.parameters()])
 
     plain = weights()

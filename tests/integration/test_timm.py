@@ -47,17 +47,17 @@ def test_forgotten_statistics_or_draws_are_seen(results):
     assert distance(load(results[1], "focalnet"), load(results[2], "control_own_draws")) > 1e-6
 
 
-def network_of(pictures, backbone, **options):
+def network_of(images, backbone, **options):
     torch.manual_seed(0)
     optimizer = {
         "optimizer": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9),
         "scheduler": None,
     }
     return Classifier(
-        pictures.class_names,
+        images.class_names,
         backbone,
         None,
-        network_size=pictures.image_size,
+        network_size=images.image_size,
         **(optimizer | options),
     )
 
@@ -66,25 +66,28 @@ def network_of(pictures, backbone, **options):
 def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(
     colours, backbone, size, monkeypatch
 ):
-    pictures = data(colours, image_size=size)
-    model, seen = network_of(pictures, backbone, head_init="probe"), []
+    sample_images = data(colours, image_size=size)
+    model, seen = network_of(sample_images, backbone, head_init="probe"), []
     fit_probe = linear_probe.fit_probe
     monkeypatch.setattr(
         linear_probe,
         "fit_probe",
         lambda x, *args, **kw: seen.append(x) or fit_probe(x, *args, **kw),
     )
-    fit(model, pictures, max_steps=0)
+    fit(model, sample_images, max_steps=0)
     fixed = {"img_size": size} if "vit" in backbone else {}
     theirs = timm.create_model(timm_name(backbone), num_classes=3, **fixed)
     theirs.load_state_dict(model.network.state_dict())
-    images = torch.cat([batch["image"] for batch in pictures.loader("train")])
+    images = torch.cat([batch["image"] for batch in sample_images.loader("train")])
     with torch.no_grad():
         x = model.image_classifier.normalized(images)
         features = theirs.eval().forward_head(theirs.forward_features(x), pre_logits=True)
     # float32; the head of mobilenetv4 has a layer before its classifier, which pre_logits has too
     torch.testing.assert_close(torch.from_numpy(seen[0]).float(), features, rtol=1e-4, atol=1e-4)
-    before, after = network_of(pictures, backbone).network.state_dict(), model.network.state_dict()
+    before, after = (
+        network_of(sample_images, backbone).network.state_dict(),
+        model.network.state_dict(),
+    )
     changed = {name for name, value in before.items() if not value.equal(after[name])}
     assert changed == {f"{head_name(model.network)}.{name}" for name in ("weight", "bias")}
     assert head(model.network).weight.isfinite().all()
@@ -94,14 +97,14 @@ def test_a_probe_sees_what_timm_gives_its_classifier_and_changes_that_alone(
 def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
     colours, backbone, size, tmp_path
 ):
-    pictures, limits = (
+    images, limits = (
         {"image_size": size, "batch_size": 6},
         {"limit_train_batches": 1, "limit_val_batches": 0},
     )
 
     def trained(epochs: int, **more) -> tuple[Classifier, pl.Trainer]:
-        model = network_of(data(colours, **pictures), backbone)
-        return model, fit(model, data(colours, **pictures), **limits, max_epochs=epochs, **more)
+        model = network_of(data(colours, **images), backbone)
+        return model, fit(model, data(colours, **images), **limits, max_epochs=epochs, **more)
 
     path = tmp_path / "stopped.ckpt"
 
@@ -109,11 +112,11 @@ def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
         if trainer.current_epoch == 1:
             trainer.save_checkpoint(path)
 
-    whole, _ = trained(3, callbacks=[LambdaCallback(on_train_epoch_end=save)])
+    full, _ = trained(3, callbacks=[LambdaCallback(on_train_epoch_end=save)])
     second, _ = trained(3, ckpt_path=path)
-    for name, value in whole.network.state_dict().items():
+    for name, value in full.network.state_dict().items():
         assert value.equal(second.network.state_dict()[name]), name
     first = torch.load(path, weights_only=True)["state_dict"]
-    first = {name: first[f"network.{name}"] for name in whole.network.state_dict()}
+    first = {name: first[f"network.{name}"] for name in full.network.state_dict()}
     # what the last step moves
-    assert distance(whole.network.state_dict(), first) > 1e-6
+    assert distance(full.network.state_dict(), first) > 1e-6

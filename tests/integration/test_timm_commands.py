@@ -217,37 +217,45 @@ def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, mon
         cli("export", fitted, "--format", "timm", "--out", "file")
 
 
-def test_the_licence_is_told_and_kept(colours, weights, cli, caplog):
+def test_the_licence_is_reported_and_kept(colours, weights, cli, caplog):
     about = json.loads((weights / "config.json").read_text())
     about["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
     (weights / "config.json").write_text(json.dumps(about))
     one_step = ("--trainer.max_steps", "1")
     cli("fit", colours, *options(weights, *one_step))
-    told = "the weights in the folder weights, licence cc-by-nc-4.0: commercial use is not allowed"
+    reported = (
+        "the weights in the folder weights, licence cc-by-nc-4.0: commercial use is not allowed"
+    )
     assert [
-        (record.levelname, record.message) for record in caplog.records if told in record.message
-    ] == [("WARNING", f"weights: {told}")]
+        (record.levelname, record.message)
+        for record in caplog.records
+        if reported in record.message
+    ] == [("WARNING", f"weights: {reported}")]
     shutil.rmtree(weights)
     known = torch.load("runs/fit/version_0/checkpoints/best.ckpt", weights_only=True)
-    assert known["finetune"]["licence_of_the_weights"] == told
+    assert known["finetune"]["licence_of_the_weights"] == reported
     assert (
         json.loads(Path("runs/fit/version_0/about.json").read_text())["licence_of_the_weights"]
-        == told
+        == reported
     )
     cli("export", "runs/fit/version_0", "--format", "safetensors", "--output", "file.safetensors")
-    assert json.loads(Path("file.safetensors.json").read_text())["licence_of_the_weights"] == told
+    assert (
+        json.loads(Path("file.safetensors.json").read_text())["licence_of_the_weights"] == reported
+    )
     # and so in the next
     for i, ours in enumerate(("runs/fit/version_0/checkpoints/best.ckpt", "file.safetensors"), 1):
         caplog.clear()
         cli("fit", colours, *options(ours, "--test_after_fit", "false", *one_step))
-        ((level, text),) = [(r.levelname, r.message) for r in caplog.records if told in r.message]
+        ((level, text),) = [
+            (r.levelname, r.message) for r in caplog.records if reported in r.message
+        ]
         assert level == "WARNING" and text.startswith(f"weights: the file {Path(ours).name}, ")
         kept = json.loads(Path(f"runs/fit/version_{i}/about.json").read_text())[
             "licence_of_the_weights"
         ]
         assert text == f"weights: {kept}"
     cli("report", "runs/fit/version_0")
-    assert told in Path("runs/fit/version_0/report.html").read_text()
+    assert reported in Path("runs/fit/version_0/report.html").read_text()
 
 
 def test_preparing_inside_the_file_is_refused_before_anything_is_written(fitted, cli, tmp_path):
@@ -305,7 +313,9 @@ def test_a_checkpoint_of_each_family_predicts_without_the_hub(
     cli("predict", folder, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
     with open("out.csv") as file:
         rows = list(csv.DictReader(file))[:3]
-    said = Predictor(folder / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
-    told = [[float(value) for name, value in row.items() if name.startswith("p_")] for row in rows]
+    expected = Predictor(folder / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
+    reported = [
+        [float(value) for name, value in row.items() if name.startswith("p_")] for row in rows
+    ]
     # alone or among others, folded batch norm or not
-    np.testing.assert_allclose(told, said, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(reported, expected, rtol=0, atol=1e-4)

@@ -61,7 +61,7 @@ class Witness(pl.Callback):
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
-        self.seen: list[list[int]] = []  # the pictures of each step
+        self.seen: list[list[int]] = []  # the images of each step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = weights(pl_module)
@@ -292,7 +292,7 @@ def test_hosts_are_two_and_share_every_batch(results):
     assert [len(batch) for batch in second["seen"]] == [3, 3, 3, 1] * 2
 
 
-def test_every_picture_is_tested_once(results):
+def test_every_image_is_tested_once(results):
     hosts, alone = (
         json.loads((version(results, way) / "test.json").read_text()) for way in ("hosts", "alone")
     )

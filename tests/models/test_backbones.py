@@ -64,7 +64,7 @@ def test_first_weights_are_the_book_s(backbone):
     assert all(layer.bias is None or layer.bias.eq(0).all() for layer in layers)
 
 
-def test_resnet18_small_keeps_small_pictures_large():
+def test_resnet18_small_keeps_small_images_large():
     net, seen = build("resnet18_small", 10).eval(), {}
     for name in ("conv1", "layer1", "layer4"):
         net.get_submodule(name).register_forward_hook(
@@ -82,7 +82,7 @@ def test_small_cnn_is_the_text_s():
 
 
 @pytest.mark.parametrize("backbone", ["lenet", "small_cnn"])
-def test_pictures_of_another_size_are_refused_in_a_line(backbone):
+def test_images_of_another_size_are_refused_in_a_line(backbone):
     network = build(backbone, 10)
     with pytest.raises(ValueError, match=r"^image_size must be 28, not 32x28$"):
         network(torch.rand(1, 3, 32, 28))
@@ -107,14 +107,14 @@ def test_our_own_take_pixels_as_they_are():
         ("vit_b_32", 64, 2),
     ],
 )
-def test_a_vit_has_positions_for_the_pictures_size(backbone, image_size, num):
+def test_a_vit_has_positions_for_the_images_size(backbone, image_size, num):
     with torch.device("meta"):
         network = build(backbone, 3, image_size)
     assert network.image_size == (image_size or 224)
     assert network.encoder.pos_embedding.shape[1] == 1 + num * num
 
 
-def test_a_size_that_a_vits_patches_do_not_fill_is_told():
+def test_a_size_that_a_vits_patches_do_not_fill_is_reported():
     with pytest.raises(
         WrongUsage,
         match="48x48 pixels: its patches have 32, of which image_size must be a multiple$",

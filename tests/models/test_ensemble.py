@@ -38,7 +38,7 @@ def members(network: nn.Module) -> list[nn.Module]:
     return [*network.members] if isinstance(network, Ensemble) else [network]
 
 
-def pictures(num: int = 5) -> Tensor:
+def images(num: int = 5) -> Tensor:
     return torch.randn(num, 3, 9, 9, generator=torch.Generator().manual_seed(1))
 
 
@@ -48,21 +48,21 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("num", [2, 3, MAX_MEMBERS])
 def test_it_says_the_mean_of_the_probabilities(num):
-    network, x = of(num).double(), pictures().double()
+    network, x = of(num).double(), images().double()
     each = torch.stack([member(x) for member in members(network)])
-    said = network(x)
-    assert len(each) == num and said.shape == (5, 4) and said.dtype == torch.float64
+    output = network(x)
+    assert len(each) == num and output.shape == (5, 4) and output.dtype == torch.float64
     # float64 rounds at 1e-16, and probabilities are at most 1.
-    assert distance(said.exp(), each.softmax(2).mean(0)) < 1e-14
+    assert distance(output.exp(), each.softmax(2).mean(0)) < 1e-14
     # they are logarithms, and no other logits
-    assert distance(said.exp().sum(1), torch.ones(5)) < 1e-14
+    assert distance(output.exp().sum(1), torch.ones(5)) < 1e-14
     # The controls: the mean of the logits, and what one says.
     for wrong in (each.mean(0).softmax(1), each[0].softmax(1)):
-        assert distance(said.exp(), wrong) > 1e-2
+        assert distance(output.exp(), wrong) > 1e-2
 
 
 def test_in_training_each_answers_for_itself():
-    network, x = of(3), pictures()
+    network, x = of(3), images()
     alone = torch.stack([member.train()(x) for member in members(network)])
     each = network.train()(x)
     assert torch.equal(each, alone) and each.shape == (3, 5, 4)
@@ -73,7 +73,7 @@ def test_in_training_each_answers_for_itself():
 
 def test_the_gradient_of_one_does_not_reach_another():
     network = of(2).train()
-    network(pictures())[0].sum().backward()
+    network(images())[0].sum().backward()
     first, second = ([p.grad for p in member.parameters()] for member in members(network))
     assert all(grad is not None and grad.any() for grad in first[-2:])
     assert all(grad is None or not grad.any() for grad in second)
@@ -84,32 +84,32 @@ def test_a_probability_that_float32_can_not_hold_is_no_nan():
         def forward(self, x: Tensor) -> Tensor:
             return torch.tensor([[300.0, 0.0], [-300.0, 300.0]])
 
-    said = Ensemble([Sure(), Sure()]).eval()(pictures())
-    torch.testing.assert_close(said, torch.tensor([[0.0, -300.0], [-600.0, 0.0]]))
+    output = Ensemble([Sure(), Sure()]).eval()(images())
+    torch.testing.assert_close(output, torch.tensor([[0.0, -300.0], [-600.0, 0.0]]))
 
 
 def test_under_autocast_to_bf16_the_mean_is_of_float32():
-    network, x = of(4), pictures()
+    network, x = of(4), images()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        each, said = torch.stack([member(x) for member in members(network)]), network(x)
-    assert each.dtype == torch.bfloat16 and said.dtype == torch.float32
+        each, output = torch.stack([member(x) for member in members(network)]), network(x)
+    assert each.dtype == torch.bfloat16 and output.dtype == torch.float32
     exact = each.double().softmax(2).mean(0)
     # float32 keeps 24 bits of logits of some tens: 1e-5 at most. The control is averaged in bf16, which keeps 8.
-    assert distance(said.double().exp(), exact) < 1e-5
+    assert distance(output.double().exp(), exact) < 1e-5
     rounded = each.log_softmax(2).bfloat16().logsumexp(0) - math.log(4)
     assert distance(rounded.double().exp(), exact) > 1e-3
 
 
 def test_evaluation_in_bf16_folds_batch_norm_of_each_member():
-    network, x = of(3), pictures()
+    network, x = of(3), images()
     folded = in_bf16(network)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        said, expected = folded(x), network(x)
-    assert said.dtype == torch.float32
+        output, expected = folded(x), network(x)
+    assert output.dtype == torch.float32
     # Weights are rounded after folding instead of before, by 2^-9 of logits as large as 10; the control is one member.
     assert (
-        distance(said.exp(), expected.exp())
+        distance(output.exp(), expected.exp())
         < 0.05
         < distance(members(network)[0](x).softmax(1), expected.exp())
     )

@@ -32,7 +32,7 @@ def unconverted(backbone: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "backbone", "told"),
+    ("given", "backbone", "reported"),
     [
         (
             lambda: names(TORCHVISION),
@@ -78,27 +78,29 @@ def unconverted(backbone: str) -> list[str]:
         (lambda: ["layers.0.weight"], "lenet", "): take the file that "),
     ],
 )
-def test_there_is_one_thing_to_do(given, backbone, told):
-    assert told in advice(given(), backbone)
+def test_there_is_one_thing_to_do(given, backbone, reported):
+    assert reported in advice(given(), backbone)
 
 
 @pytest.mark.slow
-def test_it_is_told_with_what_does_not_fit(tmp_path):
+def test_it_is_reported_with_what_does_not_fit(tmp_path):
     torch.save(
         timm.create_model("tf_efficientnet_lite1", num_classes=2).state_dict(),
         tmp_path / "lite1.pth",
     )
     torch.save(dict.fromkeys(unconverted(LITE), torch.ones(1)), tmp_path / "unconverted.pth")
-    for name, told in (
+    for name, reported in (
         ("lite1", "It is of another network: "),
         ("unconverted", "named by other code"),
     ):
-        with pytest.raises(ValueError, match=f"{name}.pth does not fit {LITE}: .*{told}") as caught:
+        with pytest.raises(
+            ValueError, match=f"{name}.pth does not fit {LITE}: .*{reported}"
+        ) as caught:
             read_weights(str(tmp_path / f"{name}.pth"), LITE)
         assert "\n" not in str(caught.value)
 
 
-def test_weights_of_torchvision_tell_it_too():
+def test_weights_of_torchvision_report_it_too():
     state = {name: torch.ones(1) for name in names("resnet34")}
     with pytest.raises(
         ValueError,

@@ -50,17 +50,17 @@ def test_a_file_that_is_no_checkpoint_is_named_in_a_line_and_not_run(tmp_path, n
     (tmp_path / "folder").mkdir()
     shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path, "fit.yaml")
     torch.save(WEIGHTS, tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    (tmp_path / "half").write_bytes(whole[: len(whole) // 2])
+    full = (tmp_path / "whole").read_bytes()
+    (tmp_path / "half").write_bytes(full[: len(full) // 2])
     torch.save({**WEIGHTS, "extra": Code(tmp_path / "ran")}, tmp_path / "code")
     (tmp_path / "pickle").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
-    told = (
+    reported = (
         "there is no checkpoint"
         if name == "folder"
         else "is not a checkpoint that can be loaded safely"
     )
     for read in (load_safely, read_checkpoint, AtomicCheckpointIO().load_checkpoint):
-        with pytest.raises((ValueError, FileNotFoundError), match=told) as caught:
+        with pytest.raises((ValueError, FileNotFoundError), match=reported) as caught:
             read(tmp_path / name)
         message = str(caught.value)
         assert (

@@ -185,7 +185,7 @@ def test_stages_are_in_the_order_of_the_forward_pass(backbone):
     assert order == list(parts)
 
 
-def test_positions_beside_the_head_go_with_the_last_stage():
+def test_positions_next_to_the_head_go_with_the_last_stage():
     network = skeleton("timm/resnet50_clip")
     *_, before, last = stages(network)
     for name, is_frozen in ((before, False), (last, True)):

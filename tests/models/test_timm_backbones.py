@@ -76,7 +76,7 @@ def test_what_is_squashed_and_not_cropped_is_whole():
         ("timm/qwen3_vit_88m_enc", "it has no head, not one$"),
     ],
 )
-def test_what_can_not_be_had_is_said_in_a_line(backbone, message):
+def test_what_is_unsupported_is_reported_in_a_line(backbone, message):
     with pytest.raises(ValueError, match=message) as caught:
         skeleton(backbone)
     assert "\n" not in str(caught.value)
@@ -100,7 +100,7 @@ def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
         build("timm/resnet18", 3)
 
 
-def test_positions_are_of_the_pictures_size():
+def test_positions_are_of_the_images_size():
     backbone = "timm/vit_small_patch16_224"
     with torch.device("meta"):
         assert build(backbone, 3, 48).pos_embed.shape[1] == 1 + 3 * 3
@@ -110,7 +110,7 @@ def test_positions_are_of_the_pictures_size():
             network(torch.rand(1, 3, 48, 48))
 
 
-def test_a_size_that_does_not_fit_is_told():
+def test_a_size_that_does_not_fit_is_reported():
     with pytest.raises(
         ValueError,
         match=r"nest_tiny does not support images of 100x100 pixels: .* image_size 224$",
@@ -119,22 +119,22 @@ def test_a_size_that_does_not_fit_is_told():
 
 
 def config(**changes):
-    told = {
+    description = {
         "mean": [0.5] * 3,
         "std": [0.25] * 3,
         "input_size": [3, 96, 96],
         "interpolation": "bilinear",
     }
-    told |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
+    description |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
     above = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"]}
-    return {**above, **changes, "pretrained_cfg": told | changes.get("pretrained_cfg", {})}
+    return {**above, **changes, "pretrained_cfg": description | changes.get("pretrained_cfg", {})}
 
 
 def test_a_folder_describes_itself(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config(label_descriptions={"a": "an ape"})))
-    told = describe("timm/resnet18.tv_in1k", tmp_path)
-    assert told[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
-    assert told[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
+    description = describe("timm/resnet18.tv_in1k", tmp_path)
+    assert description[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
+    assert description[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
     for unnamed in (
         {"label_names": 2},
         {"label_descriptions": ["an ape", "b"]},
@@ -211,8 +211,8 @@ def test_names():
 )
 def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
     about = {**timm.get_pretrained_cfg("resnet18").to_dict(), "tag": tag}
-    told = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    description = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
+    (tmp_path / "config.json").write_text(json.dumps(description))
     names = describe("timm/resnet18", tmp_path).class_names
     if tag is None or "in1k" not in tag.split("_"):
         assert names is None
@@ -222,5 +222,5 @@ def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
     same = [name.lower() in info.index_to_description(i).lower() for i, name in enumerate(names)]
     assert sum(same) == 998  # "crane bird" and "maillot tank suit" are written otherwise
     # it was trained further on others
-    (tmp_path / "config.json").write_text(json.dumps({**told, "num_classes": 3}))
+    (tmp_path / "config.json").write_text(json.dumps({**description, "num_classes": 3}))
     assert describe("timm/resnet18", tmp_path).class_names is None

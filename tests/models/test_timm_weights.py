@@ -77,8 +77,8 @@ def test_a_folder_gives_the_network_that_timm_would(family, tmp_path):
         weights = read_weights(str(tmp_path), backbone, image_size)
         assert with_their_head(ours, weights)(x).equal(theirs(x))  # the same code and weights
     assert weights.class_names == NAMES
-    told = timm.get_pretrained_cfg(timm_name(backbone))
-    assert weights.mean.flatten().tolist() == pytest.approx([255 * m for m in told.mean])
+    reported = timm.get_pretrained_cfg(timm_name(backbone))
+    assert weights.mean.flatten().tolist() == pytest.approx([255 * m for m in reported.mean])
     assert weights.std.shape == (3, 1, 1)
 
 
@@ -151,7 +151,7 @@ def test_what_timm_would_leave_random_without_a_word_is_refused(tmp_path):
     assert (logger.level, logger.filters) == before
 
 
-def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(tmp_path):
+def test_positions_that_timm_does_not_resample_are_distinguished_from_another_network_s(tmp_path):
     backbone = "timm/convit_tiny"
     state = create(backbone, 3, pretrained=False).state_dict()
     save_file(state, tmp_path / "own.safetensors")
@@ -161,17 +161,20 @@ def test_positions_that_timm_does_not_resample_are_told_from_another_network_s(t
         .state["pos_embed"]
         .equal(state["pos_embed"])
     )
-    told = f"^{backbone} does not support images of 112x112 pixels: its weights are for image_size 224$"
-    for name, message in (("own", told), ("other", f"other.safetensors does not fit {backbone}: ")):
+    reported = f"^{backbone} does not support images of 112x112 pixels: its weights are for image_size 224$"
+    for name, message in (
+        ("own", reported),
+        ("other", f"other.safetensors does not fit {backbone}: "),
+    ):
         with pytest.raises(ValueError, match=message):
             read_timm(str(tmp_path / f"{name}.safetensors"), backbone, 112)
 
 
 def test_a_folder_need_not_say_what_the_network_was_built_with(source, tmp_path):
-    told = json.loads((tmp_path / "config.json").read_text())
+    reported = json.loads((tmp_path / "config.json").read_text())
     for args in (
-        {**told, "model_args": None},
-        {key: value for key, value in told.items() if key != "model_args"},
+        {**reported, "model_args": None},
+        {key: value for key, value in reported.items() if key != "model_args"},
     ):
         (tmp_path / "config.json").write_text(json.dumps(args))
         assert read_timm(str(tmp_path), "timm/resnet18").mean is not None

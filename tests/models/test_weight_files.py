@@ -160,8 +160,8 @@ def test_checkpoints_of_other_trainers_are_read_and_their_averaged_weights_prefe
     model = build_image_classifier(SMALL, 3)
     with caplog.at_level(logging.INFO, logger="finetune"):
         load_pretrained(model, str(tmp_path / "theirs.pth.tar"), SMALL)
-    told = f"{tmp_path}/theirs.pth.tar: taking the averaged weights, {read.averaged}"
-    assert caplog.messages == [told] and read.averaged in ("model_ema", "state_dict_ema")
+    reported = f"{tmp_path}/theirs.pth.tar: taking the averaged weights, {read.averaged}"
+    assert caplog.messages == [reported] and read.averaged in ("model_ema", "state_dict_ema")
 
 
 def with_omegaconf(monkeypatch) -> object:
@@ -268,7 +268,7 @@ def test_code_in_an_otherwise_good_file_does_not_run(place, is_zip, tmp_path):
     assert canary.is_dir()
 
 
-def test_a_whole_network_is_refused_with_what_to_do(tmp_path):
+def test_a_complete_network_is_refused_with_what_to_do(tmp_path):
     torch.save(network(SMALL), tmp_path / "whole.pt")
     with pytest.raises(
         ValueError,
@@ -319,7 +319,7 @@ def test_files_that_are_no_weights(tmp_path, capsys):
     assert "unpickled" not in capsys.readouterr().out
 
 
-def test_numbers_for_names_and_an_empty_average_are_told_apart(tmp_path):
+def test_numbers_for_names_and_an_empty_average_are_distinguished(tmp_path):
     torch.save({"state_dict": {1: torch.ones(2), 2: torch.ones(2)}}, tmp_path / "numbers.pt")
     with pytest.raises(ValueError, match="it contains other objects than named tensors"):
         read_file(tmp_path / "numbers.pt")

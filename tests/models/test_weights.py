@@ -143,7 +143,7 @@ def published(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model_best.pth.tar", "pytorch_model.bin", "none.CKPT"])
-def test_a_missing_file_of_any_trainer_is_told_as_such(name):
+def test_a_missing_file_of_any_trainer_is_reported_as_such(name):
     with pytest.raises(FileNotFoundError, match=f"there is no weights file {name}$"):
         read_weights(name, "resnet18")
 
@@ -200,7 +200,7 @@ def test_our_own_checkpoint_brings_its_normalisation(tmp_path):
         ("vit_b_16", "DEFAULT", 224, 384),
     ],
 )
-def test_weights_of_a_vit_are_for_one_size_which_is_told_before_they_are_fetched(
+def test_weights_of_a_vit_are_for_one_size_which_is_reported_before_they_are_fetched(
     backbone, name, side, other, monkeypatch
 ):
     monkeypatch.setattr("finetune.models.weights._read_published", lambda found: found)

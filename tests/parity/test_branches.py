@@ -36,7 +36,7 @@ def siamese() -> Siamese:
 
 
 @pytest.mark.slow
-def test_branches_learn_what_one_device_does(siamese):
+def test_branches_train_what_one_device_does(siamese):
     branches = trained_branches(siamese)
 
     # One LSTM, called twice: autograd does the sum. The loss is that of the text: a sigmoid, then cross-entropy.

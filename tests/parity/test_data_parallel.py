@@ -342,7 +342,7 @@ def test_a_run_is_the_same_on_any_number_of_replicas(clothes):
         assert all(distance(replica, replicas[0]) == 0 for replica in replicas)
 
 
-def test_accuracy_is_that_of_the_whole_test_split(clothes):
+def test_accuracy_is_that_of_the_complete_test_split(clothes):
     (epoch,) = clothes(2, num_epochs=1, lr=0.2)
     pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "test"))
     logits = lenet(scale(pixels, torch.float64), clothes.seen[-1][2][0])
@@ -350,7 +350,7 @@ def test_accuracy_is_that_of_the_whole_test_split(clothes):
     assert 0.2 < epoch.accuracy < 0.9  # else a wrong count could hide
 
 
-def test_every_picture_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
+def test_every_image_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
     clothes(2, seed=3)
     assert [len(X) for X, *_ in clothes.seen] == [*[24] * 8, 8] * 2
     pixels, labels = map(torch.from_numpy, fashion_mnist_files.read(clothes.root, "train"))
@@ -375,13 +375,13 @@ def test_every_picture_is_seen_once_an_epoch_in_the_order_of_the_seed(clothes):
         (1, {"seed": -1}, "seed -1"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_training(clothes, k, options, words):
+def test_what_makes_no_sense_is_reported_before_training(clothes, k, options, words):
     with pytest.raises(ValueError, match=words):
         clothes(k, **options)
     assert not clothes.seen
 
 
-def test_weights_that_are_no_longer_finite_are_told(clothes):
+def test_weights_that_are_no_longer_finite_are_reported(clothes):
     with pytest.raises(ValueError, match=r"lr 1e\+30 is too high"):
         clothes(2, lr=1e30)
     assert len(clothes.seen) == 9
@@ -419,7 +419,7 @@ def test_cuda_devices_compute_what_the_cpu_does(expected, names):
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_some_steps_on_the_real_pictures(tmp_path):
+def test_some_steps_on_the_real_images(tmp_path):
     for path in (real_data("fashion-mnist") / "FashionMNIST/raw").glob("*.gz"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     fashion_mnist_files.obtain(tmp_path)

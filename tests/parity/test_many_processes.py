@@ -21,12 +21,12 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_processes, "subprocess", forked_subprocess())
 
 
-def test_a_failing_fit_is_told_in_its_own_words(job):
+def test_a_failing_fit_is_reported_in_its_own_words(job):
     with pytest.raises(
         ValueError,
         match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist",
     ):
-        many_processes.by_lightning("lenet", job)  # nobody wrote the pictures
+        many_processes.by_lightning("lenet", job)  # nobody wrote the images
 
 
 def test_a_fit_leaves_the_weights_of_its_process(job, monkeypatch):

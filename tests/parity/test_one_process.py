@@ -16,7 +16,7 @@ def job(tmp_path) -> Job:
     return Job(tmp_path, k=2, steps=3, dtype="float64", is_cuda=False, batch_size=8)
 
 
-def test_batches_are_all_pictures_once_in_the_order_of_training(job):
+def test_batches_are_all_images_once_in_the_order_of_training(job):
     batches = one_process.draw_batches(job)
     assert [tuple(x.shape) for x, _ in batches] == [(8, 3, 28, 28)] * 3
     labels = [int(y) for _, batch in batches for y in batch]

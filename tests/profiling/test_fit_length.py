@@ -77,7 +77,7 @@ def test_an_epoch_takes_its_steps_a_validation_and_what_is_between(lengths):
         ({"limit_val_batches": 2}, 0.64, 0, 0),
         ({"limit_val_batches": 0.5}, 0.64, 0, 0),
         ({"limit_val_batches": 50}, 1, 0, 0),
-        ({"devices": 2}, 0.5, 0, 0),  # each has half of the pictures
+        ({"devices": 2}, 0.5, 0, 0),  # each has half of the images
     ],
 )
 def test_validation_and_checkpoints_take_their_time_as_often_as_they_come(
@@ -117,7 +117,7 @@ def test_a_checkpoint_takes_no_more_than_its_share_of_an_epoch(
 @pytest.mark.parametrize(
     ("options", "num"), [({"devices": 4}, 50), ({"limit_test_batches": 1}, 32)]
 )
-def test_the_test_takes_as_long_as_one_device_has_pictures(lengths, options, num):
+def test_the_test_takes_as_long_as_one_device_has_images(lengths, options, num):
     assert lengths(100, **options).others == pytest.approx(START + num * 0.02)
 
 
@@ -153,7 +153,7 @@ def test_the_trial_leaves_random_numbers_as_they_were(lengths, monkeypatch):
 
 @pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("limit", [0.0, 8.0])  # or there is no room for them
-def test_pictures_that_are_not_kept_are_decoded_for_each_validation(
+def test_images_that_are_not_kept_are_decoded_for_each_validation(
     lengths, monkeypatch, limit, num_workers
 ):
     given = []

@@ -109,7 +109,7 @@ def test_the_parts_are_not_measured_on_the_short_last_batch(fit, monkeypatch):
 
 
 @pytest.mark.slow
-def test_only_waiting_for_training_pictures_counts(clock):
+def test_only_waiting_for_training_images_counts(clock):
     waiting = DataWaitProfiler()
     for action, seconds in (
         ("[_TrainingEpochLoop].train_dataloader_next", 2.0),

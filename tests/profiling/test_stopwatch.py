@@ -34,7 +34,7 @@ def test_without_an_end_of_an_epoch_it_is_what_is_usual():
     assert measured([8, 8, 8, 8]) == (pytest.approx(0.8), _BETWEEN)
 
 
-def test_where_a_whole_batch_follows_none_of_its_epoch_all_is_the_batches():
+def test_where_a_complete_batch_follows_none_of_its_epoch_all_is_the_batches():
     """A small second batch does not predict the time of a full one: most of its time may be constant."""
     batch, between = measured([8, 1], [8, 1], [8, 1])
     assert between == 0.0
@@ -43,7 +43,7 @@ def test_where_a_whole_batch_follows_none_of_its_epoch_all_is_the_batches():
     assert measured([8], [8], [8]) == (pytest.approx(0.5 + 0.8), 0.0)
 
 
-def test_batches_of_bad_pictures_alone_take_their_time():
+def test_batches_of_bad_images_alone_take_their_time():
     assert measured([0, 0], [0, 0], between=0.5)[0] > 0
 
 
@@ -71,7 +71,7 @@ def evaluating(clock):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("side", "seconds"), [(10, 0.1), (20, 0.4)])
-def test_evaluation_is_timed_at_its_own_size_of_a_whole_batch(evaluating, side, seconds):
+def test_evaluation_is_timed_at_its_own_size_of_a_complete_batch(evaluating, side, seconds):
     model, timed = evaluating
     assert timed(side) == pytest.approx(seconds)
     assert set(model.seen) == {(False, torch.uint8, 6, 3, side, side)} and model.training

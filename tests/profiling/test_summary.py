@@ -35,7 +35,7 @@ def result(**seconds: list[float]) -> dict:
     }
 
 
-def test_the_table_gives_median_spread_and_pictures_per_second():
+def test_the_table_gives_median_spread_and_images_per_second():
     shown = text(result(whole=[0.5, 0.4, 0.6]))
     assert "500.0 (400.0 to 600.0), 3" in shown
     # 32 / 0.5
@@ -61,7 +61,7 @@ def test_advice_names_the_bottleneck_and_what_was_measured_to_help():
 
 
 @pytest.mark.parametrize(("device_type", "efficiency"), [("cpu", 0.9), ("cuda", 0.45)])
-def test_efficiency_is_beside_what_the_devices_could_do(device_type, efficiency):
+def test_efficiency_is_next_to_what_the_devices_could_do(device_type, efficiency):
     one, two = result(whole=[0.45]), result(whole=[0.5])
     for found, num in ((one, 1), (two, 2)):
         found["about"] |= {"device_type": device_type, "num_devices": num}

@@ -31,12 +31,12 @@ def test_a_plan_keeps_to_its_time_and_uses_nine_tenths_of_it(seconds, batch, bet
     num_images, batch_size = size
     found = longest(seconds, batch, between, num_images, batch_size, most=10**9)
     assert found is not None
-    whole = math.ceil(num_images / batch_size)
-    batches = found.batches or whole
-    filled = batches if batches < whole else max(1.0, num_images / batch_size)
+    full = math.ceil(num_images / batch_size)
+    batches = found.batches or full
+    filled = batches if batches < full else max(1.0, num_images / batch_size)
     assert found.epochs * (filled * batch + between) == pytest.approx(found.seconds)
     assert found.seen == found.epochs * min(num_images, batches * batch_size)
-    assert batches <= whole and found.seconds <= seconds * (1 + 1e-12)
+    assert batches <= full and found.seconds <= seconds * (1 + 1e-12)
     # nine whole epochs of nearly ten, or epochs cut to a batch
     assert found.seconds >= 0.9 * seconds - batch
 
@@ -48,7 +48,7 @@ def test_epochs_are_cut_where_they_are_few_and_whole_where_they_are_many():
     assert longest(10_000, 1.0, 0.0, 3200, 32, 7) == (7, None, 7 * 3200, 700.0)
 
 
-def test_the_last_batch_takes_as_long_as_it_has_pictures():
+def test_the_last_batch_takes_as_long_as_it_has_images():
     # Nine batches of 32, and one of 10: 9.3 s an epoch, of which there is time for 20, not for 19.
     assert longest(187, 1.0, 0.0, 298, 32, 100) == (20, None, 20 * 298, pytest.approx(186.25))
     assert longest(9.3125, 1.0, 0.0, 298, 32, 100).batches is None
@@ -61,12 +61,12 @@ def test_control_whole_epochs_alone_would_leave_half_of_the_time_unused():
 
 
 @pytest.mark.parametrize("num_images", [40, 2_000])
-def test_more_time_never_means_fewer_pictures(num_images):
+def test_more_time_never_means_fewer_images(num_images):
     seen = [
         found.seen for t in range(5, 400) if (found := longest(t, 0.3, 0.5, num_images, 32, 10**6))
     ]
     # Where one epoch more begins, its checkpoint takes the time of some batches, and so do those that are cut: the last
-    # one of a whole epoch may take less time than there was for it.
+    # one of a complete epoch may take less time than there was for it.
     assert all(later >= earlier - (3 + 9) * 32 for earlier, later in itertools.pairwise(seen))
     assert seen[-1] > 10 * seen[0]
 

@@ -50,8 +50,8 @@ def made(colours):
         )
         num = len(data.splits["train"])
         # steps take the same, whatever is in
-        whole = num // data.batch_size * data.batch_size or num
-        data.splits["train"] = data.splits["train"].take(np.arange(whole))
+        full = num // data.batch_size * data.batch_size or num
+        data.splits["train"] = data.splits["train"].take(np.arange(full))
         data.scanned = replace(data.scanned, seen=None)  # the record of all of them
         return Slow(data.class_names, "small_cnn", weights=None), data
 
@@ -87,9 +87,9 @@ def test_a_device_with_a_queue_is_not_waited_for_at_every_step(made, clock, tmp_
 def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     given = {}
-    whole = time_trial.pl.Trainer
+    full = time_trial.pl.Trainer
     monkeypatch.setattr(
-        time_trial.pl, "Trainer", lambda **options: given.update(options) or whole(**options)
+        time_trial.pl, "Trainer", lambda **options: given.update(options) or full(**options)
     )
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
@@ -154,7 +154,7 @@ def test_what_is_between_epochs_is_no_part_of_their_steps(
 
 
 @pytest.mark.slow
-def test_a_last_batch_of_fewer_pictures_is_not_taken_for_a_whole_one(made, monkeypatch, advance):
+def test_a_last_batch_of_fewer_images_is_not_taken_for_a_complete_one(made, monkeypatch, advance):
     model, data = made(batch_size=4)
     forward = Slow.forward
     monkeypatch.setattr(
@@ -228,7 +228,7 @@ def test_the_checkpoint_is_timed_where_the_fit_writes_its_own(made, monkeypatch,
     assert not list((tmp_path / "disk").iterdir())
 
 
-def test_a_folder_that_nothing_can_be_written_to_is_told(made, monkeypatch):
+def test_a_folder_that_nothing_can_be_written_to_is_reported(made, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/some/.finetune-trial-x")
 
@@ -250,7 +250,7 @@ def test_a_head_is_fitted_in_silence(made, caplog):
     assert logging.getLogger("finetune.features.linear_probe").level == before
 
 
-def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(made):
+def test_batches_that_the_network_can_not_train_on_are_reported_as_a_fit_reports_them(made):
     _, data = made(image_size=32, batch_size=1)
     model = Classifier(data.class_names, "resnet18", weights=None)
     with pytest.raises(
@@ -261,7 +261,7 @@ def test_batches_that_the_network_can_not_train_on_are_told_as_a_fit_tells_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 6])
-def test_no_device_has_a_batch_of_one_picture_by_itself(made, batch_size):
+def test_no_device_has_a_batch_of_one_image_by_itself(made, batch_size):
     """The global batch has more images, and synchronised batch norm can train on them."""
     _, data = made(image_size=32, batch_size=batch_size)
     # 3 + 3 + 3 + 1
@@ -328,7 +328,7 @@ def test_a_device_has_its_share_of_the_workers(made, monkeypatch, given, num):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"crop_and_flip": False}])
-def test_pictures_are_not_kept_where_there_is_no_time_to_see_them_twice(
+def test_images_are_not_kept_where_there_is_no_time_to_see_them_twice(
     made, advance, monkeypatch, tmp_path, options
 ):
     from finetune.data import image_cache, samples

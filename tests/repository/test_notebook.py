@@ -58,7 +58,7 @@ _COUNT_DRAWINGS = 'print(sum("images/s" in text for text in drawn), drawn[-1])'
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_the_bar_the_run_and_its_pictures(tmp_path, monkeypatch):
+def test_it_runs_and_shows_the_bar_the_run_and_its_images(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (fit,) = (cell for cell in notebook.cells if "\nrun = fit(" in cell.source)
@@ -71,8 +71,8 @@ def test_it_runs_and_shows_the_bar_the_run_and_its_pictures(tmp_path, monkeypatc
     assert int(num_drawings) >= 2 and last_drawing == "{'text/plain': ''}"
     lines = "".join(text for kind in ("text/plain", "text/html") for text in shown(fit, kind))
     assert all(f"epoch {epoch}/6" in lines for epoch in range(1, 7))
-    told = "".join(output.get("text", "") for output in fit.outputs)
-    assert "images: images/target: train 80" in told and "run in runs/fit/version_0" in told
+    reported = "".join(output.get("text", "") for output in fit.outputs)
+    assert "images: images/target: train 80" in reported and "run in runs/fit/version_0" in reported
     (page,) = shown(cells["run"], "text/html")
     assert (
         page.count("<svg ") == 2
@@ -104,19 +104,19 @@ def test_lines_of_python_run(colours, tmp_path, monkeypatch, page):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(colours, "photos")
     shutil.copytree(colours / "test", "other_photos")
-    picture = colours / "test" / "red" / "00.png"
-    shutil.copy(picture, "a.png")
-    shutil.copy(picture, "b.png")
+    source_image = colours / "test" / "red" / "00.png"
+    shutil.copy(source_image, "a.png")
+    shutil.copy(source_image, "b.png")
     fit, quick = finetune.fit, {"size": 28, "weights": None, "backbone": "small_cnn", "workers": 0}
     quick["options"] = {"report": False}  # the notebook's has one
     monkeypatch.setattr(
         finetune, "fit", lambda *given, **words: fit(*given, **{**words, **quick, "epochs": 1})
     )
-    with Image.open(picture) as image:
+    with Image.open(source_image) as image:
         image.load()
     names: dict[str, Any] = {
         "pil_image": image,
-        "array": np.asarray(Image.open(picture)),
+        "array": np.asarray(Image.open(source_image)),
     }
     names["images"] = torch.zeros(2, 3, 28, 28, dtype=torch.uint8)
     block = block.replace(".jpg", ".png")

@@ -103,7 +103,7 @@ def test_bodies_that_are_no_decisions_are_refused(shared_client, folder, body):
     assert not (folder.parent / "corrections.csv").exists()
 
 
-def test_an_image_that_is_gone_is_told_and_can_be_excluded(client, wrong):
+def test_an_image_that_is_gone_is_reported_and_can_be_excluded(client, wrong):
     index = client.get("item/0").json()["index"]
     name = client.get("item/0").json()["name"]
     (wrong / name).unlink()
@@ -111,7 +111,7 @@ def test_an_image_that_is_gone_is_told_and_can_be_excluded(client, wrong):
     assert client.post("decide", json={**DECISION, "index": index}).status_code == 200
 
 
-def test_a_file_that_cannot_be_written_is_told(client, monkeypatch):
+def test_a_file_that_cannot_be_written_is_reported(client, monkeypatch):
     def fails(*_):
         raise OSError(30, "Read-only file system", "corrections.csv")
 
@@ -135,7 +135,7 @@ def test_a_bad_line_in_the_file_is_named_until_it_is_put_right(client, wrong):
     assert client.get("item/0").json()["action"] == "exclude"
 
 
-def test_a_ranking_that_fails_is_told_and_the_review_goes_on(wrong, begin):
+def test_a_ranking_that_fails_is_reported_and_the_review_continues(wrong, begin):
     session = begin(wrong)
     job = job_of(session)
     job.network = job.network._replace(preparation={"image_size": -1})

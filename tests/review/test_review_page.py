@@ -195,7 +195,7 @@ def test_two_browsers_at_once(serve, wrong):
     assert lines(wrong)[-1] == (name, "blue", "blue")
 
 
-def test_an_image_that_vanished_is_told_and_the_next_one_is_shown(serve, wrong):
+def test_an_image_that_vanished_is_reported_and_the_next_one_is_shown(serve, wrong):
     served = serve(wrong)
     name = served.session.item(served.session.state()["next"])["name"]
     (wrong / name).unlink()

@@ -74,7 +74,7 @@ def test_the_next_image_is_the_first_without_a_decision(wrong, begin):
     assert session.state()["next"] is None
 
 
-def test_of_two_browsers_the_later_one_is_told(wrong, begin):
+def test_of_two_browsers_the_later_one_is_notified(wrong, begin):
     session = begin(wrong)
     line = session.decide(0, "right", None, 0)["item"]["line"]
     with pytest.raises(Conflict):
@@ -96,7 +96,7 @@ def test_of_two_processes_each_sees_what_the_other_has_decided(wrong, begin):
     assert second.state()["counts"]["decided"] == 0
 
 
-def test_a_review_goes_on_where_it_ended_and_ranks_by_corrected_labels(wrong, begin):
+def test_a_review_continues_where_it_ended_and_ranks_by_corrected_labels(wrong, begin):
     session = begin(wrong)
     for name in MOVED[:2]:
         i = session.images.index_of[f"blue/{name.replace('/', '_')}"]

@@ -9,23 +9,23 @@ from run_folders import NAMES, write_run
 from finetune.runs.answers import read_answers, read_label_answers
 
 LABELS = [0, 0, 1, 2]
-SAID = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0.3]])
+PREDICTED = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.5, 0.3], [0.3, 0.4, 0.3]])
 
 
 def test_what_was_written_is_read(tmp_path):
     answers = read_answers(
-        write_run(tmp_path / "run", LABELS, SAID) / "test_predictions.csv", NAMES
+        write_run(tmp_path / "run", LABELS, PREDICTED) / "test_predictions.csv", NAMES
     )
     assert answers.labels.tolist() == LABELS and answers.predicted.tolist() == [0, 1, 1, 1]
     assert answers.is_right.tolist() == [True, False, True, False]
-    np.testing.assert_array_equal(answers.probabilities, SAID)
-    np.testing.assert_array_equal(answers.confidence, SAID.max(axis=1))
+    np.testing.assert_array_equal(answers.probabilities, PREDICTED)
+    np.testing.assert_array_equal(answers.confidence, PREDICTED.max(axis=1))
     assert answers.unread == ["broken.png"] and len(answers.paths) == 4
 
 
 def test_the_most_confident_of_a_cell_comes_first(tmp_path):
-    said = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
-    run = write_run(tmp_path / "run", [0, 0, 0, 0], said, ["a", "b"])
+    output = np.array([[0.4, 0.6], [0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
+    run = write_run(tmp_path / "run", [0, 0, 0, 0], output, ["a", "b"])
     answers = read_answers(run / "test_predictions.csv", ["a", "b"])
     assert answers.of(0, 1).tolist() == [1, 2, 0]
     assert answers.of(1, 0).tolist() == []
@@ -33,7 +33,7 @@ def test_the_most_confident_of_a_cell_comes_first(tmp_path):
 
 @pytest.mark.parametrize("names", [["other"], []])
 def test_another_runs_file_is_refused(tmp_path, names):
-    run = write_run(tmp_path / "run", LABELS, SAID)
+    run = write_run(tmp_path / "run", LABELS, PREDICTED)
     with pytest.raises(
         ValueError, match=r"test_predictions\.csv does not go with this run's classes"
     ):

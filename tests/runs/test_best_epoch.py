@@ -14,7 +14,7 @@ from finetune.runs.best_epoch import (
 from finetune.runs.outcome import outcome_line
 from finetune.runs.statistics import wilson
 
-NUM = 30  # pictures
+NUM = 30  # images
 
 
 def saved_last(accuracies, num):
@@ -59,7 +59,7 @@ def chosen(num_trials=2000):
     return kept, np.mean(true[seen.argmax(axis=1)])
 
 
-def test_of_few_pictures_the_kept_one_is_truly_better_than_the_highest():
+def test_of_few_images_the_kept_one_is_truly_better_than_the_highest():
     kept, highest = chosen()
     # The last is 0.85. With a standard error of 0.065 the highest of 25 is often five points too high.
     assert kept > 0.83 and kept > highest + 0.02
@@ -75,7 +75,7 @@ def test_of_few_pictures_the_kept_one_is_truly_better_than_the_highest():
         ),
     ],
 )
-def test_it_is_told_why(accuracy, words):
+def test_the_reason_is_reported(accuracy, words):
     assert describe(3, accuracy, 0.9) == words
 
 

@@ -52,10 +52,12 @@ def changed(**values: Any) -> dict[str, Any]:
 
 
 def test_a_run_keeps_the_aim_of_its_threshold_since_best_may_have_one():
-    told, held = compare_settings(
+    reported, held = compare_settings(
         changed(threshold="f1"), changed(threshold="recall:0.9"), False, False
     )
-    assert held == {"threshold": "f1"} and told.startswith('threshold stays "f1", not "recall:0.9"')
+    assert held == {"threshold": "f1"} and reported.startswith(
+        'threshold stays "f1", not "recall:0.9"'
+    )
 
 
 def test_the_same_is_not_worth_a_word():
@@ -83,17 +85,17 @@ def test_weights_of_classes_stay_and_a_class_that_only_one_file_names_is_noticed
     [
         {"trainer__devices": 2, "trainer__enable_progress_bar": False},
         {"data__init_args__num_workers": 3},
-        {"data__init_args__root": "b"},  # the same pictures elsewhere
+        {"data__init_args__root": "b"},  # the same images elsewhere
     ],
 )
 def test_where_and_how_fast_it_runs_is_not_worth_a_word(free):
     assert compare_settings(BEFORE, changed(**free), False, False) == ("", {})
 
 
-def test_what_holds_now_is_told():
+def test_what_holds_now_is_reported():
     now = changed(trainer__max_epochs=9, trainer__precision="64-true", model__label_smoothing=0.1)
-    told, held = compare_settings(BEFORE, now, False, False)
-    assert told == (
+    reported, held = compare_settings(BEFORE, now, False, False)
+    assert reported == (
         'changed: trainer.max_epochs 9 (was 5), trainer.precision "64-true" (was "32-true"), '
         "model.label_smoothing 0.1 (was 0.0)"
     )
@@ -106,8 +108,8 @@ def test_what_the_checkpoint_decides_stays():
         model__scheduler__init_args__step_size=4,
         model__weights=None,
     )
-    told, held = compare_settings(BEFORE, now, False, False)
-    assert "model.optimizer.lr stays 0.005, not 0.1, since the checkpoint decides" in told
+    reported, held = compare_settings(BEFORE, now, False, False)
+    assert "model.optimizer.lr stays 0.005, not 0.1, since the checkpoint decides" in reported
     assert held == {
         "model.optimizer.init_args.lr": 0.005,
         "model.scheduler.init_args.step_size": 3,
@@ -125,11 +127,11 @@ def test_the_shape_of_our_own_schedule_is_what_is_given():
     )
 
 
-def test_a_prolonged_run_is_told_not_to_be_one_that_was_long_from_the_start():
+def test_a_prolonged_run_reports_that_it_differs_from_one_that_was_long_from_the_start():
     cosine = {"class_path": "finetune.WarmupCosine", "init_args": {"warmup": 0.1}}
     now = changed(model__scheduler=cosine, trainer__max_epochs=9)
-    told, _ = compare_settings(changed(model__scheduler=cosine), now, False, False)
-    assert told == (
+    reported, _ = compare_settings(changed(model__scheduler=cosine), now, False, False)
+    assert reported == (
         "changed: trainer.max_epochs 9 (was 5); the learning rate continues at the current step of a WarmupCosine of "
         "the new length"
     )
@@ -166,7 +168,7 @@ def test_one_cycle_ends_where_it_was_to_end(name):
 
 
 @pytest.mark.parametrize(
-    ("order", "pictures", "what"),
+    ("order", "images", "what"),
     [
         ({"seed_everything": 1}, False, r"seed_everything 1 \(was 0\)"),
         ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
@@ -175,12 +177,12 @@ def test_one_cycle_ends_where_it_was_to_end(name):
         ({}, True, "other training images"),
     ],
 )
-def test_another_order_is_refused_unless_asked_for(order, pictures, what):
+def test_another_order_is_refused_unless_asked_for(order, images, what):
     with pytest.raises(ValueError, match=f"in another order with {what}: .*--allow_changes true"):
-        compare_settings(BEFORE, changed(**order), pictures, False)
-    told, held = compare_settings(BEFORE, changed(**order), pictures, True)
+        compare_settings(BEFORE, changed(**order), images, False)
+    reported, held = compare_settings(BEFORE, changed(**order), images, True)
     assert held == {}
-    assert bool(told) == bool(order)
+    assert bool(reported) == bool(order)
 
 
 @pytest.mark.parametrize(

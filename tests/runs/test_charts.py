@@ -40,7 +40,7 @@ def test_lines():
     assert curves(lines, "epoch", "loss", "x") == curves(lines, "epoch", "loss", "x")
 
 
-def test_a_legend_lies_beside_the_axes_and_forty_lines_are_told_apart():
+def test_a_legend_is_next_to_the_axes_and_forty_lines_are_distinguished():
     lines = {f"line {i}": ([1, 2, 3], [i, i + 1, i]) for i in range(8)}
     element = check(curves(lines, "epoch", "loss", "x"))
     height_of = {

@@ -28,7 +28,7 @@ def test_a_checkpoint_of_another_network_or_of_other_classes_is_refused():
     check_fits({"hyper_parameters": earlier, "state_dict": state}, MODEL, network)
 
 
-def test_a_network_of_another_size_is_told_in_a_line_where_it_has_other_shapes():
+def test_a_network_of_another_size_is_reported_in_a_line_where_it_has_other_shapes():
     def checkpoint(backbone: str, size: int | None) -> dict:
         weights = {
             f"network.{name}": value
@@ -42,9 +42,9 @@ def test_a_network_of_another_size_is_told_in_a_line_where_it_has_other_shapes()
     vit, resnet = "timm/test_vit", "timm/test_resnet"
     with pytest.raises(
         ValueError, match=r"for images of 64 pixels, this one for 48: give --data.image_size 64"
-    ) as told:
+    ) as reported:
         check_size(checkpoint(vit, 64), 48, build(vit, 2, 48))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     check_size(checkpoint(vit, 64), 64, build(vit, 2, 64))
     check_size(checkpoint(resnet, 64), 48, build(resnet, 2, 48))
     # of before there was such a size

@@ -53,9 +53,9 @@ def full_disk(error: Exception):
     def write_half(checkpoint: dict, file) -> None:
         import io
 
-        whole = io.BytesIO()
-        save(checkpoint, whole)
-        file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+        full = io.BytesIO()
+        save(checkpoint, full)
+        file.write(full.getvalue()[: len(full.getvalue()) // 2])
         file.flush()
         raise error
 
@@ -174,7 +174,7 @@ def test_a_reader_never_sees_a_part(target):
 @pytest.mark.parametrize(
     "content", [{"weight": torch.zeros(1)}, {"state_dict": {}}, [1, 2], torch.zeros(2)]
 )
-def test_weights_alone_are_told_where_to_go(tmp_path, content):
+def test_the_error_for_weights_alone_names_where_they_go(tmp_path, content):
     torch.save(content, tmp_path / "weights.pt")
     with pytest.raises(
         ValueError, match="not a checkpoint of `finetune fit`; plain weights go to --model.weights"

@@ -35,12 +35,12 @@ def fit(
 def test_each_second_has_one_phase(tmp_path, now):
     run = Run(tmp_path, "fit", tmp_path)
     fit(run, now, (3, 10, 2, 0.5, 0.25, 7, 4))
-    told = json.loads((tmp_path / "seconds.json").read_text())
+    reported = json.loads((tmp_path / "seconds.json").read_text())
     # What passes between training and its test is nobody's.
-    assert told == {"preparing": 3, "training": 10.75, "validating": 2, "testing": 4}
+    assert reported == {"preparing": 3, "training": 10.75, "validating": 2, "testing": 4}
     fit(run, now, (1, 1, 1, 1, 0, 0, 1))  # resumed: it adds up
-    told = json.loads((tmp_path / "seconds.json").read_text())
-    assert told == {"preparing": 4, "training": 12.75, "validating": 3, "testing": 5}
+    reported = json.loads((tmp_path / "seconds.json").read_text())
+    assert reported == {"preparing": 4, "training": 12.75, "validating": 3, "testing": 5}
 
 
 def test_a_test_by_other_processes_than_the_fit_keeps_its_seconds(tmp_path, now):
@@ -52,8 +52,8 @@ def test_a_test_by_other_processes_than_the_fit_keeps_its_seconds(tmp_path, now)
     parents.on_test_start(SimpleNamespace(is_global_zero=True))
     now.now += 4
     parents.on_test_end(SimpleNamespace(is_global_zero=True))
-    told = json.loads((tmp_path / "seconds.json").read_text())
-    assert told == {"preparing": 3, "training": 10.75, "validating": 2, "testing": 4}
+    reported = json.loads((tmp_path / "seconds.json").read_text())
+    assert reported == {"preparing": 3, "training": 10.75, "validating": 2, "testing": 4}
 
 
 def test_one_device_writes(tmp_path, now):

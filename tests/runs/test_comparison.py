@@ -16,17 +16,17 @@ from finetune.runs.record import read_run
 LABELS = [0] * 10 + [1] * 10
 
 
-def said(wrong: list[int]) -> np.ndarray:
+def probabilities_of(wrong: list[int]) -> np.ndarray:
     labels = np.array(LABELS)
     labels[wrong] = 1 - labels[wrong]
     return np.where(np.eye(2)[labels] == 1, 0.8, 0.2)
 
 
 def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
-    pictures = tmp_path / "pictures"
+    images = tmp_path / "pictures"
     wrong = {"a": wrong_a, "b": wrong_b}
     return [
-        read_run(write_run(tmp_path / k, LABELS, said(v), ["x", "y"], pictures))
+        read_run(write_run(tmp_path / k, LABELS, probabilities_of(v), ["x", "y"], images))
         for k, v in wrong.items()
     ]
 
@@ -37,7 +37,7 @@ def look() -> ImageViewer:
     )
 
 
-def test_pictures_that_one_alone_gets_right(tmp_path):
+def test_images_that_one_alone_gets_right(tmp_path):
     a, b = two(tmp_path, [0, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
     pair = paired(a, b)
     assert isinstance(pair, Pair)
@@ -49,8 +49,8 @@ def test_pictures_that_one_alone_gets_right(tmp_path):
     )
     # one of eleven, or none, and the same on the other side
     assert pair.p == pytest.approx(2 * 12 / 2**11)
-    told = write_comparison([a, b], look(), tmp_path / "page.html")
-    assert told.endswith("a is better on images like these (McNemar's exact test, p = 0.012).")
+    reported = write_comparison([a, b], look(), tmp_path / "page.html")
+    assert reported.endswith("a is better on images like these (McNemar's exact test, p = 0.012).")
     text = (tmp_path / "page.html").read_text()
     assert (
         text.count("<figure class") == 11
@@ -84,7 +84,9 @@ def test_its_header_has_the_difference(tmp_path, wrong_a, wrong_b, expected):
     assert expected in header and "a compared with b</h1>" in header
     assert "<dt>test images</dt><dd>20</dd>" in header
     # Three runs: the best one. Here all are of the same images.
-    c = read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"], tmp_path / "pictures"))
+    c = read_run(
+        write_run(tmp_path / "c", LABELS, probabilities_of([]), ["x", "y"], tmp_path / "pictures")
+    )
     write_comparison([a, b, c], None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert (
@@ -94,14 +96,14 @@ def test_its_header_has_the_difference(tmp_path, wrong_a, wrong_b, expected):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_no_difference_is_told_as_none(tmp_path):
+def test_no_difference_is_reported_as_none(tmp_path):
     a, b = two(tmp_path, [0, 1, 2], [3, 4])
     assert "no significant difference" in write_comparison([a, b], None, tmp_path / "page.html")
 
 
 @pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (
             lambda text: text.replace("/003.png", "/other.png"),
@@ -114,17 +116,17 @@ def test_no_difference_is_told_as_none(tmp_path):
         (None, "has no test_predictions.csv"),
     ],
 )
-def test_what_can_not_be_held_against_each_other(tmp_path, change, told):
+def test_what_can_not_be_held_against_each_other(tmp_path, change, reported):
     a, b = two(tmp_path, [0], [1])
     path = b.path / "test_predictions.csv"
     path.write_text(change(path.read_text())) if change else path.unlink()
-    assert told in write_comparison([a, read_run(b.path)], look(), tmp_path / "page.html")
+    assert reported in write_comparison([a, read_run(b.path)], look(), tmp_path / "page.html")
 
 
 def test_three_runs_have_a_column_each(tmp_path):
     runs = [
         *two(tmp_path, [0], [1]),
-        read_run(write_run(tmp_path / "c", LABELS, said([]), ["x", "y"])),
+        read_run(write_run(tmp_path / "c", LABELS, probabilities_of([]), ["x", "y"])),
     ]
     write_comparison(runs, None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -134,15 +136,15 @@ def test_three_runs_have_a_column_each(tmp_path):
     assert "100.0 % (83.9–100.0 %)" in text and "95.0 % (76.4–99.1 %)" in text
 
 
-def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
+def test_runs_of_one_name_are_distinguished_by_where_they_lie(tmp_path):
     folders = [tmp_path / place / "runs/fit/version_0" for place in ("one", "two")]
     runs = [
-        read_run(write_run(folder, LABELS, said(wrong), ["x", "y"], tmp_path / "p"))
+        read_run(write_run(folder, LABELS, probabilities_of(wrong), ["x", "y"], tmp_path / "p"))
         for folder, wrong in zip(folders, ([0], [1]), strict=True)
     ]
     assert runs[0].name == runs[1].name
-    told = write_comparison(runs, None, tmp_path / "page.html")
-    assert all(str(folder) in told for folder in folders)
+    reported = write_comparison(runs, None, tmp_path / "page.html")
+    assert all(str(folder) in reported for folder in folders)
     text = (tmp_path / "page.html").read_text()
     assert all(f">{folder}</a>" in text for folder in folders)
 
@@ -150,7 +152,9 @@ def test_runs_of_one_name_are_told_apart_by_where_they_lie(tmp_path):
 def test_ten_runs_have_a_row_each_with_a_link_and_a_line_of_their_own(tmp_path):
     runs = []
     for i in range(10):
-        folder = write_run(tmp_path / f"run_{i}", LABELS, said([i]), ["x", "y"], tmp_path / "p")
+        folder = write_run(
+            tmp_path / f"run_{i}", LABELS, probabilities_of([i]), ["x", "y"], tmp_path / "p"
+        )
         if i != 4:
             (folder / "report.html").touch()
         runs.append(read_run(folder))
@@ -191,7 +195,7 @@ def test_a_run_without_validation_leaves_the_others_their_lines(tmp_path):
     assert "--warning" in charts[1] and "--accent" in charts[1]  # control: both
 
 
-def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeypatch):
+def test_images_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeypatch):
     """A fit has them from where it was begun, a test from here."""
     a, b = two(tmp_path, [0, 1], [0, 2])
     (tmp_path / "link").symlink_to(tmp_path / "pictures")
@@ -207,16 +211,18 @@ def test_pictures_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeyp
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_of_more_than_two_it_is_told_which_were_tested_on_others(tmp_path):
+def test_of_more_than_two_it_is_reported_which_were_tested_on_others(tmp_path):
     a, b = two(tmp_path, [0], [1])
-    c = read_run(write_run(tmp_path / "c", LABELS, said([2]), ["x", "y"], tmp_path / "elsewhere"))
+    c = read_run(
+        write_run(tmp_path / "c", LABELS, probabilities_of([2]), ["x", "y"], tmp_path / "elsewhere")
+    )
     assert "Not tested" not in write_comparison([a, b, a], None, tmp_path / "page.html")
     assert write_comparison([a, b, c], None, tmp_path / "page.html").endswith(
         "Not tested on the images of a: c."
     )
 
 
-def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
+def test_images_that_are_links_to_one_file_stay_two(tmp_path):
     a, b = two(tmp_path, [0], [1])
     store = tmp_path / "blob"
     store.touch()
@@ -229,7 +235,7 @@ def test_pictures_that_are_links_to_one_file_stay_two(tmp_path):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_run_without_a_test_has_no_other_pictures(tmp_path):
+def test_a_run_without_a_test_has_no_other_images(tmp_path):
     a, b = two(tmp_path, [0], [1])
     (a.path / "test_predictions.csv").unlink()
     assert "Not tested" not in write_comparison(

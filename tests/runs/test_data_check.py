@@ -79,17 +79,17 @@ def test_a_check_of_another_folder_is_refused_and_never_taken(begun, tmp_path):
         data_check(read_run(begun), str(path))
 
 
-def test_the_same_pictures_may_have_lain_elsewhere(begun, tmp_path):
+def test_the_same_images_may_have_lain_elsewhere(begun, tmp_path):
     path = write_check(tmp_path / "out", "/mnt/pictures")
     assert "It was in /mnt/pictures then" in data_check(read_run(begun), str(path)).doubt
 
 
-def test_other_numbers_in_the_same_folder_are_told(begun, tmp_path):
+def test_other_numbers_in_the_same_folder_are_reported(begun, tmp_path):
     write_check(tmp_path, tmp_path / "pictures", (8, 8, 7))
     assert "found 23 images there, and this run has read 24" in data_check(read_run(begun)).doubt
 
 
-def test_a_folder_is_taken_for_the_file_in_it_and_a_missing_one_is_told(begun, tmp_path):
+def test_a_folder_is_taken_for_the_file_in_it_and_a_missing_one_is_reported(begun, tmp_path):
     write_check(tmp_path / "out", tmp_path / "pictures")
     assert data_check(read_run(begun), str(tmp_path / "out")).num_pictures == 24
     with pytest.raises(WrongUsage, match=r"--check: no file .*nothing"):

@@ -250,7 +250,7 @@ def fit(colours, tmp_path) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(colours, tmp_path_factory) -> dict[str, Any]:
+def complete(colours, tmp_path_factory) -> dict[str, Any]:
     """An uninterrupted fit without deferred checkpoints."""
     return fitted(tmp_path_factory.mktemp("whole") / "whole", colours)
 
@@ -281,11 +281,11 @@ def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, k
     lowest = "finetune.runs.model_checkpoint.lowest_acceptable"
     monkeypatch.setattr(lowest, lambda *_: 0.0 if validations.pop(0) in kept else 2.0)
     validations = [*range(4)]
-    whole = fit("whole")
-    assert whole["best"]["epoch"] == kept[-1] and whole["last"]["epoch"] == 3
+    complete = fit("whole")
+    assert complete["best"]["epoch"] == kept[-1] and complete["last"]["epoch"] == 3
     written = request.getfixturevalue("all_wait")
     validations = [*range(4)]
-    assert same(fit("waiting"), whole)
+    assert same(fit("waiting"), complete)
     assert written == [("best", STEPS)]  # by the trainer: the others have waited
 
 
@@ -300,7 +300,7 @@ def test_without_a_validation_the_best_is_the_last(fit, all_wait, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_there_is_no_memory_for_is_written(fit, whole, all_wait, monkeypatch):
+def test_what_there_is_no_memory_for_is_written(fit, complete, all_wait, monkeypatch):
     copies = [deferred_checkpoints.copy_of, None]  # of the second epoch, and the third
 
     def copy_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def test_what_there_is_no_memory_for_is_written(fit, whole, all_wait, monkeypatc
         assert (
             fit("killed", error=RuntimeError)["last"]["global_step"] == 3 * STEPS and copies == []
         )
-    assert same(fit("killed", "--resume"), whole)
+    assert same(fit("killed", "--resume"), complete)
 
 
 @pytest.mark.slow
@@ -352,14 +352,14 @@ def broken_at(step: int, error: BaseException) -> Any:
 
 
 @pytest.mark.slow
-def test_an_error_leaves_the_epoch_before_it(fit, whole, all_wait, monkeypatch):
+def test_an_error_leaves_the_epoch_before_it(fit, complete, all_wait, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(
             Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken picture"))
         )
         found = fit("broken", error=RuntimeError)
     assert found["last"]["global_step"] == 2 * STEPS and len(all_wait) == 1
-    assert same(fit("broken", "--resume"), whole)
+    assert same(fit("broken", "--resume"), complete)
 
 
 def stopped_at(step: int, hook: str) -> Any:
@@ -378,12 +378,12 @@ def stopped_at(step: int, hook: str) -> Any:
     ],
 )
 def test_a_signal_leaves_the_step_at_which_it_was_noticed(
-    fit, whole, all_wait, monkeypatch, step, hook
+    fit, complete, all_wait, monkeypatch, step, hook
 ):
     with monkeypatch.context() as patched:
         patched.setattr(SignalFlag, "agreed", stopped_at(step, hook))
         assert fit("stopped", error=Interrupted)["last"]["global_step"] == step
-    assert same(fit("stopped", "--resume"), whole)
+    assert same(fit("stopped", "--resume"), complete)
 
 
 @pytest.mark.slow
@@ -404,8 +404,8 @@ def test_a_best_that_waits_is_written_before_a_last_that_no_longer_leads_to_it(
 
 
 @pytest.mark.slow
-def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(
-    fit, whole, all_wait, monkeypatch
+def test_a_kill_takes_what_has_waited_and_the_run_that_continues_does_it_again(
+    fit, complete, all_wait, monkeypatch
 ):
     with monkeypatch.context() as patched:  # as a kill does, nothing is written at the end
         patched.setattr(
@@ -413,7 +413,7 @@ def test_a_kill_takes_what_has_waited_and_the_run_that_goes_on_does_it_again(
         )
         patched.setattr(Checkpoints, "_write_deferred", lambda *_, **__: None)
         assert fit("killed", error=RuntimeError)["last"]["global_step"] == STEPS
-    assert same(fit("killed", "--resume"), whole)
+    assert same(fit("killed", "--resume"), complete)
 
 
 @pytest.mark.slow

@@ -38,10 +38,10 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
         "--data.val_fraction",
         0,
     ]
-    told = (
+    reported = (
         r"train/loss is (nan|inf) in epoch 1: training has diverged; .* No checkpoint has that step"
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
 

@@ -98,7 +98,7 @@ def test_class_names_that_train_are_read_back(checkpoint, tmp_path, name):
     checkpoint["hyper_parameters"]["class_names"] = names
     found = read_exported(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
     assert found["hyper_parameters"]["class_names"] == names
-    # a stranger's, for a terminal
+    # an untrusted, for a terminal
     checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]
     with pytest.raises(
         ValueError, match="class_names is .*, expected at least two different names"
@@ -118,7 +118,7 @@ def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
     assert "somebody" not in text
 
 
-def test_what_is_not_ours_or_damaged_is_told(tmp_path):
+def test_what_is_not_ours_or_damaged_is_reported(tmp_path):
     for write, suffix in ((write_safetensors, ".safetensors"), (write_onnx, ".onnx")):
         with pytest.raises(ValueError, match="was not written by `finetune export`"):
             read_exported(write(tmp_path / f"other{suffix}", None))
@@ -183,15 +183,17 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("key", STRANGE)
-def test_what_no_export_of_ours_has_said_is_refused(checkpoint, tmp_path, key):
+def test_what_no_export_of_ours_has_written_is_refused(checkpoint, tmp_path, key):
     text = packed(checkpoint)
     read_checkpoint(write_onnx(tmp_path / "own.onnx", text))
     *groups, name = key.split(".")
     for value in STRANGE[key]:
         plain = json.loads(text)
         (plain[groups[0]] if groups else plain)[name] = value
-        told = r"is damaged: its metadata is unreadable|is not a valid checkpoint: \w+(\.\w+)? is "
-        with pytest.raises(ValueError, match=told):
+        reported = (
+            r"is damaged: its metadata is unreadable|is not a valid checkpoint: \w+(\.\w+)? is "
+        )
+        with pytest.raises(ValueError, match=reported):
             read_checkpoint(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
 
 

@@ -184,11 +184,11 @@ def callback(run: Run, epochs: int = 3) -> RunFolder:
     return RunFolder(run, parser, parser.parse_args([f"--epochs={epochs}"]))
 
 
-def trainer(rank: int, said_by_rank_0: list) -> SimpleNamespace:
+def trainer(rank: int, printed_by_rank_0: list) -> SimpleNamespace:
     def broadcast(value):
         if rank == 0:
-            said_by_rank_0[:] = [value]
-        return said_by_rank_0[0]
+            printed_by_rank_0[:] = [value]
+        return printed_by_rank_0[0]
 
     return SimpleNamespace(
         is_global_zero=rank == 0, ckpt_path=None, strategy=SimpleNamespace(broadcast=broadcast)
@@ -196,10 +196,10 @@ def trainer(rank: int, said_by_rank_0: list) -> SimpleNamespace:
 
 
 def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
-    said: list = []
+    output: list = []
     devices = [Run(tmp_path, "fit") for _ in range(3)]
     for rank, device in enumerate(devices):
-        callback(device).setup(trainer(rank, said), None, "fit")
+        callback(device).setup(trainer(rank, output), None, "fit")
     assert (
         {device.path for device in devices}
         == {tmp_path / "fit/version_0"}
@@ -207,10 +207,10 @@ def test_rank_0_chooses_the_folder_and_hands_it_to_the_others(tmp_path):
     )
     text = (tmp_path / "fit/version_0/config.yaml").read_text()
     assert "epochs: 3" in text and "name: null" in text  # complete: it makes the same run again
-    # one that would go on elsewhere
+    # one that would continue elsewhere
     with pytest.raises(RuntimeError, match="version_7, rank 0 .*version_0"):
         callback(Run(tmp_path, "fit", tmp_path / "fit/version_7")).setup(
-            trainer(1, said), None, "fit"
+            trainer(1, output), None, "fit"
         )
 
 
@@ -231,20 +231,20 @@ def test_the_config_is_that_of_the_last_fit(run, stage, epochs):
 
 
 def test_a_rank_that_does_not_see_the_checkpoint_of_rank_0_is_stopped(tmp_path):
-    said: list = []
-    resumed = trainer(0, said)
+    output: list = []
+    resumed = trainer(0, output)
     resumed.ckpt_path = tmp_path / "last.ckpt"
     callback(Run(tmp_path, "fit")).setup(resumed, None, "fit")
     with pytest.raises(OSError, match="on a shared disk"):
-        callback(Run(tmp_path, "fit")).setup(trainer(1, said), None, "fit")
+        callback(Run(tmp_path, "fit")).setup(trainer(1, output), None, "fit")
 
 
-def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
+def test_how_a_run_began_stays_in_about_json_when_others_continue_with_it(run):
     for command, line in (("first", "pretrained"), ("second", "last.ckpt"), ("third", "last.ckpt")):
         run.about = {"command": command, "lines": [line], "root": command}
         callback(run).setup(trainer(0, []), None, "fit")
-    told = json.loads(run.file("about.json").read_text())
-    assert told == {
+    reported = json.loads(run.file("about.json").read_text())
+    assert reported == {
         "command": "first",
         "lines": ["pretrained"],
         "root": "third",
@@ -252,7 +252,7 @@ def test_how_a_run_began_stays_in_about_json_when_others_go_on_with_it(run):
     }
 
 
-def test_a_try_is_told_by_its_config(tmp_path):
+def test_a_try_is_recognised_by_its_config(tmp_path):
     assert not is_dev_run(tmp_path)
     tries = ("trainer: {fast_dev_run: true}", "trainer: {fast_dev_run: 2}")
     others = ("trainer: {fast_dev_run: false}", "trainer: {max_epochs: 1}", "trainer:", "a: [", "")

@@ -29,7 +29,7 @@ def test_each_kind_begins_with_the_most_telling():
     assert best == [0, 3, 1, 5]  # a class at a time, its surest first
 
 
-def test_all_pictures_of_a_small_split_are_in_its_cells():
+def test_all_images_of_a_small_split_are_in_its_cells():
     assert max_per_cell([2, 1, 1, 2]) == 2 and max_per_cell([]) == 0
 
 
@@ -44,7 +44,7 @@ def test_a_page_of_very_many_stays_small(num):
     )
 
 
-def test_pictures_in_order_with_their_words():
+def test_images_in_order_with_their_words():
     def see(path: str, side: int) -> np.ndarray | None:
         return None if path == "2.png" else np.full((side, side, 3), 50, np.uint8)
 

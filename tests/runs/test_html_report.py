@@ -23,7 +23,7 @@ from finetune.runs.record import read_run
 LABELS = [0] * 6 + [1] * 3 + [2] * 3
 
 
-def said() -> np.ndarray:
+def probabilities_of() -> np.ndarray:
     """Nine of twelve right; two of the first class taken for the second, one of the third for the first."""
     rng = np.random.default_rng(0)
     right = np.eye(3)[[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 0]]
@@ -70,8 +70,8 @@ def run(tmp_path):
     return write_run(
         tmp_path / "runs" / "version_0",
         LABELS,
-        said(),
-        pictures=tmp_path / "pictures",
+        probabilities_of(),
+        images=tmp_path / "pictures",
         doubts=["so few"],
     )
 
@@ -118,7 +118,9 @@ def test_every_link_leads_somewhere(run):
     assert "No heat maps: too coarse." in page_of(run, look(False))
 
 
-def test_a_run_without_a_test_split_is_told_by_its_validation_and_one_with_nothing_has_a_page(run):
+def test_a_run_without_a_test_split_is_described_by_its_validation_and_one_with_nothing_has_a_page(
+    run,
+):
     (run / "test.json").unlink()
     assert str(headline(read_run(run))).startswith(
         "validation accuracy 75.0 %. Not tested. best.ckpt is from epoch 3"
@@ -156,7 +158,7 @@ def test_very_many_classes_show_all_that_fit_of_the_cells_that_are_listed(tmp_pa
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_why_no_picture_is_shown_is_told_once(run):
+def test_why_no_image_is_shown_is_reported_once(run):
     gone = ImageViewer(lambda path, side: None, lambda *_: None)
     text = page_of(run, gone)
     assert "The test images are not shown: " in text and "file not found" not in text
@@ -167,7 +169,7 @@ def test_why_no_picture_is_shown_is_told_once(run):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_a_page_elsewhere_finds_the_pictures(run, tmp_path):
+def test_a_page_elsewhere_finds_the_images(run, tmp_path):
     target = tmp_path / "far" / "away.html"
     target.parent.mkdir()
     assert (
@@ -180,7 +182,7 @@ def test_a_page_elsewhere_finds_the_pictures(run, tmp_path):
 
 @pytest.mark.slow
 @needs_browser
-def test_a_cell_opens_its_pictures_in_a_browser(run, tmp_path):
+def test_a_cell_opens_its_images_in_a_browser(run, tmp_path):
     text = page_of(run)
     script = """
         const cell = document.getElementById("cell-0-1"), before = getComputedStyle(cell).display;
@@ -259,7 +261,7 @@ def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> 
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
+def test_what_was_found_before_training_is_reported_and_what_was_not_looked_at(run):
     text = looked(run, 2800, 2800, [FOUND])
     assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
     assert "no problems" not in text
@@ -270,7 +272,7 @@ def test_what_was_found_before_training_is_told_and_what_was_not_looked_at(run):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_nothing_is_said_to_be_sound_that_nobody_looked_at(run):
+def test_nothing_is_reported_as_sound_that_was_not_checked(run):
     text = part(page_of(run, None))  # of an older version
     assert (
         "no record of a check before training" in text
@@ -316,7 +318,7 @@ def test_it_shows_how_the_network_was_chosen(tmp_path):
         "unusable": {"resnet50": "not on this machine"},
         "untried": ["convnext_tiny"],
     }
-    run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
+    run = write_run(tmp_path / "run", LABELS, probabilities_of(), backbone_ranking=ranking)
     text = page_of(run)
     assert "Which network was chosen" in text and "<strong>timm/&lt;b&gt;</strong>" in text
     assert "75.0 %" in text and "0.625" in text and ">128<" in text
@@ -324,15 +326,15 @@ def test_it_shows_how_the_network_was_chosen(tmp_path):
         "Not ranked: resnet50 (not on this machine)." in text
         and "for lack of time: convnext_tiny." in text
     )
-    other = page_of(write_run(tmp_path / "other", LABELS, said()))
+    other = page_of(write_run(tmp_path / "other", LABELS, probabilities_of()))
     assert "Which network was chosen" not in other
 
 
 @pytest.mark.parametrize(
     "ranking", [[], {}, {"rows": [{"name": "a"}], "seconds": 1}, {"rows": [], "seconds": "<b>"}]
 )
-def test_a_damaged_ranking_is_told(tmp_path, ranking):
-    run = write_run(tmp_path / "run", LABELS, said(), backbone_ranking=ranking)
+def test_a_damaged_ranking_is_reported(tmp_path, ranking):
+    run = write_run(tmp_path / "run", LABELS, probabilities_of(), backbone_ranking=ranking)
     with pytest.raises(ValueError, match=r"about.json is damaged"):
         read_run(run)
 

@@ -7,12 +7,12 @@ from run_folders import NAMES, write_run
 from finetune.runs.inline_report import inline_report
 from finetune.runs.record import read_run
 
-SAID = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
+PREDICTED = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
 
 
 @pytest.mark.slow
 def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
-    run = read_run(write_run(tmp_path / "run", [0, 1, 2, 1], SAID))
+    run = read_run(write_run(tmp_path / "run", [0, 1, 2, 1], PREDICTED))
     page = inline_report(run, "data:image/webp;base64,AA", "four <pictures>")
     assert "test accuracy 75.0 % (3 of 4; " in page and page.count("<svg ") == 2
     assert 'src="data:image/webp;base64,AA"' in page and "four &lt;pictures&gt;" in page
@@ -27,5 +27,5 @@ def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("without_charts")
 def test_names_of_classes_are_text(tmp_path):
-    page = inline_report(read_run(write_run(tmp_path / "run", [0, 0, 0, 0], SAID)))
+    page = inline_report(read_run(write_run(tmp_path / "run", [0, 0, 0, 0], PREDICTED)))
     assert "Always predicting blue &lt;b&gt;: " in page and NAMES[0] == "blue <b>"

@@ -72,10 +72,10 @@ def test_rows_have_the_metrics_of_scikit_learn(run):
             strict=True,
         )
     ):
-        y, said = LABELS[:, k], predicted[:, k]
-        assert row.precision[0] == pytest.approx(metrics.precision_score(y, said))
-        assert row.recall[0] == pytest.approx(metrics.recall_score(y, said))
-        assert found.f1 == pytest.approx(metrics.f1_score(y, said))
+        y, decided = LABELS[:, k], predicted[:, k]
+        assert row.precision[0] == pytest.approx(metrics.precision_score(y, decided))
+        assert row.recall[0] == pytest.approx(metrics.recall_score(y, decided))
+        assert found.f1 == pytest.approx(metrics.f1_score(y, decided))
         average = metrics.average_precision_score(y, PROBABILITIES[:, k])
         assert row.average_precision[0] == pytest.approx(average)
         for value, low, high in (row.precision, row.recall, row.average_precision):

@@ -9,7 +9,7 @@ from finetune.runs.licence import is_restricted, licence
 
 
 @pytest.mark.parametrize(
-    ("weights", "backbone", "told"),
+    ("weights", "backbone", "reported"),
     [
         (None, "resnet18", "random weights: no licence applies"),
         (
@@ -55,8 +55,8 @@ from finetune.runs.licence import is_restricted, licence
         (None, "timm/resnet18", "random weights: no licence applies"),
     ],
 )
-def test_each_kind_of_weights_has_its_terms(weights, backbone, told):
-    assert re.search(told, licence(weights, backbone))
+def test_each_kind_of_weights_has_its_terms(weights, backbone, reported):
+    assert re.search(reported, licence(weights, backbone))
 
 
 def test_what_went_on_from_another_run_has_the_terms_of_that():
@@ -68,11 +68,11 @@ def test_what_went_on_from_another_run_has_the_terms_of_that():
 @pytest.mark.parametrize("backbone", ["resnet18", "timm/resnet18"])
 @pytest.mark.parametrize("name", ["weights.bin", "best.tar", "weights"])
 def test_a_file_is_one_whatever_its_name_ends_with(name, backbone):
-    told = f"the file {name}: licence unknown, ask its author for the terms"
-    assert licence(name, backbone, is_file=True) == told
+    reported = f"the file {name}: licence unknown, ask its author for the terms"
+    assert licence(name, backbone, is_file=True) == reported
 
 
-def test_what_is_known_of_a_checkpoint_of_ours_goes_on_with_it():
+def test_what_is_known_of_a_checkpoint_of_ours_continues_with_it():
     first = licence("DEFAULT", "timm/convnextv2_nano.fcmae_ft_in22k_in1k")
     second = licence("best.ckpt", "timm/convnextv2_nano", known=first)
     assert (
@@ -90,16 +90,16 @@ def test_what_is_known_of_a_checkpoint_of_ours_goes_on_with_it():
 
 
 def test_a_folder_of_timms_states_its_own(tmp_path):
-    told = {
+    reported = {
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
         "input_size": [3, 96, 96],
         "interpolation": "bilinear",
     }
-    told |= {"crop_pct": 1.0, "license": "cc-by-nc-4.0"}
+    reported |= {"crop_pct": 1.0, "license": "cc-by-nc-4.0"}
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/config.json").write_text(
-        json.dumps({"architecture": "resnet18", "pretrained_cfg": told})
+        json.dumps({"architecture": "resnet18", "pretrained_cfg": reported})
     )
     text = licence(str(tmp_path / "theirs"), "timm/resnet18")
     assert (
@@ -108,7 +108,7 @@ def test_a_folder_of_timms_states_its_own(tmp_path):
     )
 
 
-def test_what_should_be_read_first_is_told_from_the_rest():
+def test_what_should_be_read_first_is_distinguished_from_the_rest():
     free = [
         ("DEFAULT", "resnet18"),
         ("DEFAULT", "timm/resnet18"),

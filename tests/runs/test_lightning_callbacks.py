@@ -54,7 +54,7 @@ def checkpoint_of(*callbacks: Any, **own: Any) -> dict[str, Any]:
     }
 
 
-def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
+def test_a_run_that_early_stopping_ended_continues_with_more_patience():
     stopped = EarlyStopping("val/loss", patience=2)
     stopped.wait_count = 2
     checkpoint = checkpoint_of(stopped)
@@ -66,7 +66,7 @@ def test_a_run_that_early_stopping_ended_goes_on_with_more_patience():
     assert ended_by(checkpoint, Limits(callbacks=[stopped])) == ""
 
 
-def test_a_run_that_a_timer_ended_goes_on_with_more_time():
+def test_a_run_that_a_timer_ended_continues_with_more_time():
     timer = Timer({"seconds": 60})
     timer.load_state_dict({"time_elapsed": {"train": 61.0}})
     checkpoint = checkpoint_of(timer)
@@ -76,13 +76,13 @@ def test_a_run_that_a_timer_ended_goes_on_with_more_time():
     assert ended_by(checkpoint, Limits(callbacks=[Timer({"seconds": 62})])) == ""
 
 
-def test_a_run_that_another_callback_ended_goes_on_when_a_limit_changes():
+def test_a_run_that_another_callback_ended_continues_when_a_limit_changes():
     checkpoint = checkpoint_of()
     assert ended_by(checkpoint, Limits()) == "a callback that stopped it"
     assert ended_by(checkpoint, Limits(min_epochs=9)) == ""
 
 
-def test_averaging_passes_once_more_over_the_pictures():
+def test_averaging_passes_once_more_over_the_images():
     averaging = StochasticWeightAveraging(swa_lrs=0.01)
     checkpoint = checkpoint_of(averaging, is_stopped=False)
     assert ended_by(checkpoint, Limits(max_epochs=3))

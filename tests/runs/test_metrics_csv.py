@@ -68,11 +68,11 @@ def test_a_half_written_last_row_is_left_out_wherever_it_breaks(run):
     for step in range(3):
         logger.log_metrics({"loss": 0.125 + step, "val": 0.75}, step)
     path = run.file("steps.csv")
-    content, whole = path.read_text(), read_metrics(path)
+    content, full = path.read_text(), read_metrics(path)
     for length in range(len(content)):
         path.write_text(content[:length])
         complete = max(content[:length].count("\n") - 1, 0)  # lines but the header
-        assert read_metrics(path) == whole[:complete], content[:length]
+        assert read_metrics(path) == full[:complete], content[:length]
 
 
 def test_what_ends_a_line_elsewhere_may_be_in_a_class_s_name(run):
@@ -173,7 +173,7 @@ def test_what_was_logged_before_a_resume_inside_an_epoch_is_in_its_row(run):
     assert (row["val/loss"], row["train/loss"]) == ("0.5", "1.0")
 
 
-def test_a_run_that_a_limit_ended_inside_an_epoch_has_it_once_when_it_goes_on(run):
+def test_a_run_that_a_limit_ended_inside_an_epoch_has_it_once_when_it_continues(run):
     logger = MetricsCSV(run)
     logger.log_metrics({"train/loss_epoch": 3.0, "epoch": 0}, 1)
     logger.log_epoch(1, 2, 0.25)

@@ -15,7 +15,7 @@ LOGGER = ("--trainer.logger", "MLFlowLogger")
 
 
 @pytest.mark.slow
-def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
+def test_a_fit_logs_what_steps_csv_has_and_continues_there(colours, cli, capfd):
     lines = fit_with(colours, capfd, *LOGGER)
     client, found = mlflow_run()
     assert mlflow_metrics() == steps() and found.info.status == "FINISHED"
@@ -77,7 +77,7 @@ def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "reported"),
     [
         (
             "http://127.0.0.1:9",
@@ -86,17 +86,17 @@ def test_a_server_or_a_folder_of_ones_own(run, environment, tmp_path):
         ("garbage://x", ".*garbage"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_soon_in_a_line(uri, told, run, environment):
+def test_a_server_that_is_not_there_is_reported_soon_in_a_line(uri, reported, run, environment):
     logger = MLFlowLogger(tracking_uri=uri)
     logger.attach(run, "MLFlowLogger")
     began = time.monotonic()
-    with pytest.raises(ValueError, match=f"^MLFlowLogger: {told}"):
+    with pytest.raises(ValueError, match=f"^MLFlowLogger: {reported}"):
         _ = logger.experiment
     assert time.monotonic() - began < 20  # it would ask for minutes
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
+def test_a_run_continues_where_mlflow_has_it_no_more(colours, cli, capfd, caplog):
     fit_with(colours, capfd, *LOGGER)
     shutil.rmtree(RUN / "mlflow" / mlflow_run()[1].info.experiment_id / mlflow_run()[1].info.run_id)
     fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")

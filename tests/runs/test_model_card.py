@@ -54,16 +54,16 @@ def test_without_a_test_it_says_so(run):
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "reported"),
     [
         (None, "random weights"),
         ("DEFAULT", "torchvision's DEFAULT weights"),
         ("a/b.safetensors", "the file a/b.saf"),
     ],
 )
-def test_whose_terms_hold(run, weights, told):
+def test_whose_terms_hold(run, weights, reported):
     assert weights_and_licence(replace(run, config={"model": {"weights": weights}})).startswith(
-        told
+        reported
     )
 
 

@@ -45,7 +45,7 @@ def callback(run) -> Checkpoints:
     return Checkpoints(run)
 
 
-def test_best_is_the_last_that_can_not_be_told_from_the_highest(callback):
+def test_best_is_the_last_that_can_not_be_distinguished_from_the_highest(callback):
     # Of 30 images the standard error of 0.6 is 0.089, that of 0.5 is 0.091.
     accuracies = [0.5, 0.42, 0.4, 0.6, 0.52, 0.5, 0.6]
     assert validated(callback, *accuracies) == [True, True, False, True, True, False, True]

@@ -60,10 +60,10 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert [run.name for run, _ in passed] == ["version_2", "version_1"]
     assert "of other data (photos, not " in passed[0][1]
     assert passed[1][1] == "of another network (resnet50, not resnet18)"
-    told = new_run_message(tmp_path, passed, [])
+    reported = new_run_message(tmp_path, passed, [])
     assert (
         f"since {passed[0][0]} is {passed[0][1]}, and 1 older of others, too: a new run begins"
-        in told
+        in reported
     )
     moved = RunFilter(wanted.root, None, None, lambda run, settings: run.name == "version_2")
     assert find_run(tmp_path, moved).run == tmp_path / "fit/version_2"  # by what it holds
@@ -80,7 +80,7 @@ def test_a_named_run_is_found_by_the_time_when_it_began(tmp_path):
     assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_1"
 
 
-def test_a_run_that_keeps_only_its_best_cannot_go_on(tmp_path):
+def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path):
     write_run(tmp_path / "fit/version_0", "a")
     run = write_run(tmp_path / "fit/version_1", "b")
     (run / "checkpoints/last.ckpt").rename(run / "checkpoints/best.ckpt")
@@ -117,10 +117,10 @@ def test_runs_that_lie_elsewhere_are_reported(tmp_path):
     os.utime(tmp_path / "moved/checkpoints/last.ckpt", (0, 0))
     os.utime(tmp_path / "fit/version_3/checkpoints/last.ckpt", (1, 1))
     assert found.newer() == (tmp_path / "later",)
-    told = new_run_message(tmp_path, [], unnamed)
+    reported = new_run_message(tmp_path, [], unnamed)
     assert (
         f"{tmp_path}/later is not in {tmp_path}/fit; {tmp_path}/moved is not in {tmp_path}/fit"
-        in told
+        in reported
     )
 
 

@@ -36,13 +36,13 @@ def probabilities(num: int, num_classes: int = len(NAMES)) -> torch.Tensor:
 
 
 def outputs_of(
-    index: torch.Tensor, probs: torch.Tensor, said: torch.Tensor | None = None
+    index: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor | None = None
 ) -> dict[str, Any]:
-    """The output of a step for readable images; the most probable class is predicted unless `said` is another."""
+    """The output of a step for readable images; the most probable class is predicted unless `chosen` is another."""
     return {
         "index": index,
         "probabilities": probs,
-        "class": probs.argmax(dim=1) if said is None else said,
+        "class": probs.argmax(dim=1) if chosen is None else chosen,
         "bad": [],
     }
 
@@ -69,7 +69,7 @@ def predict(
     names: list[str] | None = None,
     monkeypatch: pytest.MonkeyPatch | None = None,
     abstain_below: float | None = None,
-    said: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> Path:
     """Write the predictions of a network; each rank writes its part, the last rank first."""
     bad = bad or {}
@@ -95,7 +95,7 @@ def predict(
             batch = list(indices[start : start + batch_size])
             good = [i for i in batch if i not in bad]
             index = torch.tensor(good, dtype=torch.int64)
-            outputs = outputs_of(index, probs[good], None if said is None else said[good])
+            outputs = outputs_of(index, probs[good], None if chosen is None else chosen[good])
             outputs["bad"] = [(i, bad[i]) for i in batch if i in bad]
             writer.on_predict_batch_end(trainer, model, outputs, None, 0)
         writer.on_predict_end(trainer, model)
@@ -143,7 +143,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_one_row_a_picture_in_the_order_of_the_input(run, suffix):
+def test_one_row_an_image_in_the_order_of_the_input(run, suffix):
     probs = probabilities(len(PATHS))
     bad = {
         2: "with, comma.png: cannot be decoded: torn",
@@ -204,7 +204,7 @@ def test_without_a_folder_and_a_file_the_prediction_is_only_printed(
 def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suffix, top_k):
     probs, paths = probabilities(20), [f"{i}.png" for i in range(20)]
     bad = {3: "3.png: cannot be decoded: torn"}
-    limit = float(probs.max(dim=1).values.sort().values[8])  # one picture lies on it, and is sure
+    limit = float(probs.max(dim=1).values.sort().values[8])  # one image lies on it, and is sure
     _, sure = read(predict(run, probs, paths, bad, run.root / f"sure{suffix}", top_k))
     capsys.readouterr()
     _, rows = read(
@@ -244,9 +244,9 @@ def test_abstaining_from_0_on_never_does_and_at_1_always(run):
 
 
 def test_it_abstains_by_the_class_that_a_threshold_says(run):
-    probs, said = torch.tensor([[0.95, 0.05], [0.4, 0.6]]).double(), torch.tensor([1, 1])
+    probs, chosen = torch.tensor([[0.95, 0.05], [0.4, 0.6]]).double(), torch.tensor([1, 1])
     path = predict(
-        run, probs, ["a.png", "b.png"], names=["no", "yes"], said=said, abstain_below=0.5
+        run, probs, ["a.png", "b.png"], names=["no", "yes"], chosen=chosen, abstain_below=0.5
     )
     assert [row["class"] for row in read(path)[1]] == ["unsure", "yes"]
 
@@ -269,7 +269,7 @@ def test_a_class_called_unsure_leaves_no_word_for_abstaining(run):
 def test_the_class_that_a_threshold_says_comes_first(run, top_k):
     probs = torch.tensor([[0.3, 0.7], [0.9, 0.1]], dtype=torch.float64)
     target = predict(
-        run, probs, ["a", "b"], top_k=top_k, names=["x", "y"], said=torch.tensor([0, 0])
+        run, probs, ["a", "b"], top_k=top_k, names=["x", "y"], chosen=torch.tensor([0, 0])
     )
     _, rows = read(target)
     assert [(row["class"], row["probability"]) for row in rows] == [("x", 0.3), ("x", 0.9)]
@@ -308,7 +308,7 @@ def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, 
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_picture_is_told_with_its_class_and_probability(run, monkeypatch, capsys, devices):
+def test_one_image_is_reported_with_its_class_and_probability(run, monkeypatch, capsys, devices):
     probs = torch.tensor([[0.1, 0.9]])
     predict(run, probs, ["a.jpg"], names=["x", "y"], world_size=devices, monkeypatch=monkeypatch)
     assert capsys.readouterr().out.splitlines()[0] == "a.jpg: y, probability 0.9000"
@@ -484,7 +484,7 @@ def test_a_link_and_a_mode_are_kept(run, monkeypatch, suffix, world_size):
     )
     assert output.is_symlink() and [row["path"] for row in read(file)[1]] == paths
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert list(disk.iterdir()) == [file]  # the parts lay beside it, and are gone
+    assert list(disk.iterdir()) == [file]  # the parts lay next to it, and are gone
 
 
 def test_the_parts_of_a_private_file_are_private(run):
@@ -497,7 +497,7 @@ def test_the_parts_of_a_private_file_are_private(run):
     writer.on_exception(trainer_of(["a.png"]), model)
 
 
-def test_a_target_that_can_t_be_is_told_before_the_work(run):
+def test_a_target_that_can_t_be_is_reported_before_the_work(run):
     (run.root / "folder.csv").mkdir()
     (run.root / "file").touch()
     with pytest.raises(ValueError, match=r"--out .*folder.csv is a folder: name a file in it"):
@@ -506,7 +506,7 @@ def test_a_target_that_can_t_be_is_told_before_the_work(run):
         PredictionWriter(run, str(run.root / "file/new/out.csv"))
 
 
-def test_pictures_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, capsys):
+def test_images_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, capsys):
     with pytest.raises(
         ValueError,
         match=r"none of the images can be read: .*predictions.csv has the reason for each",

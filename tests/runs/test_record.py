@@ -110,7 +110,7 @@ def test_another_folder_is_none(tmp_path):
         read_run(tmp_path)
 
 
-def test_pictures_are_found_from_another_folder(run, tmp_path, monkeypatch):
+def test_images_are_found_from_another_folder(run, tmp_path, monkeypatch):
     about = json.loads((run / "about.json").read_text()) | {"folder": str(tmp_path)}
     (run / "about.json").write_text(json.dumps(about))
     rows = run / "test_predictions.csv"
@@ -135,7 +135,7 @@ def test_a_metric_without_its_epoch_is_left_out(run):
 
 
 @pytest.mark.parametrize(("limit", "epoch"), [(None, 2), (2, 3), (0.05, 3), (500, 2)])
-def test_the_best_is_by_the_pictures_that_were_measured(run, limit, epoch):
+def test_the_best_is_by_the_images_that_were_measured(run, limit, epoch):
     """0.7 and 0.68 differ significantly on 4,000 images, and do not on 200."""
     record = read_run(run)
     rows = [
@@ -152,9 +152,9 @@ def test_the_best_is_by_the_pictures_that_were_measured(run, limit, epoch):
 def test_a_part_of_the_validation_images_has_its_share_of_trials():
     splits = {"val": {"counts": {"a": 30, "b": 60, "c": 0}, "num_images": 80}}
     assert num_in_split({"splits": splits}, "val") == 80
-    whole = label_trials({"splits": splits}, 80)
-    assert whole == pytest.approx(4 / (1 / 30 + 1 / 60))
-    assert label_trials({"splits": splits}, 40) == pytest.approx(whole / 2)
+    full = label_trials({"splits": splits}, 80)
+    assert full == pytest.approx(4 / (1 / 30 + 1 / 60))
+    assert label_trials({"splits": splits}, 40) == pytest.approx(full / 2)
     # of one class an image the number of images is the sum
     assert num_in_split({"splits": {"val": {"counts": {"a": 30, "b": 60}}}}, "val") == 90
     assert num_in_split({}, "val") == 0 and label_trials({}, 0) == 0

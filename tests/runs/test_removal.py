@@ -81,12 +81,12 @@ def test_last_ckpt_of_an_unfinished_run_stays(run):
 
 
 def test_a_fold_is_only_deleted_with_its_cross_validation(run):
-    whole = write_run(run.parent / "version_1", [0, 1, 2], np.eye(3))
-    fold = whole / "fit/fold_1"
+    full = write_run(run.parent / "version_1", [0, 1, 2], np.eye(3))
+    fold = full / "fit/fold_1"
     shutil.copytree(run, fold)
     plan_removal(fold)  # the control: no cross-validation
-    write_folds(whole, FoldRecord(2, [], "."))
+    write_folds(full, FoldRecord(2, [], "."))
     (fold / "checkpoints/best.ckpt").write_bytes(b"")
     with pytest.raises(WrongUsage, match=r"finetune runs rm \S+/runs/fit/version_1$"):
         plan_removal(fold)
-    plan_removal(whole)
+    plan_removal(full)

@@ -48,7 +48,7 @@ def test_only_the_first_device_reports(run, capsys):
     assert capsys.readouterr().out == "" and list(run.path.glob("[!.]*")) == []
 
 
-def test_an_error_stays_the_news_where_the_list_of_pictures_cannot_be_written(tmp_path, caplog):
+def test_an_error_stays_the_news_where_the_list_of_images_cannot_be_written(tmp_path, caplog):
     run = Run(tmp_path, "fit")
     run.file = lambda name: tmp_path / "nowhere" / name
     run.choose()
@@ -75,8 +75,8 @@ def test_numbers_of_a_class_without_images_are_null_and_empty(colours, cli, tmp_
     with np.errstate(invalid="ignore"):
         f1 = 2 * matrix.diagonal() / (matrix.sum(axis=0) + matrix.sum(axis=1))
     assert result["test/f1"] == pytest.approx(f1[[0, 2]].mean())
-    for name, num_said in zip(("blue", "green", "red"), matrix.sum(axis=0), strict=True):
-        assert (result[f"test/precision/{name}"] is None) == (num_said == 0)
+    for name, num_predicted in zip(("blue", "green", "red"), matrix.sum(axis=0), strict=True):
+        assert (result[f"test/precision/{name}"] is None) == (num_predicted == 0)
     for row in read_metrics(folder / "metrics.csv"):
         assert (
             row["val/recall/green"] == ""

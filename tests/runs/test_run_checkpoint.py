@@ -16,14 +16,14 @@ def run(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_the_best_is_taken_the_last_where_there_is_no_best_and_that_is_told(tmp_path):
+def test_the_best_is_taken_the_last_where_there_is_no_best_and_that_is_reported(tmp_path):
     both, last = run(tmp_path / "both", "best", "last"), run(tmp_path / "last", "last")
     assert checkpoint_of(str(both)) == (str(both / "checkpoints/best.ckpt"), "")
     assert checkpoint_of(str(both / "checkpoints")) == (str(both / "checkpoints/best.ckpt"), "")
-    path, told = checkpoint_of(str(last))
+    path, reported = checkpoint_of(str(last))
     assert (
         path == str(last / "checkpoints/last.ckpt")
-        and told == f"{last} has no best checkpoint: taking {path}"
+        and reported == f"{last} has no best checkpoint: taking {path}"
     )
 
 

@@ -14,12 +14,12 @@ def nothing_held(monkeypatch):
     monkeypatch.setattr(run_lock, "_held", {})
 
 
-def test_a_second_process_is_told_which_one_is_there_until_that_releases(tmp_path):
+def test_a_second_process_names_the_first_until_that_releases(tmp_path):
     run_lock.hold(tmp_path)
     run_lock.hold(tmp_path)  # the same process may
-    told = another(tmp_path).communicate(timeout=60)[0]
+    reported = another(tmp_path).communicate(timeout=60)[0]
     assert (
-        told
+        reported
         == f"another process, {os.getpid()}, is writing {tmp_path}: wait for its end, or end it\n"
     )
     run_lock.release()

@@ -49,7 +49,7 @@ def test_settings_by_dotted_names():
     assert flatten(nested) == plain
 
 
-def test_a_run_that_goes_on_finds_each_of_its_loggers_again(run):
+def test_a_run_that_continues_finds_each_of_its_loggers_again(run):
     first = [Silent(), MetricsCSV(run), Silent()]
     attach(first, run)
     assert run_loggers(first) == [first[0], first[2]]
@@ -77,8 +77,8 @@ def test_a_package_that_is_missing_or_broken_is_named(kind, monkeypatch, tmp_pat
     logger = getattr(finetune, kind)
     with monkeypatch.context() as patched:
         patched.setattr(run_logger, "find_spec", lambda name: None)
-        told = f"^{kind} needs {logger.package}: pip install '\\.\\[{logger.package}\\]' in a checkout of finetune$"
-        with pytest.raises(WrongUsage, match=told):
+        reported = f"^{kind} needs {logger.package}: pip install '\\.\\[{logger.package}\\]' in a checkout of finetune$"
+        with pytest.raises(WrongUsage, match=reported):
             logger()
     (tmp_path / "namespace").mkdir()  # a folder of the package's name is not it
     (tmp_path / "broken.py").write_text("raise ImportError('of another version')")
@@ -170,9 +170,9 @@ def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
     given = ["--data.root", colours, *QUICKEST, *several, "--trainer.logger", loggers]
     result = finetune_command("fit", *given, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    told = [line.split()[0] for line in result.stderr.splitlines()]
+    reported = [line.split()[0] for line in result.stderr.splitlines()]
     # and nothing of a library's
-    assert told == ["images:", "network:", "training:", "val", "epoch"]
+    assert reported == ["images:", "network:", "training:", "val", "epoch"]
     monkeypatch.chdir(tmp_path)
     assert scalars() == pytest.approx(steps(), rel=1e-6) and mlflow_metrics() == steps()
     assert hyperparameters() == [settings()]

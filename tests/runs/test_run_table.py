@@ -106,7 +106,7 @@ def test_damaged_runs_are_listed_with_what_is_wrong(run, name, text):
 def test_states(run):
     (run / "test.json").unlink()
     last = run / "checkpoints/last.ckpt"
-    assert read_row(run).state == "finished"  # with best.ckpt alone it cannot go on
+    assert read_row(run).state == "finished"  # with best.ckpt alone it cannot continue
     last.touch()
     assert read_row(run).state == "unfinished"
     about = json.loads((run / "about.json").read_text())

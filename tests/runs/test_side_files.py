@@ -112,9 +112,9 @@ def test_a_run_is_resumed_without_them(begun, colours, tmp_path, monkeypatch, ca
     run_command(["report", str(run)])
     assert (run / "report.html").is_file()
     if damage == "bytes":
-        whole = resumed(begun, colours, tmp_path / "whole", monkeypatch, None)
+        full = resumed(begun, colours, tmp_path / "whole", monkeypatch, None)
         ours, theirs = (
             torch.load(each / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-            for each in (run, whole)
+            for each in (run, full)
         )
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -50,7 +50,7 @@ def test_bins_of_confidence():
     ]
 
 
-def test_precision_and_recall_are_scikit_learns():
+def test_precision_and_recall_are_scikit_trains():
     rng = np.random.default_rng(0)
     score = np.round(rng.random(200), 2)  # many are equal
     positive = rng.random(200) < score
@@ -69,8 +69,8 @@ def test_the_most_confident_are_answered_first():
 
 def test_words_for_shares():
     assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0–100.0 %"
-    told = outcome([[1_000, 20], [11, 300]], "test")
-    assert told == "test accuracy 97.7 % (1,300 of 1,331; 95 % interval 96.7–98.4 %)"
+    reported = outcome([[1_000, 20], [11, 300]], "test")
+    assert reported == "test accuracy 97.7 % (1,300 of 1,331; 95 % interval 96.7–98.4 %)"
     assert outcome([[0, 0], [0, 0]], "val").startswith("val accuracy 0.0 % (0 of 0; ")
 
 

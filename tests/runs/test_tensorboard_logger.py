@@ -13,7 +13,7 @@ LOGGER = ("--trainer.logger", "TensorBoardLogger")
 
 
 @pytest.mark.slow
-def test_a_fit_logs_what_steps_csv_has_and_goes_on_there(colours, cli, capfd):
+def test_a_fit_logs_what_steps_csv_has_and_continues_there(colours, cli, capfd):
     lines = fit_with(colours, capfd, *LOGGER)
     assert scalars() == pytest.approx(steps(), rel=1e-6)  # float32
     assert {name for name, _ in scalars()} >= {"train/loss", "val/accuracy", "test/accuracy"}

@@ -71,7 +71,9 @@ def config(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, capfd, monkeypatch):
+def test_a_fit_logs_what_steps_csv_has_and_continues_by_the_same_id(
+    colours, cli, capfd, monkeypatch
+):
     with monkeypatch.context() as elsewhere:  # as after a run in another folder, in a notebook
         elsewhere.chdir(colours)
         wandb.setup()
@@ -88,7 +90,7 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, 
 
 
 @pytest.mark.parametrize(
-    ("given", "said", "offline", "mode"),
+    ("given", "output", "offline", "mode"),
     [
         (None, None, True, "offline"),
         (None, "online", False, "online"),
@@ -98,17 +100,17 @@ def test_a_fit_logs_what_steps_csv_has_and_goes_on_by_the_same_id(colours, cli, 
     ],
 )
 def test_nothing_is_sent_unless_the_user_says_so(
-    environment, monkeypatch, given, said, offline, mode
+    environment, monkeypatch, given, output, offline, mode
 ):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    if said:
-        monkeypatch.setenv("WANDB_MODE", said)
+    if output:
+        monkeypatch.setenv("WANDB_MODE", output)
     logger = WandbLogger(offline=given)
     assert (logger._offline, logger._wandb_init["mode"]) == (offline, mode)
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
 
 
-def test_where_it_is_sent_is_told(environment, monkeypatch, run, caplog):
+def test_where_it_is_sent_is_reported(environment, monkeypatch, run, caplog):
     class Sent:
         id, url = "abc", "https://example.org/abc"
 
@@ -122,7 +124,9 @@ def test_where_it_is_sent_is_told(environment, monkeypatch, run, caplog):
     assert caplog.messages == ["logging to https://example.org/abc"]
 
 
-def test_an_account_that_is_wanted_and_not_there_is_told_in_a_line(environment, monkeypatch, run):
+def test_an_account_that_is_wanted_and_not_there_is_reported_in_a_line(
+    environment, monkeypatch, run
+):
     def fail(**given):
         raise wandb.errors.UsageError("No API key\nconfigured.")
 
@@ -145,7 +149,7 @@ def test_a_run_that_is_open_is_left_to_its_owner(colours, cli, capfd, tmp_path_f
     assert metrics(the_file()) == steps()
 
 
-def test_a_place_that_can_not_be_written_is_told(environment, run, tmp_path):
+def test_a_place_that_can_not_be_written_is_reported(environment, run, tmp_path):
     """Without the error, wandb would write into the temporary folder."""
     (tmp_path / "file").touch()
     logger = WandbLogger(save_dir=str(tmp_path / "file"))

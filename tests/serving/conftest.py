@@ -20,10 +20,10 @@ LIMITS = Limits(max_bytes=200_000, max_pictures=4, max_pixels=10_000, max_waitin
 
 @pytest.fixture(scope="session")
 def checkpoint(colours, tmp_path_factory):
-    pictures = data(colours, resize="squash")
+    images = data(colours, resize="squash")
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("checkpoint") / "some.ckpt"
-    fit(Classifier(pictures.class_names, "resnet18_small", weights=None), pictures).save_checkpoint(
+    fit(Classifier(images.class_names, "resnet18_small", weights=None), images).save_checkpoint(
         path
     )
     return path
@@ -48,7 +48,7 @@ def client(service):
 
 
 @pytest.fixture(scope="session")
-def picture():
+def png_image():
     """Return the bytes of an image of noise; other numbers give other images."""
 
     def drawn(number: int = 0, size: tuple[int, int] = (48, 40), format: str = "PNG") -> bytes:

@@ -33,14 +33,14 @@ def test_what_the_model_is(client, predictor):
     )
 
 
-def test_metrics_count_requests(client, picture):
-    client.post("/predict", content=picture())
+def test_metrics_count_requests(client, png_image):
+    client.post("/predict", content=png_image())
     client.post("/predict", content=b"no")
     text = client.get("/metrics").text
     assert 'finetune_requests_total{status="200"} 1.0' in text and 'status="422"} 1.0' in text
 
 
-def test_other_addresses_and_methods_are_told_in_json(client):
+def test_other_addresses_and_methods_are_reported_in_json(client):
     missing = client.get("/predic%0a" + "x" * 500)
     assert missing.status_code == 404 and len(missing.json()["error"]) < 300
     assert "/predict" in missing.json()["error"]
@@ -54,14 +54,14 @@ def test_other_addresses_and_methods_are_told_in_json(client):
     )
 
 
-def test_a_fault_of_ours_is_told_without_its_inside(client, service, picture, monkeypatch):
+def test_a_fault_of_ours_is_reported_without_its_inside(client, service, png_image, monkeypatch):
     monkeypatch.setattr(service, "_image", lambda upload, index: 1 / 0)
-    response = client.post("/predict", content=picture())
+    response = client.post("/predict", content=png_image())
     assert (
         response.status_code == 500 and "division" not in response.text and response.json()["error"]
     )
     monkeypatch.undo()
-    assert client.post("/predict", content=picture()).status_code == 200
+    assert client.post("/predict", content=png_image()).status_code == 200
 
 
 def test_a_page_of_a_service_with_a_token_asks_for_it(service):

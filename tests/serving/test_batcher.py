@@ -36,10 +36,10 @@ def network():
 
 
 def asked(network: Network, scenario, max_batch: int = 4):
-    told: list[int] = []
+    reported: list[int] = []
 
     async def run():
-        batcher = Batcher(network, max_batch, told.append)
+        batcher = Batcher(network, max_batch, reported.append)
         try:
             async with asyncio.timeout(20):
                 return await scenario(batcher)
@@ -48,11 +48,11 @@ def asked(network: Network, scenario, max_batch: int = 4):
             batcher.close()
 
     result = asyncio.run(run())
-    assert told == network.sizes
+    assert reported == network.sizes
     return result
 
 
-def test_a_lone_picture_waits_for_nobody(network):
+def test_a_lone_image_waits_for_nobody(network):
     async def scenario(batcher):
         return [await batcher([image(k)]) for k in range(3)]
 

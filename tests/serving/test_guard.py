@@ -72,7 +72,7 @@ def test_the_page_and_what_watches_the_service_need_none():
         assert client("word", "0.0.0.0").get(path).text == "yes"
 
 
-def test_every_answer_tells_browsers_to_trust_nothing_else():
+def test_every_answer_reports_browsers_to_trust_nothing_else():
     for response in (client(None, "127.0.0.1").get("/"), client("word", "::").get("/model")):
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["x-frame-options"] == "DENY"

@@ -26,7 +26,7 @@ def test_a_free_port_is_found():
         assert port > 0 and address_of(listener) == f"http://127.0.0.1:{port}"
 
 
-def test_a_taken_port_is_told():
+def test_a_taken_port_is_reported():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -57,7 +57,7 @@ def test_the_address_of_all_interfaces_is_one_that_a_browser_takes():
         assert address_of(listener).startswith("http://localhost:")
 
 
-def test_of_two_that_began_at_once_the_second_is_told():
+def test_of_two_that_began_at_once_the_second_is_notified():
     """Both could bind the port, because neither listens on it while it loads its model."""
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()

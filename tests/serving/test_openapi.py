@@ -72,9 +72,9 @@ def test_every_address_for_programs_is_described_and_is_there(client):
 
 def test_every_status_that_the_code_answers_with_is_described():
     code = "".join(path.read_text() for path in Path(finetune.serving.__file__).parent.glob("*.py"))
-    said = {*re.findall(r"Refused\(\s*(\d{3})", code)}
-    assert len(said) > 6
-    assert said | {"200"} == {*API["paths"]["/predict"]["post"]["responses"]}
+    statuses = {*re.findall(r"Refused\(\s*(\d{3})", code)}
+    assert len(statuses) > 6
+    assert statuses | {"200"} == {*API["paths"]["/predict"]["post"]["responses"]}
 
 
 def test_what_needs_a_token_says_so(client):
@@ -84,8 +84,8 @@ def test_what_needs_a_token_says_so(client):
             assert ("security" in operation) == needs_one == ("401" in operation["responses"]), path
 
 
-def test_an_answer_has_the_fields_that_are_described(client, picture):
-    content = picture()
+def test_an_answer_has_the_fields_that_are_described(client, png_image):
+    content = png_image()
     answer = client.post("/predict?looked_at=true", content=content).json()["predictions"][0]
     assert answer.keys() == API["components"]["schemas"]["Prediction"]["properties"].keys()
     error = client.post("/predict", content=b"text").json()

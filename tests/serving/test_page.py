@@ -87,27 +87,27 @@ def give(
     page.evaluate(_DROP, [name, kind, base64.b64encode(content).decode(), event])
 
 
-def said_by(predictor, content: bytes) -> str:
+def verdict_of(predictor, content: bytes) -> str:
     from finetune.data.decode import decode
 
     return predictor.class_names[int(predictor([decode(content)])[0].argmax())]
 
 
 @pytest.mark.parametrize("event", ["drop", "paste"])
-def test_a_picture_gets_its_verdict(page, predictor, picture, event):
-    give(page, picture(), event=event)
+def test_an_image_gets_its_verdict(page, predictor, png_image, event):
+    give(page, png_image(), event=event)
     result = page.locator(".result")
     result.wait_for(timeout=20_000)
-    assert result.locator(".verdict").inner_text() == said_by(predictor, picture())
+    assert result.locator(".verdict").inner_text() == verdict_of(predictor, png_image())
     assert result.locator("img").count() == 1  # maps of this small network are too coarse to show
     assert "No heat map" in result.inner_text()
     assert result.locator(".bars span").count() == 2 * 2  # the other two of three classes
     assert "%" in result.inner_text() and page.locator("#status").inner_text() == ""
 
 
-def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
+def test_several_are_answered_each_and_a_bad_one_says_why(page, png_image):
     for number in range(2):
-        give(page, picture(number), f"{number}.png")
+        give(page, png_image(number), f"{number}.png")
     give(page, b"hello", "note.txt", "text/plain")
     give(page, bytes(200_001), "large.png")
     page.locator(".result").nth(3).wait_for(timeout=20_000)
@@ -117,7 +117,7 @@ def test_several_are_answered_each_and_a_bad_one_says_why(page, picture):
     assert any("large.png: too large: 200,001 bytes, the limit is 200,000" in text for text in bad)
 
 
-def test_the_keyboard_is_enough(page, picture):
+def test_the_keyboard_is_enough(page, png_image):
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.id") == "choose"
     chosen: list[FileChooser] = []
@@ -128,20 +128,20 @@ def test_the_keyboard_is_enough(page, picture):
         if chosen:
             break
     chosen[0].set_files(
-        [{"name": f"{i}.png", "mimeType": "image/png", "buffer": picture(i)} for i in range(2)]
+        [{"name": f"{i}.png", "mimeType": "image/png", "buffer": png_image(i)} for i in range(2)]
     )
     page.locator(".result").nth(1).wait_for(timeout=20_000)
     for name in ("photograph", "looked-at"):
         page.keyboard.press("Tab")
         assert page.evaluate("() => document.activeElement.id") == name
     page.keyboard.press("Space")  # what it looked at is not asked for any more
-    give(page, picture(5))
+    give(page, png_image(5))
     page.locator(".result").nth(2).wait_for(timeout=20_000)
     assert page.locator(".result").first.locator("img").count() == 1
 
 
-def test_it_fits_a_phone(page, picture):
-    give(page, picture(), "a_name_without_any_break_" * 8 + ".png")
+def test_it_fits_a_phone(page, png_image):
+    give(page, png_image(), "a_name_without_any_break_" * 8 + ".png")
     page.locator(".result").wait_for(timeout=20_000)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     sizes = page.locator("button:visible").evaluate_all(
@@ -151,11 +151,11 @@ def test_it_fits_a_phone(page, picture):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_themes_can_be_read(browser, address, picture, scheme):
+def test_both_themes_can_be_read(browser, address, png_image, scheme):
     context = browser.new_context(color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
-    give(page, picture())
+    give(page, png_image())
     page.locator(".verdict").wait_for(timeout=20_000)
     contrast = page.evaluate(
         """() => {
@@ -225,7 +225,7 @@ def test_another_model_at_the_same_address_is_introduced(page):
     assert ["top_k" in url for url in asked] == [True, False, False]
 
 
-def test_a_threshold_is_told(page):
+def test_a_threshold_is_reported(page):
     """Otherwise the page would show the less probable of two classes without a reason."""
     known = {
         "class_names": ["hotdog", "not-hotdog"],
@@ -238,13 +238,13 @@ def test_a_threshold_is_told(page):
     )
 
 
-def test_names_are_text_and_never_markup(page, picture):
-    give(page, picture(), "<img src=x onerror=alert(1)>.png")
+def test_names_are_text_and_never_markup(page, png_image):
+    give(page, png_image(), "<img src=x onerror=alert(1)>.png")
     page.locator(".result").wait_for(timeout=20_000)
     assert "<img src=x onerror=alert(1)>.png" in page.locator("figcaption").first.inner_text()
 
 
-def test_a_token_is_asked_for_and_then_used(serve, browser, picture):
+def test_a_token_is_asked_for_and_then_used(serve, browser, png_image):
     context = browser.new_context()
     page = context.new_page()
     page.goto(serve(token="word"))
@@ -254,12 +254,12 @@ def test_a_token_is_asked_for_and_then_used(serve, browser, picture):
     page.locator("#token").fill("word")
     page.keyboard.press("Enter")
     page.locator("#token-form").wait_for(state="hidden", timeout=20_000)
-    give(page, picture())
+    give(page, png_image())
     page.locator(".verdict").wait_for(timeout=20_000)
     context.close()
 
 
-def test_a_folder_is_told_for_what_it_is(page, tmp_path):
+def test_a_folder_is_described_as_what_it_is(page, tmp_path):
     at = {
         "x": 100,
         "y": 200,
@@ -308,7 +308,7 @@ def test_the_answer_is_large_and_up_to_five_others_follow(page):
 
 
 @pytest.mark.parametrize("status", [200, 502])
-def test_a_page_of_a_proxy_is_told_in_plain_words(page, status):
+def test_a_page_of_a_proxy_is_described_in_plain_words(page, status):
     page.route(
         "**/predict?*",
         lambda route: route.fulfill(
@@ -336,7 +336,7 @@ def test_without_scripts_it_says_so(browser, address):
     context.close()
 
 
-def test_a_service_that_is_gone_is_told(page, picture):
+def test_a_service_that_is_gone_is_reported(page, png_image):
     page.route("**/predict?*", lambda route: route.abort())
-    give(page, picture())
+    give(page, png_image())
     page.get_by_text("The service does not answer").wait_for(timeout=20_000)

@@ -6,7 +6,7 @@ import json
 from finetune.serving.refusal import Refused, busy, drain, too_late
 
 
-def test_a_refusal_says_what_is_wrong_and_with_which_pictures():
+def test_a_refusal_says_what_is_wrong_and_with_which_images():
     response = Refused(
         422, "a.jpg: empty", [{"index": 0, "name": "a.jpg", "error": "empty"}]
     ).response()
@@ -18,7 +18,7 @@ def test_a_refusal_says_what_is_wrong_and_with_which_pictures():
     assert json.loads(Refused(400, "no").response().body) == {"error": "no"}
 
 
-def test_whoever_may_come_back_is_told_when():
+def test_a_refusal_that_allows_a_retry_states_when():
     for refused, status in ((busy("full", 7.4), 429), (too_late("late", 0.2), 503)):
         response = refused.response()
         assert response.status_code == status

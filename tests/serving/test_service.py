@@ -34,16 +34,16 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
-def test_answers_are_those_of_the_predictor(client, predictor, picture):
+def test_answers_are_those_of_the_predictor(client, predictor, png_image):
     contents = [
-        picture(k, size, kind)
+        png_image(k, size, kind)
         for k, size, kind in ((0, (40, 60), "PNG"), (1, (90, 33), "JPEG"), (2, (8, 8), "WEBP"))
     ]
     response = client.post("/predict", files=files(*contents))
     expected = predictor([decode(content) for content in contents])
-    said = response.json()["predictions"]
-    assert [one["name"] for one in said] == ["0.png", "1.png", "2.png"]
-    for one, probabilities in zip(said, expected, strict=True):
+    predictions = response.json()["predictions"]
+    assert [one["name"] for one in predictions] == ["0.png", "1.png", "2.png"]
+    for one, probabilities in zip(predictions, expected, strict=True):
         assert list(one["probabilities"].values()) == sorted(
             one["probabilities"].values(), reverse=True
         )
@@ -53,24 +53,27 @@ def test_answers_are_those_of_the_predictor(client, predictor, picture):
         assert one["label"] == predictor.class_names[probabilities.argmax()]
         assert one["probability"] == one["probabilities"][one["label"]]
     alone = client.post("/predict", content=contents[1]).json()["predictions"]
-    assert alone[0]["name"] == "" and abs(alone[0]["probability"] - said[1]["probability"]) < 2e-6
+    assert (
+        alone[0]["name"] == ""
+        and abs(alone[0]["probability"] - predictions[1]["probability"]) < 2e-6
+    )
 
 
-def test_a_threshold_decides_what_is_said(client, service, picture, monkeypatch):
+def test_a_threshold_decides_what_is_predicted(client, service, png_image, monkeypatch):
     monkeypatch.setattr(service.predictor, "decide", lambda p: np.full(len(p), 2))
-    one = client.post("/predict", content=picture()).json()["predictions"][0]
+    one = client.post("/predict", content=png_image()).json()["predictions"][0]
     assert one["label"] == "red" and one["probability"] == one["probabilities"]["red"]
 
 
-def test_the_best_classes_alone(client, picture):
-    every = client.post("/predict", content=picture()).json()["predictions"][0]["probabilities"]
-    best = client.post("/predict?top_k=2", content=picture()).json()["predictions"][0][
+def test_the_best_classes_alone(client, png_image):
+    every = client.post("/predict", content=png_image()).json()["predictions"][0]["probabilities"]
+    best = client.post("/predict?top_k=2", content=png_image()).json()["predictions"][0][
         "probabilities"
     ]
     assert list(best.items()) == list(every.items())[:2]
 
 
-def test_what_the_network_looked_at_is_a_picture(client, picture, service, monkeypatch):
+def test_what_the_network_looked_at_is_an_image(client, png_image, service, monkeypatch):
     shown = {}
     for cells in (
         5,
@@ -79,10 +82,10 @@ def test_what_the_network_looked_at_is_a_picture(client, picture, service, monke
     ):  # fewer than 5 x 5 are too coarse to show; None is of a network without maps
         maps = None if cells is None else np.full((1, cells, cells), 0.5)
         monkeypatch.setattr(service.predictor, "activation", lambda *_, maps=maps: maps)
-        answer = client.post("/predict?looked_at=1", content=picture()).json()
+        answer = client.post("/predict?looked_at=1", content=png_image()).json()
         shown[cells] = answer["predictions"][0]["looked_at"]
     assert shown[5].startswith("data:image/webp;base64,") and shown[4] is shown[None] is None
-    assert "looked_at" not in client.post("/predict", content=picture()).json()["predictions"][0]
+    assert "looked_at" not in client.post("/predict", content=png_image()).json()["predictions"][0]
 
 
 LARGE = [f"top_k={zeros}{'9' * 5000}" for zeros in ("", "000000001")]
@@ -91,13 +94,13 @@ LARGE = [f"top_k={zeros}{'9' * 5000}" for zeros in ("", "000000001")]
 @pytest.mark.parametrize(
     "query", ["top_k=0", "top_k=4", "top_k=x", "top_k=²", *LARGE, "looked_at=maybe", "topk=2"]
 )
-def test_options_that_are_wrong(client, picture, query):
-    response = client.post("/predict?" + query, content=picture())
+def test_options_that_are_wrong(client, png_image, query):
+    response = client.post("/predict?" + query, content=png_image())
     assert response.status_code == 400 and len(response.json()["error"]) < 200
 
 
-def test_a_bad_picture_is_named_and_fails_its_own_request(client, picture):
-    contents = picture(), b"", picture()[:200], bomb(30_000, 30_000)
+def test_a_bad_image_is_named_and_fails_its_own_request(client, png_image):
+    contents = png_image(), b"", png_image()[:200], bomb(30_000, 30_000)
     response = client.post("/predict", files=files(*contents))
     assert response.status_code == 422
     bad = response.json()["pictures"]
@@ -114,7 +117,7 @@ def test_a_bad_picture_is_named_and_fails_its_own_request(client, picture):
 
 
 def test_probabilities_that_are_not_numbers_fail_their_own_request(
-    client, service, picture, monkeypatch, caplog
+    client, service, png_image, monkeypatch, caplog
 ):
     classify = service.predictor.classify
 
@@ -126,7 +129,7 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(
     monkeypatch.setattr(service.predictor, "classify", black_is_lost)
     black = io.BytesIO()
     Image.new("RGB", (40, 40)).save(black, "PNG")
-    response = client.post("/predict", files=files(picture(), black.getvalue()))
+    response = client.post("/predict", files=files(png_image(), black.getvalue()))
     assert response.status_code == 500
     (bad,) = response.json()["pictures"]
     assert (bad["index"], bad["name"]) == (1, "1.png")
@@ -136,13 +139,13 @@ def test_probabilities_that_are_not_numbers_fail_their_own_request(
         == "1.png: some.ckpt gives probabilities that are not finite numbers"
     )
     assert f"cannot classify 1.png: {service.predictor.path} gives" in caplog.text
-    assert client.post("/predict", content=picture()).status_code == 200
+    assert client.post("/predict", content=png_image()).status_code == 200
 
     async def scenario():
-        busy = asyncio.create_task(service.predict(request(picture(1))))
+        busy = asyncio.create_task(service.predict(request(png_image(1))))
         others = [
             asyncio.create_task(service.predict(request(c)))
-            for c in (picture(2), black.getvalue(), picture(3))
+            for c in (png_image(2), black.getvalue(), png_image(3))
         ]
         return [(await task).status_code for task in (busy, *others)]
 
@@ -204,9 +207,9 @@ def held(service, monkeypatch):
     return Held(service)
 
 
-def test_requests_are_classified_together_while_the_network_is_busy(service, held, picture):
+def test_requests_are_classified_together_while_the_network_is_busy(service, held, png_image):
     async def scenario():
-        tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(5)]
+        tasks = [asyncio.create_task(service.predict(request(png_image(k)))) for k in range(5)]
         while service.capacity.waiting < 5:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)  # decoded
@@ -217,12 +220,12 @@ def test_requests_are_classified_together_while_the_network_is_busy(service, hel
     assert [response.status_code for response in responses] == [200] * 5 and held.sizes == [1, 4]
 
 
-def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(service, held, picture):
+def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(service, held, png_image):
     async def scenario():
-        tasks = [asyncio.create_task(service.predict(request(picture(k)))) for k in range(8)]
+        tasks = [asyncio.create_task(service.predict(request(png_image(k)))) for k in range(8)]
         while service.capacity.waiting < 8:
             await asyncio.sleep(0.01)
-        refused = await service.predict(request(picture()))
+        refused = await service.predict(request(png_image()))
         held.may_go.set()
         return refused, await asyncio.gather(*tasks)
 
@@ -233,13 +236,13 @@ def test_when_it_is_full_others_are_sent_away_and_those_that_wait_are_not(servic
     ] * 8 and service.capacity.waiting == 0
 
 
-def test_who_goes_away_is_not_computed_for(service, held, picture):
+def test_who_goes_away_is_not_computed_for(service, held, png_image):
     async def scenario():
-        first = asyncio.create_task(service.predict(request(picture())))
+        first = asyncio.create_task(service.predict(request(png_image())))
         while not service.batcher.is_busy:
             await asyncio.sleep(0.01)
         gone = asyncio.Event()
-        second = asyncio.create_task(service.predict(request(picture(), gone)))
+        second = asyncio.create_task(service.predict(request(png_image(), gone)))
         while service.capacity.waiting < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
@@ -252,7 +255,7 @@ def test_who_goes_away_is_not_computed_for(service, held, picture):
     assert held.sizes == [1] and service.capacity.waiting == 0
 
 
-def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
+def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, png_image):
     """The threads that would decode it are busy with images of another request."""
     may_go, submitted = threading.Event(), []
 
@@ -266,7 +269,7 @@ def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
 
     async def scenario():
         gone = asyncio.Event()
-        task = asyncio.create_task(service.predict(request(picture(), gone)))
+        task = asyncio.create_task(service.predict(request(png_image(), gone)))
         while len(submitted) < 2:
             await asyncio.sleep(0.01)
         num_held = len(submitted[1][0])
@@ -280,14 +283,14 @@ def test_nothing_is_kept_of_a_request_that_nobody_waits_for(service, picture):
     assert asked(service, scenario) == (1, 499, 0)
 
 
-def test_a_request_has_its_time(predictor, picture, monkeypatch):
+def test_a_request_has_its_time(predictor, png_image, monkeypatch):
     monkeypatch.setattr(predictor, "classify", predictor.classify)
     service = Service(predictor, Limits(200_000, 4, 10_000, 8, seconds=0.3), 4)
     held = Held(service)
 
     async def scenario():
-        late = await service.predict(request(picture()))
-        slow = await service.predict(request(picture()[:100], more=asyncio.Event()))
+        late = await service.predict(request(png_image()))
+        slow = await service.predict(request(png_image()[:100], more=asyncio.Event()))
         held.may_go.set()
         return late, slow
 
@@ -335,13 +338,13 @@ def test_a_body_that_is_here_is_refused_at_once(service, status, content):
     assert time.monotonic() - began < 5  # and not when the time of a request is over
 
 
-def test_what_fails_is_counted(client, service, picture, monkeypatch):
+def test_what_fails_is_counted(client, service, png_image, monkeypatch):
     monkeypatch.setattr(service.predictor, "classify", lambda images: 1 / 0)
-    assert client.post("/predict", content=picture()).status_code == 500
+    assert client.post("/predict", content=png_image()).status_code == 500
     assert b'finetune_requests_total{status="500"} 1.0' in service.metrics.text()
 
 
-def test_decoding_uses_its_own_threads(service, picture, monkeypatch):
+def test_decoding_uses_its_own_threads(service, png_image, monkeypatch):
     seen = []
     image = service._image
     monkeypatch.setattr(
@@ -350,5 +353,5 @@ def test_decoding_uses_its_own_threads(service, picture, monkeypatch):
         lambda *args: (seen.append(threading.current_thread().name), image(*args))[1],
     )
     began = time.monotonic()
-    asked(service, lambda: service.predict(request(picture())))
+    asked(service, lambda: service.predict(request(png_image())))
     assert seen[0].startswith("decoder") and time.monotonic() - began < 20

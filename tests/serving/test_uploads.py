@@ -63,12 +63,12 @@ def taken(
 @pytest.mark.parametrize(
     "kind", ["image/jpeg", "application/octet-stream", "application/x-www-form-urlencoded", None]
 )
-def test_a_body_is_one_picture(kind):
+def test_a_body_is_one_image(kind):
     headers = {"content-type": kind} if kind else {}
     assert taken(headers, b"abc" * 100) == [Upload("", b"abc" * 100)]
 
 
-def test_the_files_of_a_form_are_pictures_with_names():
+def test_the_files_of_a_form_are_images_with_names():
     files = [("ä b.jpg", b"\xff\xd8" * 90), ("evil\u202e.png", b"")]
     assert taken(*form(*files), step=7) == [
         Upload("ä b.jpg", b"\xff\xd8" * 90),
@@ -140,7 +140,7 @@ AS_TEXT = {
 
 
 @pytest.mark.parametrize("case", AS_TEXT)
-def test_text_in_place_of_an_image_is_told_which_bytes_are_wanted(case):
+def test_the_error_for_text_in_place_of_an_image_names_the_bytes_that_are_needed(case):
     content, kind = AS_TEXT[case]
     text = next(
         text
@@ -173,7 +173,7 @@ def test_bodies_together_have_a_limit_too():
     assert refused.value.status == 429 and refused.value.headers["Retry-After"] == "1"
 
 
-def test_pictures_take_room_until_they_are_answered():
+def test_images_take_room_until_they_are_answered():
     capacity = Capacity(LIMITS)
     with capacity.waiting_images(2):
         capacity.update_rate(10, 2.0)
@@ -190,9 +190,9 @@ def test_pictures_take_room_until_they_are_answered():
     assert capacity.waiting == 0
 
 
-def test_who_is_refused_is_told_when_to_come_back():
+def test_a_refusal_states_when_to_retry():
     capacity = Capacity(LIMITS)
-    capacity.update_rate(1, 4.0)  # a picture takes four seconds
+    capacity.update_rate(1, 4.0)  # an image takes four seconds
     with capacity.waiting_images(3), pytest.raises(Refused) as refused:
         capacity.check()
     assert refused.value.headers == {"Retry-After": "12"}

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import NoReturn
 
-from pictures import memory
+from image_files import memory
 
 _MARGIN = 2**28  # bytes of address space that allocators reserve and do not use
 

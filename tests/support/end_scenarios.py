@@ -230,10 +230,10 @@ class Run:
             1 if s.processes == "one" else 2,
         ]
         if s.phase in COMMANDS:
-            pictures = (
+            images = (
                 ("--data.predict", data / "test") if s.phase == "predict" else ("--data.root", data)
             )
-            given = [COMMANDS[s.phase], "--ckpt_path", out / "best.ckpt", *pictures, *given]
+            given = [COMMANDS[s.phase], "--ckpt_path", out / "best.ckpt", *images, *given]
         else:
             limit, epochs = 1 if s.phase == "decode" else 0, 1 if s.phase == "test" else 30
             given = ["fit", "--data.root", data, *FIT, *given, "--data.cache_limit_gb", limit]
@@ -395,10 +395,10 @@ class Run:
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.output.decode(errors="replace")).replace(
             "\r", "\n"
         )
-        said = "\n".join(
+        output = "\n".join(
             line for line in text.splitlines() if "images/s  -:" not in line and "━" not in line
         )[-3000:]
-        (self.out / "said").write_text(said)
+        (self.out / "said").write_text(output)
         codes = [self.codes.get(pid) for pid in self.pids]
         since = max(self.told, self.event) or self.ended
         stacks = [
@@ -414,7 +414,7 @@ class Run:
         return result | {
             "left": self.left,
             "wrong": wrong(self.scenario, codes, self.left, text),
-            "output": said,
+            "output": output,
             "stacks": stacks,
         }
 
@@ -470,8 +470,10 @@ def run_all(
             running.remove(run)
             result = run.result()
             found["control" if run.before else "results"].append(result)
-            told = {key: value for key, value in result.items() if key not in ("output", "stacks")}
-            print(told, flush=True)
+            reported = {
+                key: value for key, value in result.items() if key not in ("output", "stacks")
+            }
+            print(reported, flush=True)
         time.sleep(0.02)
     return found
 

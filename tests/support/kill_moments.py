@@ -142,11 +142,11 @@ DISTURBANCES: dict[str, Callable[[Path, int, float, dict[str, Any]], str]] = {
 def results(number: int, only: str = "") -> Iterator[tuple[str, list[str]]]:
     chosen = {name: disturb for name, disturb in DISTURBANCES.items() if only in name}
     for world_size in (1, 2):
-        whole = OUT / f"whole{world_size}"
+        full = OUT / f"whole{world_size}"
         began = time.monotonic()
-        Fit(whole, *SHORT, world_size=world_size).wait()
+        Fit(full, *SHORT, world_size=world_size).wait()
         seconds = time.monotonic() - began
-        reference = state(whole)
+        reference = state(full)
         for name, disturb in chosen.items():
             if disturb is paused_fit and world_size == 1 and number == 1:
                 continue  # a pause of one of two processes, which wait for each other, tests more

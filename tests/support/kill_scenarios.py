@@ -234,11 +234,11 @@ def moved(
 ) -> dict[str, Any]:
     """Go on with a stopped fit on `after` processes; how far from the reference is it before and after?"""
     step, stopped_at = step_of_last(root), distance(state(root)["weights"], reference["weights"])
-    said = (root / "log0").read_text()
+    output = (root / "log0").read_text()
     resumed = Fit(root, *SMALL, world_size=after, before=control).wait()
     return {
         **{"stopped": codes, "step": step, "resumed": resumed},
-        "said": [said, (root / "log0").read_text().removeprefix(said)],
+        "said": [output, (root / "log0").read_text().removeprefix(output)],
         "distances": [stopped_at, distance(state(root)["weights"], reference["weights"])],
     }
 

@@ -38,7 +38,7 @@ def write_labels_run(
     folder.mkdir(parents=True)
     predicted = probabilities >= thresholds
     y = labels.astype(int)
-    said = predicted.astype(int)
+    decided = predicted.astype(int)
     average = [
         average_precision_score(y[:, k], probabilities[:, k]) if y[:, k].any() else None
         for k in range(len(names))
@@ -50,9 +50,9 @@ def write_labels_run(
         "test/calibration_error_before_scaling": 0.09,
         **{f"test/average_precision/{n}": v for n, v in zip(names, average, strict=True)},
         "class_names": names,
-        "label_counts": multilabel_confusion_matrix(y, said).tolist(),
+        "label_counts": multilabel_confusion_matrix(y, decided).tolist(),
         "cooccurrence": (y.T @ y).tolist(),
-        "predicted_for": (y.T @ said).tolist(),
+        "predicted_for": (y.T @ decided).tolist(),
         "label_calibration": {
             "error": [0.01 * k for k in range(len(names))],
             "error_by_chance": [0.005] * len(names),

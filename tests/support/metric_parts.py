@@ -8,12 +8,12 @@ from torchmetrics import Metric
 
 def put_together(make: Callable[[], Metric], parts: Iterable[tuple]) -> Any:
     """Sum the states of the devices' parts, as torchmetrics does after gathering, and return the metric of the sum."""
-    whole = make()
+    full = make()
     for part in parts:
         metric = make()
         if len(part[0]):
             metric.update(*part)
         for name in metric._defaults:
-            setattr(whole, name, getattr(whole, name) + getattr(metric, name))
-    whole._update_count = 1
-    return whole.compute()
+            setattr(full, name, getattr(full, name) + getattr(metric, name))
+    full._update_count = 1
+    return full.compute()

@@ -221,11 +221,11 @@ def sharded(
 class ForgottenReduction(nn.Module):
     """Control: a column-wise head made by hand, where each device goes backward through its own logits alone."""
 
-    def __init__(self, whole: nn.Linear) -> None:
+    def __init__(self, full: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = (
             nn.Parameter(p.detach().chunk(dist.get_world_size())[dist.get_rank()].clone())
-            for p in whole.parameters()
+            for p in full.parameters()
         )
 
     def forward(self, x: Tensor) -> Tensor:

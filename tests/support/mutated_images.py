@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pictures import encode
+from image_files import encode
 from PIL import Image
 from short_files import RGB, SHORT, png_chunk
 

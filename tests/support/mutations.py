@@ -560,7 +560,7 @@ MUTATIONS = [
         "training/checkpoint_settings.py",
         "for class_path in class_paths(settings):",
         "for class_path in ():",
-        "tests/commands/test_trust.py -k 'strangers or way'",
+        "tests/commands/test_trust.py -k 'untrusted or way'",
     ),
     Mutation(
         "the networks of an ensemble learn as each would alone",
@@ -629,7 +629,7 @@ def caught(mutation: Mutation, folder: Path, tiers: dict[str, tuple[str, ...]] =
     """Return the tier that fails in a copy of the checkout with this line made wrong; "" if none does."""
     for name in _COPIED:
         if (ROOT / name).is_dir():
-            # What the benchmarks install beside themselves is large, and no test needs it.
+            # What the benchmarks install next to themselves is large, and no test needs it.
             shutil.copytree(
                 ROOT / name, folder / name, ignore=shutil.ignore_patterns(".environments")
             )

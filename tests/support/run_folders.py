@@ -17,7 +17,7 @@ def write_run(
     labels: list[int],
     probabilities: np.ndarray,
     names: list[str] = NAMES,
-    pictures: Path | None = None,
+    images: Path | None = None,
     **settings: object,
 ) -> Path:
     """Write a run's files.
@@ -27,7 +27,7 @@ def write_run(
         labels: The class of each of N test images.
         probabilities: What was said of each, (N, K).
         names: The K classes.
-        pictures: Where the test images are drawn; None where there are none.
+        images: Where the test images are drawn; None where there are none.
         settings: More of about.json.
     """
     folder.mkdir(parents=True)
@@ -66,9 +66,9 @@ def write_run(
         {"step": 11, "epoch": 2, "train/loss_epoch": 0.5, "train/accuracy": 0.7},
     ]
     write_csv(folder / "steps.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
-    paths = [str((pictures or folder / "gone") / f"{i:03d}.png") for i in range(len(labels))]
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
+    paths = [str((images or folder / "gone") / f"{i:03d}.png") for i in range(len(labels))]
+    if images is not None:
+        images.mkdir(parents=True, exist_ok=True)
         for path, label in zip(paths, labels, strict=True):
             pixels = np.full((40, 48, 3), 30, np.uint8)
             pixels[:, :, label % 3] = 200

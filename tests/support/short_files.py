@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
-from pictures import encode
+from image_files import encode
 from PIL import Image
 
 H, W = 120, 160

@@ -176,9 +176,9 @@ def test_text_is_replaced_at_once_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space") as told:
+    with pytest.raises(OSError, match="No space") as reported:
         replace_text(path, "größe: 3\n")
-    assert told.value.filename == str(path)
+    assert reported.value.filename == str(path)
     assert os.listdir(tmp_path) == ["config.yaml"] and path.read_bytes() == "größe: 2\n".encode()
 
 
@@ -200,7 +200,7 @@ def test_linked_is_the_same_whatever_was_there(tmp_path, monkeypatch, can_link):
     assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt"]
 
 
-def test_who_waits_for_another_is_told(tmp_path):
+def test_a_wait_for_another_process_is_reported(tmp_path):
     with one_at_a_time(tmp_path / "x") as has_waited:
         assert not has_waited
         code = "from pathlib import Path; from finetune.system.files import one_at_a_time as o\n"

@@ -76,10 +76,10 @@ def test_links_lead_from_the_page_to_the_file(tmp_path):
     )
 
 
-def test_a_thumbnail_holds_the_picture_made_smaller():
-    picture = np.zeros((60, 200, 3), np.uint8)
-    picture[:, :100] = (200, 40, 40)
-    kind, _, content = thumbnail(picture, 50).partition(",")
+def test_a_thumbnail_holds_the_image_made_smaller():
+    source_image = np.zeros((60, 200, 3), np.uint8)
+    source_image[:, :100] = (200, 40, 40)
+    kind, _, content = thumbnail(source_image, 50).partition(",")
     assert kind == "data:image/webp;base64"
     with Image.open(io.BytesIO(base64.b64decode(content))) as image:
         assert image.size == (50, 15)

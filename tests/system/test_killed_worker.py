@@ -28,9 +28,9 @@ def test_a_worker_that_ends_while_it_hands_over_a_batch_is_known(hang_up):
     "words", ["(pid(s) 7) exited unexpectedly", "(pid 7) is killed by signal: Killed."]
 )
 def test_torch_s_words_are_found_behind_an_error_of_any_kind(words):
-    told = KeyError("made of it by a library")
-    told.__context__ = RuntimeError(f"DataLoader worker {words}")
-    assert is_killed_worker_error(told) and not is_killed_worker_error(KeyError("by itself"))
+    reported = KeyError("made of it by a library")
+    reported.__context__ = RuntimeError(f"DataLoader worker {words}")
+    assert is_killed_worker_error(reported) and not is_killed_worker_error(KeyError("by itself"))
 
 
 def test_a_connection_that_has_no_batch_is_another_matter():

@@ -11,8 +11,8 @@ from finetune.system.progress import duration, track
 
 
 def test_durations_in_words():
-    told = ["0 s", "99 s", "1.7 minutes", "100.0 minutes", "1.7 hours"]
-    assert [duration(s) for s in (0.4, 99.4, 100, 5999, 6000)] == told
+    reported = ["0 s", "99 s", "1.7 minutes", "100.0 minutes", "1.7 hours"]
+    assert [duration(s) for s in (0.4, 99.4, 100, 5999, 6000)] == reported
 
 
 def test_items_come_through_and_what_is_quick_says_nothing(capsys):
@@ -36,7 +36,7 @@ def test_the_last_of_few_items_is_no_division_by_zero(capsys, monkeypatch):
 
 
 def test_a_terminal_gets_a_bar_that_goes_away():
-    told = b""
+    reported = b""
     script = "from finetune.system import progress; import time; progress._QUIET = 0.1\n"
     script += "for _ in progress.track(range(4), 4, 'letters'): time.sleep(0.1)"
     reader, writer = pty.openpty()
@@ -46,9 +46,9 @@ def test_a_terminal_gets_a_bar_that_goes_away():
     os.close(writer)
     while select.select([reader], [], [], 60)[0]:
         try:
-            told += os.read(reader, 4096)
+            reported += os.read(reader, 4096)
         except OSError:  # the other end is closed
             break
     os.close(reader)
-    assert child.wait(60) == 0 and b"letters" in told and b"%" in told
-    assert told.rstrip().endswith(b"\x1b[2K")  # the line is cleared
+    assert child.wait(60) == 0 and b"letters" in reported and b"%" in reported
+    assert reported.rstrip().endswith(b"\x1b[2K")  # the line is cleared

@@ -64,7 +64,7 @@ def test_what_fails_at_the_end_keeps_nothing_else_from_being_done():
     assert "no number" in done.stderr
 
 
-def test_an_error_is_told_as_ever():
+def test_an_error_is_reported_as_ever():
     done = ended("raise ValueError('of ours')")
     assert (
         done.returncode == 1
@@ -74,16 +74,16 @@ def test_an_error_is_told_as_ever():
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "is_told"), [("end_with(141)", 141, False), ("", 120, True)]
+    ("end", "code", "is_reported"), [("end_with(141)", 141, False), ("", 120, True)]
 )
-def test_nobody_reads_what_is_left(end, code, is_told):
+def test_nobody_reads_what_is_left(end, code, is_reported):
     script = f"import sys; from finetune.system.quick_process import *; mark_own_process(); print('unread'); {end}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], env=buffered, **pipes) as process:
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(60) == code and (b"BrokenPipeError" in errors) == is_told
+        assert process.wait(60) == code and (b"BrokenPipeError" in errors) == is_reported
 
 
 def test_imports_are_not_searched():
@@ -120,7 +120,7 @@ def test_the_collector_comes_back_after_an_error():
     assert gc.isenabled()
 
 
-# What torchmetrics needs and scipy.signal does not is imported once; each way goes on in a fork of that.
+# What torchmetrics needs and scipy.signal does not is imported once; each way continues in a fork of that.
 _SIGNAL = """
 import os, sys
 import matplotlib.pyplot, numpy, scipy.stats, torch, torchvision

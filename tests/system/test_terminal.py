@@ -63,7 +63,7 @@ def print_much() -> int:
     return 7
 
 
-def told() -> int:
+def reported() -> int:
     write_line("one line")
     return 7
 
@@ -75,7 +75,7 @@ def test_a_command_outlives_its_terminal():
 
 
 def test_a_terminal_that_stays_shows_what_is_written():
-    assert code_of(told, pty.openpty()) == (7, b"one line\r\n")
+    assert code_of(reported, pty.openpty()) == (7, b"one line\r\n")
 
 
 def test_a_pipe_without_a_reader_still_ends_a_command_that_prints():
@@ -94,8 +94,8 @@ def test_a_service_outlives_the_reader_of_its_output():
 
 
 @pytest.mark.parametrize("make", [os.pipe, pty.openpty])
-def test_what_is_said_needs_no_reader(make):
-    assert code_of(told, make(), closes=True)[0] == 7
+def test_output_needs_no_reader(make):
+    assert code_of(reported, make(), closes=True)[0] == 7
 
 
 @pytest.mark.parametrize("make", [os.pipe, pty.openpty])

@@ -61,8 +61,8 @@ def test_a_stop_is_heard_after_it(run, deed, name):
 
 
 def test_python_itself_would_lose_it(run):
-    said, printed = run(STOP, taken=False)
-    assert said == "went on"
+    output, printed = run(STOP, taken=False)
+    assert output == "went on"
     assert "Exception ignored" in printed
 
 
@@ -74,6 +74,6 @@ def test_a_worker_that_was_killed_after_its_last_batch_is_no_news_nor_is_an_iter
 
 
 def test_other_errors_are_printed(run):
-    said, printed = run("raise RuntimeError('a fault of ours')")
-    assert said == "went on"
+    output, printed = run("raise RuntimeError('a fault of ours')")
+    assert output == "went on"
     assert "a fault of ours" in printed

@@ -30,8 +30,10 @@ def locale(request, tmp_path_factory) -> dict[str, str]:
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"localedef cannot make this locale: {error}")
     variables |= AS_IT_IS
-    told = python(["-c", "import sys; print(sys.getfilesystemencoding())"], Path.cwd(), variables)
-    assert told.stdout.decode().strip() == request.param
+    reported = python(
+        ["-c", "import sys; print(sys.getfilesystemencoding())"], Path.cwd(), variables
+    )
+    assert reported.stdout.decode().strip() == request.param
     return variables
 
 
@@ -66,7 +68,7 @@ def test_the_program_of_somebody_else_is_not_started_again(locale, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
+def images(tmp_path_factory) -> Path:
     root = draw_colours(tmp_path_factory.mktemp("data") / NAME, train=8, test=4)
     for split in ("train", "test"):
         (root / split / "blue").rename(root / split / CLASS)
@@ -75,19 +77,19 @@ def pictures(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("locale", ["ascii"], indirect=True)  # two interpreters
-def test_fit_report_and_predict(locale, pictures, tmp_path):
+def test_fit_report_and_predict(locale, images, tmp_path):
     def finetune(*arguments: object) -> None:
         done = python(["-m", "finetune", *map(str, arguments)], tmp_path, locale)
         assert done.returncode == 0, done.stderr.decode()
 
     # a shipped config, which is not ASCII
-    given = ["--config", "sample", "--data.root", pictures, *QUICKEST, "--report", "true"]
+    given = ["--config", "sample", "--data.root", images, *QUICKEST, "--report", "true"]
     finetune("fit", *given)
     run = tmp_path / "runs/fit/version_0"
     assert CLASS in json.loads((run / "test.json").read_text("utf-8"))["class_names"]
-    assert f"root: {pictures}" in (run / "config.yaml").read_text("utf-8")
+    assert f"root: {images}" in (run / "config.yaml").read_text("utf-8")
     assert CLASS in (run / "report.html").read_text("utf-8")
-    finetune("predict", run, pictures / "test", "--output", f"{CLASS}.csv")
+    finetune("predict", run, images / "test", "--output", f"{CLASS}.csv")
     with open(tmp_path / f"{CLASS}.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12 and all(Path(row["path"]).is_file() for row in rows)
@@ -110,8 +112,8 @@ print(json.dumps([size, names, len(files["train"])]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("locale", ["iso8859-1"], indirect=True)
-def test_python_programs_read_configs_and_class_names_as_utf8(locale, pictures, tmp_path):
+def test_python_programs_read_configs_and_class_names_as_utf8(locale, images, tmp_path):
     (tmp_path / "config.yaml").write_text(f"size: {CLASS}\n", "utf-8")
-    done = python(["-c", READS, str(pictures)], tmp_path, locale)
+    done = python(["-c", READS, str(images)], tmp_path, locale)
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == [CLASS, sorted([CLASS, "green", "red"]), 24]

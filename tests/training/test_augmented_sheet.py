@@ -9,7 +9,7 @@ from finetune.training import augmented_sheet
 from finetune.training.augmented_sheet import write_augmented
 
 
-def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
+def test_rows_are_images_and_columns_epochs(colours, tmp_path, monkeypatch):
     asked = []
     get = ImageDataset.__getitem__
 
@@ -18,8 +18,8 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
         return get(self, key)
 
     monkeypatch.setattr(ImageDataset, "__getitem__", remembered)
-    pictures = data(colours)
-    write_augmented(pictures, tmp_path / "a.webp")
+    images = data(colours)
+    write_augmented(images, tmp_path / "a.webp")
     indices = asked[::6]
     assert len(set(indices)) == 6 and asked == [
         key
@@ -31,15 +31,15 @@ def test_rows_are_pictures_and_columns_epochs(colours, tmp_path, monkeypatch):
     assert sheet.shape == (6 * 100 - 4, 6 * 100 - 4, 3)
     # Noise is averaged out: the mean colour of each is that of its class, as evaluation prepares it.
     for row, index in enumerate(indices):
-        expected = get(pictures.pictures("train"), index)["image"].mean(axis=(0, 1))
+        expected = get(images.pictures("train"), index)["image"].mean(axis=(0, 1))
         np.testing.assert_allclose(
             sheet[row * 100 : row * 100 + 96, :96].mean(axis=(0, 1)), expected, atol=8
         )
-    write_augmented(pictures, tmp_path / "b.webp")
+    write_augmented(images, tmp_path / "b.webp")
     assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
 
 
-def test_mixed_pictures_are_shown_mixed(colours, tmp_path):
+def test_mixed_images_are_shown_mixed(colours, tmp_path):
     for name, shown in (("mixed", data(colours, cutmix=1.0)), ("plain", data(colours))):
         write_augmented(shown, tmp_path / f"{name}.webp")
     mixed, alone = (
@@ -51,9 +51,9 @@ def test_mixed_pictures_are_shown_mixed(colours, tmp_path):
     assert off[:, :96].mean() < 4 and off[:, 100:].mean() > 8
 
 
-def test_very_few_pictures_make_a_small_sheet(colours, tmp_path):
-    pictures = data(colours)
-    pictures.splits["train"] = pictures.splits["train"].take(np.arange(2))
-    write_augmented(pictures, tmp_path / "a.webp")
+def test_very_few_images_make_a_small_sheet(colours, tmp_path):
+    images = data(colours)
+    images.splits["train"] = images.splits["train"].take(np.arange(2))
+    write_augmented(images, tmp_path / "a.webp")
     with Image.open(tmp_path / "a.webp") as sheet:
         assert sheet.height == 2 * 100 - 4

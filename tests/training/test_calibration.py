@@ -37,12 +37,12 @@ def two(colours, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(two, tmp_path_factory) -> Path:
     """Of a short fit with a validation split and an aim."""
-    pictures = data(two, val_fraction=0.4, image_size=28)
+    images = data(two, val_fraction=0.4, image_size=28)
     pl.seed_everything(0, verbose=False)
     model = Classifier(NAMES, "small_cnn", weights=None)
     model.calibrator.aim = parse_aim("recall:0.9:green", NAMES)
     path = tmp_path_factory.mktemp("fit") / "some.ckpt"
-    fit(model, pictures, max_epochs=2).save_checkpoint(path)
+    fit(model, images, max_epochs=2).save_checkpoint(path)
     return path
 
 
@@ -54,14 +54,14 @@ def changed(path: Path, target: Path, value: object) -> Path:
     return target
 
 
-def predicted(cli, tmp_path: Path, path: Path, pictures: Path) -> list[dict[str, str]]:
+def predicted(cli, tmp_path: Path, path: Path, images: Path) -> list[dict[str, str]]:
     on_cpu = ("--trainer.accelerator", "cpu")  # TF32 would lose digits
     cli(
         "predict",
         "--ckpt_path",
         path,
         "--data.predict",
-        pictures,
+        images,
         "--output",
         tmp_path / "out.csv",
         *on_cpu,
@@ -76,8 +76,8 @@ def log_ratios(rows: list[dict[str, str]]) -> np.ndarray:
 
 def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two, tmp_path):
     found = read_calibration(read_checkpoint(checkpoint))
-    pictures = data(two, val_fraction=0.4)
-    val = pictures.splits["val"]
+    images = data(two, val_fraction=0.4)
+    val = images.splits["val"]
     bare = Predictor(changed(checkpoint, tmp_path / "bare.ckpt", None))
     p = bare([decode(path) for path in val.paths])
     metric = Temperature()
@@ -90,8 +90,8 @@ def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two,
         found.choice is not None and found.choice.value is not None and found.choice.reached >= 0.9
     )
     scaled = Predictor(checkpoint)([decode(path) for path in val.paths])
-    is_said = scaled[:, 1] >= found.choice.value
-    assert found.choice.reached == pytest.approx(is_said[val.targets.labels == 1].mean())
+    is_reported = scaled[:, 1] >= found.choice.value
+    assert found.choice.reached == pytest.approx(is_reported[val.targets.labels == 1].mean())
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_fit_says_what_it_chose_and_keeps_it(two, cli, tmp_path, capsys):
     assert "val/temperature" in (tmp_path / "runs/fit/version_0/metrics.csv").read_text()
 
 
-def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(
+def test_without_a_validation_split_nothing_is_fitted_and_that_is_reported(
     two, cli, tmp_path, capsys, checkpoint
 ):
     options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0]
@@ -180,16 +180,16 @@ def test_without_a_validation_split_nothing_is_fitted_and_that_is_said(
 
 
 def test_weights_that_moved_since_the_validation_have_no_calibration(two, tmp_path):
-    pictures = data(two, val_fraction=0.4, image_size=28)
+    images = data(two, val_fraction=0.4, image_size=28)
     trainer = fit(
-        Classifier(NAMES, "small_cnn", weights=None), pictures, max_epochs=2, max_steps=3
+        Classifier(NAMES, "small_cnn", weights=None), images, max_epochs=2, max_steps=3
     )  # two steps an epoch
     trainer.save_checkpoint(tmp_path / "inside.ckpt")
     assert read_calibration(read_checkpoint(tmp_path / "inside.ckpt")) == Calibration()
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone(
+def test_a_run_that_continues_ends_with_the_calibration_of_one_that_was_left_alone(
     two, cli, tmp_path
 ):
     options = ["--data.root", two, *QUICKEST, "--data.val_fraction", 0.4]
@@ -205,11 +205,11 @@ def test_a_run_that_goes_on_ends_with_the_calibration_of_one_that_was_left_alone
         "parts",
         "--resume",
     )
-    whole, parts = (
+    full, parts = (
         read_calibration(read_checkpoint(tmp_path / f"{name}/fit/version_0/checkpoints/last.ckpt"))
         for name in ("whole", "parts")
     )
-    assert whole == parts and whole.choice is not None and whole.num_pictures == 17
+    assert full == parts and full.choice is not None and full.num_pictures == 17
 
 
 def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
@@ -267,7 +267,7 @@ def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
         ),
     ],
 )
-def test_a_threshold_that_can_t_be_chosen_is_told_before_training(
+def test_a_threshold_that_can_t_be_chosen_is_reported_before_training(
     two, cli, tmp_path, options, words
 ):
     with pytest.raises(ValueError, match=words):
@@ -281,7 +281,7 @@ def test_an_aim_that_is_none_is_wrong_usage(two, cli, tmp_path):
     assert not (tmp_path / "runs/fit").exists()
 
 
-def test_one_validation_picture_and_pictures_of_one_class():
+def test_one_validation_image_and_images_of_one_class():
     for labels in ([0], [1, 1, 1]):
         fits = Calibrator()
         fits.aim = Aim("f1", None, 0)
@@ -291,7 +291,7 @@ def test_one_validation_picture_and_pictures_of_one_class():
         assert found.choice == Choice(
             None, None
         ) and "of one class" in found.describe_unreached_aim(NAMES)
-        assert read_calibration(stranger(found.as_plain())) == found
+        assert read_calibration(checkpoint_with(found.as_plain())) == found
         assert found.decide(torch.tensor([[0.7, 0.3], [0.2, 0.8]])).tolist() == [0, 1]
 
 
@@ -311,19 +311,23 @@ def test_logits_that_are_no_numbers_fit_nothing():
     assert fits.take() == Calibration()
 
 
-def stranger(value: object, names: tuple[str, ...] = ("a", "b")) -> dict:
+def checkpoint_with(value: object, names: tuple[str, ...] = ("a", "b")) -> dict:
     return {"finetune": {"calibration": value}, "hyper_parameters": {"class_names": list(names)}}
 
 
 def test_what_is_written_is_read_and_earlier_versions_had_nothing():
-    assert read_calibration({"finetune": {}}) == read_calibration(stranger(None)) == Calibration()
+    assert (
+        read_calibration({"finetune": {}})
+        == read_calibration(checkpoint_with(None))
+        == Calibration()
+    )
     for written in (
         Calibration(1.5, 16),
         Calibration(1.5, 16, Aim("recall", 0.99, 1), Choice(0.25, 1.0)),
         Calibration(1.5, 16, Aim("precision", 0.99, 0), Choice(None, 0.5)),
         Calibration(1.5, 16, Aim("accuracy", None, 0), Choice(None, None)),
     ):
-        assert read_calibration(stranger(written.as_plain())) == written
+        assert read_calibration(checkpoint_with(written.as_plain())) == written
 
 
 GOOD = {"measure": "recall", "least": 0.9, "positive": 0, "value": 0.5, "reached": 1.0}
@@ -373,11 +377,11 @@ TEMPERATURES = [
 )
 def test_what_no_fit_of_ours_has_written_is_refused_in_a_short_line(value):
     with pytest.raises(ValueError, match="not as `finetune fit` writes them: its") as caught:
-        read_calibration(stranger(value))
+        read_calibration(checkpoint_with(value))
     assert len(str(caught.value)) < 200
 
 
 def test_a_threshold_among_three_classes_is_refused():
     written = Calibration(1.5, 16, Aim("recall", 0.99, 1), Choice(0.25, 1.0)).as_plain()
     with pytest.raises(ValueError, match="of other than two classes"):
-        read_calibration(stranger(written, ("a", "b", "c")))
+        read_calibration(checkpoint_with(written, ("a", "b", "c")))

@@ -29,7 +29,7 @@ def test_settings_are_a_copy_of_plain_values():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reported"),
     [
         ({"root": torch.zeros(1)}, "its data hold Tensor"),
         ({"deep": [{"deeper": {1, 2}}]}, "its data hold set"),
@@ -38,9 +38,9 @@ def test_settings_are_a_copy_of_plain_values():
         (["root"], "its data are no dict"),
     ],
 )
-def test_what_no_command_line_can_say_is_refused(value, told):
+def test_what_no_command_line_can_say_is_refused(value, reported):
     with pytest.raises(
-        ValueError, match=f"^the checkpoint is not as `finetune fit` writes them: {told}$"
+        ValueError, match=f"^the checkpoint is not as `finetune fit` writes them: {reported}$"
     ):
         plain(value, "data")
 
@@ -65,7 +65,7 @@ def test_every_class_path_is_found(value, found):
     assert list(class_paths(value)) == found
 
 
-def test_a_model_is_told_its_own_arguments_and_no_others():
+def test_a_model_gets_its_own_arguments_and_no_others():
     known = {"class_names": ["a", "b"], "backbone": "lenet", "weights": None}
     assert model_settings({"hyper_parameters": known}) == known
     # `Classifier` takes an optimizer, but a checkpoint never holds one: it would be a class to import.

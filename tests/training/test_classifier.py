@@ -44,25 +44,23 @@ def test_normalisation_is_inside():
 
 
 def first_step(
-    pictures: ImageFolderData, **options: Any
+    images: ImageFolderData, **options: Any
 ) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor, Classifier]:
     """Return what was logged of a step that changes nothing, its batch, the logits, and the classifier."""
-    batch = next(iter(pictures.loader("train", train=True)))
+    batch = next(iter(images.loader("train", train=True)))
     torch.manual_seed(0)
     model = Classifier(
-        pictures.class_names, **TINY, **options, optimizer=partial(torch.optim.SGD, lr=0.0)
+        images.class_names, **TINY, **options, optimizer=partial(torch.optim.SGD, lr=0.0)
     )
-    trainer = fit(model, pictures, max_steps=1)
+    trainer = fit(model, images, max_steps=1)
     with torch.no_grad():
         return trainer.callback_metrics, batch, model(batch["image"]), model
 
 
 def test_loss_is_that_of_torch(colours):
-    pictures = data(colours, val_fraction=0, **TINY_SIZE)
-    pictures.splits["train"].targets.labels[:15] = 2  # uneven: the weights are not all 1
-    logged, batch, logits, model = first_step(
-        pictures, label_smoothing=0.2, class_weights="balanced"
-    )
+    images = data(colours, val_fraction=0, **TINY_SIZE)
+    images.splits["train"].targets.labels[:15] = 2  # uneven: the weights are not all 1
+    logged, batch, logits, model = first_step(images, label_smoothing=0.2, class_weights="balanced")
     expected = F.cross_entropy(logits, batch["label"], model.class_weight, label_smoothing=0.2)
     torch.testing.assert_close(logged["train/loss"], expected)
     plain = F.cross_entropy(logits, batch["label"])
@@ -70,11 +68,11 @@ def test_loss_is_that_of_torch(colours):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_mixed_pictures_have_the_loss_of_mixed_targets_and_count_as_their_larger_part(
+def test_mixed_images_have_the_loss_of_mixed_targets_and_count_as_their_larger_part(
     colours, smoothing
 ):
-    pictures = data(colours, val_fraction=0, **TINY_SIZE, mixup=0.4, cutmix=1.0)
-    logged, batch, logits, _ = first_step(pictures, label_smoothing=smoothing)
+    images = data(colours, val_fraction=0, **TINY_SIZE, mixup=0.4, cutmix=1.0)
+    logged, batch, logits, _ = first_step(images, label_smoothing=smoothing)
     own, partner = (F.one_hot(batch[name], 3).float() for name in ("label", "partner_label"))
     target = partner + batch["share"][:, None] * (own - partner)
     expected = F.cross_entropy(logits, target, label_smoothing=smoothing)
@@ -90,9 +88,9 @@ def test_balanced_weights_make_the_classes_equal(tmp_path):
     root = draw_colours(tmp_path / "uneven", train=12)
     for path in sorted((root / "train/blue").iterdir())[3:]:
         path.unlink()
-    pictures = data(root, val_fraction=0, **TINY_SIZE)
-    model = Classifier(pictures.class_names, **TINY, class_weights="balanced")
-    fit(model, pictures, max_steps=1)
+    images = data(root, val_fraction=0, **TINY_SIZE)
+    model = Classifier(images.class_names, **TINY, class_weights="balanced")
+    fit(model, images, max_steps=1)
     counts = torch.tensor([3.0, 12.0, 12.0])
     torch.testing.assert_close(model.class_weight * counts, torch.full((3,), counts.sum() / 3))
 
@@ -104,10 +102,10 @@ def test_weights_as_text_are_those_of_balanced_bit_for_bit(tmp_path, members):
         path.unlink()
 
     def fitted(weights: str) -> Classifier:
-        pictures = data(root, val_fraction=0, **TINY_SIZE)
+        images = data(root, val_fraction=0, **TINY_SIZE)
         torch.manual_seed(0)
-        model = Classifier(pictures.class_names, **TINY, members=members, class_weights=weights)
-        fit(model, pictures, max_steps=2)
+        model = Classifier(images.class_names, **TINY, members=members, class_weights=weights)
+        fit(model, images, max_steps=2)
         return model
 
     balanced = fitted("balanced")
@@ -135,10 +133,10 @@ FROZEN = {"layer2": ("conv1", "bn1", "layer1", "layer2"), "backbone": ("conv1", 
 
 @pytest.mark.parametrize("freeze", list(FROZEN))
 def test_what_is_frozen_does_not_move(colours, freeze):
-    pictures = data(colours, val_fraction=0)
-    model = Classifier(pictures.class_names, "resnet18", weights=None, freeze=freeze)
+    images = data(colours, val_fraction=0)
+    model = Classifier(images.class_names, "resnet18", weights=None, freeze=freeze)
     before = copy(model.network)
-    trainer = fit(model, pictures, max_steps=2)
+    trainer = fit(model, images, max_steps=2)
     still = of_stages(model, *FROZEN[freeze])
     assert len(still) > 50 and moved(model, before) == before.keys() - still  # all else did move
     if freeze == "backbone":  # the head is solved
@@ -152,14 +150,14 @@ def test_what_is_frozen_does_not_move(colours, freeze):
 @pytest.mark.parametrize("wrong", ["train", "requires_grad"])
 def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
     """Without eval mode the frozen stages' statistics move, with gradients their weights do."""
-    pictures = data(colours, val_fraction=0)
-    model = Classifier(pictures.class_names, "resnet18", weights=None, freeze="layer2")
+    images = data(colours, val_fraction=0)
+    model = Classifier(images.class_names, "resnet18", weights=None, freeze="layer2")
     if wrong == "train":
         model.always_eval = []
     else:
         model.network.layer2.requires_grad_(True)
     before = copy(model.network)
-    fit(model, pictures, max_steps=2)
+    fit(model, images, max_steps=2)
     wrongly = moved(model, before) & of_stages(model, *FROZEN["layer2"])
     assert wrongly and all(
         ("running_" in name or "num_batches" in name) == (wrong == "train") for name in wrongly
@@ -167,15 +165,15 @@ def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
 
 
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
-    pictures = data(colours)
+    images = data(colours)
     moved = {}
     for frozen in (True, False):
         pl.seed_everything(0, verbose=False)
         adam = partial(torch.optim.Adam, lr=1e-3)  # moves whatever has a gradient, however small
-        model = Classifier(pictures.class_names, **SMALL, freeze_batch_norm=frozen, optimizer=adam)
+        model = Classifier(images.class_names, **SMALL, freeze_batch_norm=frozen, optimizer=adam)
         norms = batch_norms(model.network)
         before = [copy(norm) for norm in norms]
-        fit(model, pictures)  # with validation, after which modes are restored
+        fit(model, images)  # with validation, after which modes are restored
         moved[frozen] = {
             name: any(
                 not torch.equal(b[name], norm.state_dict()[name])
@@ -193,16 +191,16 @@ def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
 
 
 def test_groups_have_names_and_their_rates(colours):
-    pictures = data(colours, **TINY_SIZE)
+    images = data(colours, **TINY_SIZE)
     model = Classifier(
-        pictures.class_names,
+        images.class_names,
         **TINY,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1),
         scheduler=None,
         head_lr_multiplier=20,
         decay_norm_and_bias=False,
     )
-    (optimizer,) = fit(model, pictures, max_steps=1).optimizers
+    (optimizer,) = fit(model, images, max_steps=1).optimizers
     groups = {
         group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups
     }
@@ -217,7 +215,7 @@ def test_groups_have_names_and_their_rates(colours):
 @pytest.mark.parametrize(
     ("scheduler", "options", "steps"),
     [
-        (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 53 pictures in batches of 12
+        (partial(WarmupCosine, warmup=0.5), {"max_epochs": 2}, 10),  # 53 images in batches of 12
         (
             partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1),
             {"max_epochs": 2, "max_steps": 7},
@@ -237,9 +235,9 @@ def test_groups_have_names_and_their_rates(colours):
         (partial(WarmupCosine), {"max_epochs": 9, "max_steps": 11, "each": "epoch"}, 3),
     ],
 )
-def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, steps):
+def test_schedulers_get_the_length_of_the_run(colours, scheduler, options, steps):
     interval = {"scheduler_interval": options.pop("each", "step")}
-    pictures = data(colours, **TINY_SIZE)
+    images = data(colours, **TINY_SIZE)
     seen = []
 
     def spy(optimizer: Any, **given: Any) -> Any:
@@ -248,8 +246,8 @@ def test_schedulers_learn_the_length_of_the_run(colours, scheduler, options, ste
 
     spied = partial(spy, **scheduler.keywords)
     spied.func.__signature__ = __import__("inspect").signature(scheduler.func)  # type: ignore[attr-defined]
-    model = Classifier(pictures.class_names, **TINY, scheduler=spied, **interval)
-    fit(model, pictures, **options)
+    model = Classifier(images.class_names, **TINY, scheduler=spied, **interval)
+    fit(model, images, **options)
     assert seen == [steps]
 
 
@@ -267,19 +265,18 @@ def test_source_head_is_the_source_classifier_restricted(tmp_path):
             folder = tmp_path / "some" / split / name.replace("_", " ").title()
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.symlink_to(tmp_path / "source" / split / name)
-    pictures = data(tmp_path / "some", **TINY_SIZE)
+    images = data(tmp_path / "some", **TINY_SIZE)
     model = Classifier(
-        pictures.class_names,
+        images.class_names,
         "small_cnn",
         str(tmp_path / "source.ckpt"),
         head_init="source",
         scheduler=None,
     )
-    fit(model, pictures, max_steps=0)
-    (batch,) = pictures.loader("test")
+    fit(model, images, max_steps=0)
+    (batch,) = images.loader("test")
     rows = [
-        source_data.class_names.index(name.replace(" ", "_").lower())
-        for name in pictures.class_names
+        source_data.class_names.index(name.replace(" ", "_").lower()) for name in images.class_names
     ]
     with torch.no_grad():
         restricted = source.eval()(batch["image"])[:, rows]
@@ -288,43 +285,43 @@ def test_source_head_is_the_source_classifier_restricted(tmp_path):
     accuracy = (own.argmax(1) == batch["label"]).float().mean()
     assert accuracy == (restricted.argmax(1) == batch["label"]).float().mean()
     control = Classifier(
-        pictures.class_names, "small_cnn", str(tmp_path / "source.ckpt"), scheduler=None
+        images.class_names, "small_cnn", str(tmp_path / "source.ckpt"), scheduler=None
     )
-    fit(control, pictures, max_steps=0)
+    fit(control, images, max_steps=0)
     assert not torch.allclose(head(control.network).weight, head(model.network).weight)
 
 
 def test_a_checkpoint_is_complete_and_plain(colours, tmp_path):
-    pictures = data(
+    images = data(
         colours,
         augmentations=[{"class_path": "albumentations.RandomRotate90", "init_args": {"p": 0.5}}],
     )
-    model = Classifier(pictures.class_names, **{**SMALL, "scheduler": WarmupCosine})
-    trainer = fit(model, pictures)
+    model = Classifier(images.class_names, **{**SMALL, "scheduler": WarmupCosine})
+    trainer = fit(model, images)
     trainer.save_checkpoint(tmp_path / "some.ckpt")
     checkpoint = torch.load(tmp_path / "some.ckpt", weights_only=True)
     assert checkpoint["hyper_parameters"]["class_names"] == ["blue", "green", "red"]
     assert checkpoint["hyper_parameters"]["backbone"] == "mobilenet_v3_small"
     assert checkpoint["datamodule_hyper_parameters"]["image_size"] == 32
-    assert checkpoint["finetune"]["data_fingerprint"] == pictures.fingerprint
+    assert checkpoint["finetune"]["data_fingerprint"] == images.fingerprint
     assert checkpoint["finetune"]["data_class"] == "finetune.ImageFolderData"
     loaded = Classifier.load_from_checkpoint(tmp_path / "some.ckpt")
-    (batch, *_) = pictures.loader("val")
+    (batch, *_) = images.loader("val")
     with torch.no_grad():
         assert torch.equal(loaded.eval()(batch["image"]), model.eval()(batch["image"]))
 
 
 @pytest.mark.slow
-def test_a_few_pictures_are_learned_by_heart(colours):
-    pictures = data(colours, val_fraction=0.1, batch_size=27, **TINY_SIZE)
+def test_a_few_images_are_memorised(colours):
+    images = data(colours, val_fraction=0.1, batch_size=27, **TINY_SIZE)
     pl.seed_everything(0, verbose=False)
-    model = Classifier(pictures.class_names, **TINY, optimizer=partial(torch.optim.Adam, lr=1e-3))
-    trainer = fit(model, pictures, max_epochs=16)
+    model = Classifier(images.class_names, **TINY, optimizer=partial(torch.optim.Adam, lr=1e-3))
+    trainer = fit(model, images, max_epochs=16)
     assert trainer.callback_metrics["train/accuracy"] > 0.95  # of seeds 0 to 5 all give 1
 
 
 @pytest.mark.slow
-def test_pictures_that_cannot_be_read(tmp_path, cli, capsys):
+def test_images_that_cannot_be_read(tmp_path, cli, capsys):
     root = draw_colours(tmp_path / "some", train=8, test=2)
     (root / "train/red/03.png").write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"red/03\.png: cannot be decoded"):
@@ -361,7 +358,7 @@ def test_bad_files_of_any_name_are_listed_by_it(tmp_path, cli):
 
 
 @pytest.mark.parametrize(("spoilt", "epochs"), [("train/*/*", 1), ("val/*/*", 2), ("test/*/*", 1)])
-def test_a_split_of_bad_pictures_alone_is_told_as_that(tmp_path, cli, capsys, spoilt, epochs):
+def test_a_split_of_bad_images_alone_is_reported_as_that(tmp_path, cli, capsys, spoilt, epochs):
     root = draw_colours(tmp_path / "some", train=4, val=2, test=2)
     for path in root.glob(spoilt):
         path.write_bytes(b"broken")
@@ -384,7 +381,7 @@ def test_a_split_of_bad_pictures_alone_is_told_as_that(tmp_path, cli, capsys, sp
     assert [line.partition(":")[0] for line in listed] == sorted(map(str, root.glob(spoilt)))
 
 
-def test_a_last_batch_of_bad_pictures_alone_is_no_divergence(tmp_path, cli, monkeypatch):
+def test_a_last_batch_of_bad_images_alone_is_no_divergence(tmp_path, cli, monkeypatch):
     root = draw_colours(tmp_path / "some", train=5, val=2)
     order = train_order(15, 0, 0)
     paths = sorted(map(str, root.glob("train/*/*")))

@@ -35,7 +35,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--model.freeze", "conv", "--model.head_init", "probe"]])
-def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(
+def test_a_compiled_network_trains_the_same_and_is_an_ordinary_checkpoint(
     cli, colours, more, caplog
 ):
     options = ["--data.root", colours, *QUICKEST, *more, "--trainer.precision", "64-true"]
@@ -53,7 +53,7 @@ def test_a_compiled_network_learns_the_same_and_is_an_ordinary_checkpoint(
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-9, atol=1e-9)
 
 
-def test_a_missing_compiler_is_told_before_training(monkeypatch, colours, cli):
+def test_a_missing_compiler_is_reported_before_training(monkeypatch, colours, cli):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
         ValueError,

@@ -37,11 +37,11 @@ NOISE = {
 
 
 def noisy(
-    layer: nn.Module, x: torch.Tensor, pictures: torch.Tensor, step: int = 0, seed: int = 0
+    layer: nn.Module, x: torch.Tensor, images: torch.Tensor, step: int = 0, seed: int = 0
 ) -> torch.Tensor:
     """What a network of one layer gives in a training step."""
     network = nn.Sequential(copy.deepcopy(layer)).train()
-    set_keys(make_per_image(network), seed, step, pictures)
+    set_keys(make_per_image(network), seed, step, images)
     return network(x.clone())
 
 
@@ -49,18 +49,18 @@ def noisy(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_each_device_draws_its_rows_of_one_mask(kind, dtype):
     layer, shape = NOISE[kind]
-    pictures, x = torch.randperm(100)[:12], torch.ones(shape, dtype=dtype)
-    whole = noisy(layer, x, pictures)
-    assert whole.dtype == dtype
-    kept = whole != 0
+    images, x = torch.randperm(100)[:12], torch.ones(shape, dtype=dtype)
+    full = noisy(layer, x, images)
+    assert full.dtype == dtype
+    kept = full != 0
     assert kept.any()
-    assert torch.equal(kept, noisy(layer, x.double(), pictures) != 0)
-    for world_size in (2, 3, 5, 16):  # of 16, four have no picture
+    assert torch.equal(kept, noisy(layer, x.double(), images) != 0)
+    for world_size in (2, 3, 5, 16):  # of 16, four have no image
         parts = [rank_range(12, rank, world_size) for rank in range(world_size)]
         rows = [slice(part.start, part.stop) for part in parts]
-        assert torch.equal(whole, torch.cat([noisy(layer, x[own], pictures[own]) for own in rows]))
+        assert torch.equal(full, torch.cat([noisy(layer, x[own], images[own]) for own in rows]))
     good = torch.tensor([0, 1, 4, 11])  # the others could not be decoded
-    assert torch.equal(whole[good], noisy(layer, x[good], pictures[good]))
+    assert torch.equal(full[good], noisy(layer, x[good], images[good]))
     # each of what the mask depends on
     many = x.repeat(3, *[1] * (x.ndim - 1)), torch.arange(36)
     drawn = [
@@ -88,9 +88,9 @@ def test_as_many_are_dropped_as_torch_would_and_the_rest_makes_up_for_it(p):
 def test_the_numbers_are_even_and_know_nothing_of_each_other():
     """Over images, layers, values and steps that follow each other: means of ±1 within five deviations of chance."""
 
-    def keys(step: int, pictures: torch.Tensor, num_layers: int) -> torch.Tensor:
+    def keys(step: int, images: torch.Tensor, num_layers: int) -> torch.Tensor:
         layers = make_per_image(nn.Sequential(*[nn.Dropout() for _ in range(num_layers)]))
-        set_keys(layers, 0, step, pictures)
+        set_keys(layers, 0, step, images)
         return torch.stack([layer.keys for layer in layers])
 
     numbers = torch.stack(
@@ -104,7 +104,7 @@ def test_the_numbers_are_even_and_know_nothing_of_each_other():
         signs = ((numbers >> bit) & 1).double() * 2 - 1
         products = [signs, *(signs.diff(dim=d) / 2 for d in range(4))]
         assert all(abs(float(p.mean())) <= 5 / p.numel() ** 0.5 for p in products)
-        for d in range(4):  # neighbours along steps, layers, pictures, values
+        for d in range(4):  # neighbours along steps, layers, images, values
             a, b = signs.narrow(d, 0, signs.size(d) - 1), signs.narrow(d, 1, signs.size(d) - 1)
             assert abs(float((a * b).mean())) <= 5 / a.numel() ** 0.5
     counts = torch.histc((numbers >> 11).double(), 256)  # of 2^17 numbers, 512 in each of 256 bins
@@ -175,9 +175,9 @@ def test_an_evaluated_network_is_followed_by_torch_fx_as_before():
     network = build("efficientnet_b0", 4)
     set_keys(make_per_image(network), 0, 0, torch.arange(2))
     network.eval()
-    whole, x = fuse_batch_norm(network), torch.rand(2, 3, 32, 32)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in whole.modules())
-    torch.testing.assert_close(whole(x), network(x), rtol=1e-4, atol=1e-4)
+    full, x = fuse_batch_norm(network), torch.rand(2, 3, 32, 32)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in full.modules())
+    torch.testing.assert_close(full(x), network(x), rtol=1e-4, atol=1e-4)
 
 
 class Random(TorchDispatchMode):
@@ -197,7 +197,7 @@ SWEPT = ["alexnet", "convnext_tiny", "googlenet", "inception_v3", "swin_t", "vgg
 @pytest.mark.parametrize(
     "backbone", ["efficientnet_b0", *(pytest.param(b, marks=pytest.mark.slow) for b in SWEPT)]
 )
-def test_torchvisions_networks_draw_by_picture_alone(backbone):
+def test_torchvisions_networks_draw_by_image_alone(backbone):
     x = torch.empty(2, 3, 224, 224, device="meta")
     with torch.device("meta"):
         network = build(backbone, 4).train()
@@ -222,19 +222,19 @@ def test_a_network_makes_the_same_of_shares_of_a_batch(backbone):
     network = build(backbone, 4).double().train()
     layers = make_per_image(network)
     x = torch.randn(3, 3, 64, 64).double()
-    pictures = torch.tensor([5, 0, 9])
+    images = torch.tensor([5, 0, 9])
 
     @torch.no_grad()
-    def made(x: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
-        set_keys(layers, 0, 0, pictures)
+    def made(x: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        set_keys(layers, 0, 0, images)
         return network(x)
 
-    whole = made(x, pictures)
-    shares = [made(x[own], pictures[own]) for own in (slice(2), slice(2, 3))]
+    full = made(x, images)
+    shares = [made(x[own], images[own]) for own in (slice(2), slice(2, 3))]
     # float64: rounding, of values of 4 and less; masks by the place in the share leave ConvNeXt, whose branches begin
     # at 1e-6, at 1e-7 and more
-    torch.testing.assert_close(torch.cat(shares), whole, rtol=0, atol=1e-12)
-    assert (made(x[2:], torch.tensor([0])) - whole[2:]).abs().max() > 1e-8
+    torch.testing.assert_close(torch.cat(shares), full, rtol=0, atol=1e-12)
+    assert (made(x[2:], torch.tensor([0])) - full[2:]).abs().max() > 1e-8
 
 
 class Functional(nn.Module):
@@ -244,9 +244,11 @@ class Functional(nn.Module):
         return nn.functional.dropout(x, 0.5, self.training)
 
 
-@pytest.mark.parametrize(("layer", "is_told"), [(nn.Dropout(0.5), False), (Functional(), True)])
+@pytest.mark.parametrize(("layer", "is_reported"), [(nn.Dropout(0.5), False), (Functional(), True)])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told, world_size):
+def test_what_depends_on_the_device_is_reported(
+    monkeypatch, caplog, layer, is_reported, world_size
+):
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     shares = {"world_size": world_size, "global_rank": 0}
@@ -263,7 +265,9 @@ def test_what_depends_on_the_device_is_told(monkeypatch, caplog, layer, is_told,
     expected = [
         "a network draws random numbers that depend on the device: its results differ on another number of them"
     ]
-    assert [record.message for record in caplog.records] == expected * (is_told and world_size > 1)
+    assert [record.message for record in caplog.records] == expected * (
+        is_reported and world_size > 1
+    )
 
 
 @pytest.mark.slow

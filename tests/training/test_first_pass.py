@@ -32,7 +32,7 @@ NAMES = ["blue", "green", "red"]
         ("small_cnn", 32, "image_size must be 28"),
     ],
 )
-def test_a_size_that_a_network_can_not_take_is_told(
+def test_a_size_that_a_network_can_not_take_is_reported(
     colours, tmp_path, monkeypatch, capsys, backbone, size, reason
 ):
     monkeypatch.chdir(tmp_path)
@@ -120,11 +120,11 @@ def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(
     backbone, num, batch_size, options, refused
 ):
     model = classifier(backbone)
-    pictures = data(num, batch_size, 32)
+    images = data(num, batch_size, 32)
     if refused:
-        told = f"{num} images .* batches of {batch_size}, leave one .* {backbone}"
-        with pytest.raises(ValueError, match=told) as caught:
-            check_fit(trainer(**options), model, pictures)
+        reported = f"{num} images .* batches of {batch_size}, leave one .* {backbone}"
+        with pytest.raises(ValueError, match=reported) as caught:
+            check_fit(trainer(**options), model, images)
         assert "--data.batch_size" in str(caught.value) and "--model.freeze_batch_norm true" in str(
             caught.value
         )
@@ -132,9 +132,9 @@ def test_a_batch_on_which_batch_norm_can_not_train_is_found_before(
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
             model.network.train()(torch.zeros(1, 3, 32, 32))
     else:
-        check_fit(trainer(**options), model, pictures)
+        check_fit(trainer(**options), model, images)
     # which takes statistics from nowhere else
-    check_fit(trainer(**options), model, pictures, "test")
+    check_fit(trainer(**options), model, images, "test")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_that_line_advises_helps(image_size, options):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "of_evaluation", "told"),
+    ("sizes", "of_evaluation", "reported"),
     [
         ((32, 64), 64, "cannot train on one at 32 pixels"),  # maps of one pixel in the first epochs
         ((64, 32), 64, "cannot train on one at 32 pixels"),
@@ -156,12 +156,12 @@ def test_what_that_line_advises_helps(image_size, options):
         ((64,), 28, "does not support images of 28x28 pixels"),
     ],
 )
-def test_every_size_of_a_schedule_is_looked_at(sizes, of_evaluation, told):
-    backbone = "alexnet" if "support" in (told or "") else "mobilenet_v3_small"
+def test_every_size_of_a_schedule_is_looked_at(sizes, of_evaluation, reported):
+    backbone = "alexnet" if "support" in (reported or "") else "mobilenet_v3_small"
     model = classifier(backbone)
-    pictures = data(36, 35, sizes[-1], sizes=sizes, eval_image_size=of_evaluation)
-    with pytest.raises(ValueError, match=told) if told else nullcontext():
-        check_fit(trainer(), model, pictures)
+    images = data(36, 35, sizes[-1], sizes=sizes, eval_image_size=of_evaluation)
+    with pytest.raises(ValueError, match=reported) if reported else nullcontext():
+        check_fit(trainer(), model, images)
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
 
 
 @pytest.mark.parametrize(
-    ("command", "limits", "told"),
+    ("command", "limits", "reported"),
     [
         (
             "fit",
@@ -229,12 +229,12 @@ def test_a_command_without_a_batch_is_wrong_usage(command, split, nothing):
         ("fit", {"limit_test_batches": 0.2, "limit_val_batches": 0.4}, ""),
     ],
 )
-def test_a_share_that_leaves_nothing_is_told_before_training(command, limits, told):
-    pictures = data(24, 8, 28)
-    pictures.splits |= {name: nowhere(num) for name, num in (("val", 24), ("test", 40))}
+def test_a_share_that_leaves_nothing_is_reported_before_training(command, limits, reported):
+    images = data(24, 8, 28)
+    images.splits |= {name: nowhere(num) for name, num in (("val", 24), ("test", 40))}
     model = classifier("small_cnn")
-    with pytest.raises(ValueError, match=told) if told else nullcontext():
-        check_fit(trainer(**limits), model, pictures, command)
+    with pytest.raises(ValueError, match=reported) if reported else nullcontext():
+        check_fit(trainer(**limits), model, images, command)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_gradients_laid_out_otherwise_would_go_wrong_without_care(network):
 
 
 @pytest.mark.parametrize("make", [partial(RMSprop, lr=0.1), partial(SGD, lr=0.1, foreach=True)])
-def test_others_and_those_that_were_told_a_way_are_left_alone(network, make):
+def test_others_and_those_with_a_setting_are_left_alone(network, make):
     optimizer = make(network.parameters())
     fuse(optimizer)
     assert not any(group.get("fused") for group in optimizer.param_groups)
@@ -88,12 +88,14 @@ def test_others_and_those_that_were_told_a_way_are_left_alone(network, make):
 
 def test_a_checkpoint_does_not_decide_the_way(network):
     """A run on one device may continue with sharded weights, for which torch has no fused optimizer."""
-    fused, told = (fuse(SGD(network.parameters(), lr=0.1, foreach=way)) for way in (None, False))
-    saved = [optimizer.state_dict() for optimizer in (fused, told)]
+    fused, reported = (
+        fuse(SGD(network.parameters(), lr=0.1, foreach=way)) for way in (None, False)
+    )
+    saved = [optimizer.state_dict() for optimizer in (fused, reported)]
     assert [state["param_groups"][0]["fused"] for state in saved] == [True, None]
     fused.load_state_dict(saved[1])
-    told.load_state_dict(saved[0])
-    assert [optimizer.param_groups[0]["fused"] for optimizer in (fused, told)] == [True, None]
+    reported.load_state_dict(saved[0])
+    assert [optimizer.param_groups[0]["fused"] for optimizer in (fused, reported)] == [True, None]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

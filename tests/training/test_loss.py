@@ -34,7 +34,7 @@ def test_the_sum_over_the_weights_is_torch_s_mean(smoothing):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_of_mixed_pictures_it_is_torch_s_for_probabilities(smoothing):
+def test_of_mixed_images_it_is_torch_s_for_probabilities(smoothing):
     ours, reference = logits(), logits()
     loss = loss_sum(ours, MIXED, WEIGHT, smoothing)
     options = {"reduction": "sum", "label_smoothing": smoothing}
@@ -100,12 +100,12 @@ def test_a_batch_of_weight_0_has_a_loss_of_0():
     assert target.weight(WEIGHT) > 0 and target.weight(WEIGHT) + 1e-9 == 1e-9
 
 
-def test_a_whole_share_is_no_mixing():
-    whole = Target(LABELS, PARTNERS, torch.ones(7))
+def test_a_complete_share_is_no_mixing():
+    full = Target(LABELS, PARTNERS, torch.ones(7))
     for smoothing in (0.0, 0.2):
         plain = loss_sum(logits(), Target(LABELS), WEIGHT, smoothing)
-        torch.testing.assert_close(loss_sum(logits(), whole, WEIGHT, smoothing), plain)
-    assert whole.weight(WEIGHT) == Target(LABELS).weight(WEIGHT)
+        torch.testing.assert_close(loss_sum(logits(), full, WEIGHT, smoothing), plain)
+    assert full.weight(WEIGHT) == Target(LABELS).weight(WEIGHT)
 
 
 def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
@@ -122,7 +122,7 @@ def test_a_batch_says_whether_it_is_mixed_and_may_be_empty():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_counts_every_picture(dtype):
+def test_half_precision_counts_every_image(dtype):
     num = 4099  # float16 has no whole numbers beyond 2048 but the even ones, bf16 none beyond 256
     labels, weight = torch.zeros(num, dtype=torch.long), torch.ones(3, dtype=dtype)
     half = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype).expand(num, 3)

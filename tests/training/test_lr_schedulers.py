@@ -51,7 +51,7 @@ def test_no_step_is_wasted_and_the_full_rate_is_reached(total_steps, warmup):
 
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     optimizer = two_groups()
-    whole = rates(optimizer, WarmupCosine(optimizer, 100, 0.13, 0.01), 100)
+    full = rates(optimizer, WarmupCosine(optimizer, 100, 0.13, 0.01), 100)
     optimizer = two_groups()
     scheduler = WarmupCosine(optimizer, 100, 0.13, 0.01)
     rates(optimizer, scheduler, 37)
@@ -64,8 +64,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     scheduler = WarmupCosine(optimizer, 100, 0.13, 0.01)
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
-    assert rates(optimizer, scheduler, 63) == whole[37:]
-    assert whole[37:] != whole[36:-1]
+    assert rates(optimizer, scheduler, 63) == full[37:]
+    assert full[37:] != full[36:-1]
 
 
 @pytest.mark.parametrize(

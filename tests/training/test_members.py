@@ -33,9 +33,9 @@ def copy(network: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def trained(model: Classifier, root: Any, **options: Any) -> float:
     """Train for some steps, and return the last one's loss."""
-    pictures = data(root, val_fraction=0, **options)
+    images = data(root, val_fraction=0, **options)
     # one step is in a second epoch
-    trainer = fit(model, pictures, max_steps=6, max_epochs=-1, precision="64-true")
+    trainer = fit(model, images, max_steps=6, max_epochs=-1, precision="64-true")
     return float(trainer.callback_metrics["train/loss"])
 
 
@@ -62,7 +62,7 @@ def of_the_mean() -> Any:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "balanced"])
 @pytest.mark.parametrize("is_right", [True, False])
-def test_each_learns_as_it_would_alone(colours, options, is_right):
+def test_each_trains_as_it_would_alone(colours, options, is_right):
     together = classifier(members=2, **options)
     begun = [copy(member) for member in together.image_classifier.members]
     assert distance(*begun) > 0.1  # two heads, and here two of everything
@@ -82,7 +82,7 @@ def test_each_learns_as_it_would_alone(colours, options, is_right):
         assert loss == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
-def test_mixed_pictures_are_the_same_for_each(colours):
+def test_mixed_images_are_the_same_for_each(colours):
     mixed = {"mixup": 0.4, "cutmix": 1.0}
     together = classifier(members=2)
     begun = copy(together.image_classifier.members[1])
@@ -119,7 +119,7 @@ def test_each_member_s_stages_are_frozen(colours):
     assert {names[id(p)] for p in optimizer.state} == set(names.values()) - still
 
 
-def test_it_is_told_by_how_often():
+def test_it_is_described_by_how_often():
     assert (member_label("lenet", 1), member_label("lenet", 3)) == ("lenet", "3 × lenet")
 
 

@@ -79,20 +79,20 @@ def test_control_bins_open_to_the_left_differ_there():
 @pytest.mark.parametrize(
     "sizes", [[1000], [999, 1], [0, 1000], [334, 333, 333], [1, 0, 999], [125] * 8]
 )
-def test_uneven_parts_put_together_give_the_whole(sizes):
+def test_uneven_parts_put_together_give_the_complete(sizes):
     preds, labels = predictions()
     parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
-    whole = MulticlassCalibrationError(4, n_bins=15, norm="l1")(preds, labels).item()
-    assert put_together(CalibrationError, parts).item() == pytest.approx(whole, abs=TOLERANCE)
+    full = MulticlassCalibrationError(4, n_bins=15, norm="l1")(preds, labels).item()
+    assert put_together(CalibrationError, parts).item() == pytest.approx(full, abs=TOLERANCE)
 
 
 def test_control_a_mean_of_the_parts_own_errors_is_something_else():
     preds, labels = predictions()
-    whole, part, rest = (
+    full, part, rest = (
         MulticlassCalibrationError(4)(preds[s], labels[s]).item()
         for s in (slice(0, 1000), slice(0, 1), slice(1, 1000))
     )
-    assert abs((part + rest) / 2 - whole) > 1000 * TOLERANCE
+    assert abs((part + rest) / 2 - full) > 1000 * TOLERANCE
 
 
 def test_calibration_error_survives_a_network_that_diverged():
@@ -154,7 +154,7 @@ def test_metrics_of_a_split_by_hand():
     )
     values = split_metrics(3)(torch.from_numpy(predicted), torch.from_numpy(labels))
     values |= class_metrics(values["confusion_matrix"])
-    assert values["accuracy"].item() == pytest.approx(7 / 11)  # pictures, not classes, count
+    assert values["accuracy"].item() == pytest.approx(7 / 11)  # images, not classes, count
     assert values["precision"].tolist() == pytest.approx([3 / 5, 4 / 6, math.nan], nan_ok=True)
     assert values["recall"].tolist() == pytest.approx([3 / 4, 4 / 6, 0])
     assert values["f1"].item() == pytest.approx(np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + 6), 0]))
@@ -173,17 +173,17 @@ def test_numbers_of_classes_equal_torchmetrics_where_all_have_images_and_are_pre
     )
 
 
-@pytest.mark.parametrize("num_said", [0, 2])  # that are taken for the class without images
-def test_a_class_without_images_has_no_recall_and_no_part_in_the_mean(num_said):
-    confusion = torch.tensor([[3, 1, 0], [2, 4, num_said], [0, 0, 0]])
+@pytest.mark.parametrize("num_predicted", [0, 2])  # that are taken for the class without images
+def test_a_class_without_images_has_no_recall_and_no_part_in_the_mean(num_predicted):
+    confusion = torch.tensor([[3, 1, 0], [2, 4, num_predicted], [0, 0, 0]])
     values = class_metrics(confusion)
     assert (
-        values["recall"][:2].tolist() == pytest.approx([3 / 4, 4 / (6 + num_said)])
+        values["recall"][:2].tolist() == pytest.approx([3 / 4, 4 / (6 + num_predicted)])
         and values["recall"][2].isnan()
     )
-    assert values["precision"][2].isnan() if num_said == 0 else values["precision"][2] == 0
+    assert values["precision"][2].isnan() if num_predicted == 0 else values["precision"][2] == 0
     assert values["f1"].item() == pytest.approx(
-        np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + num_said + 5)])
+        np.mean([2 * 3 / (4 + 5), 2 * 4 / (6 + num_predicted + 5)])
     )
     labels, predicted = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2])
     control = MulticlassF1Score(3, average="macro")(predicted, labels)  # takes its 0 into the mean
@@ -193,11 +193,11 @@ def test_a_class_without_images_has_no_recall_and_no_part_in_the_mean(num_said):
 @pytest.mark.parametrize("sizes", [[997, 3], [1, 499, 500]])
 def test_all_metrics_of_a_split_are_sums_over_parts(sizes):
     preds, labels = predictions()
-    whole = split_metrics(4)(preds, labels)
-    for name in whole:
+    full = split_metrics(4)(preds, labels)
+    for name in full:
         parts = list(zip(preds.split(sizes), labels.split(sizes), strict=True))
         value = put_together(lambda name=name: split_metrics(4)[name], parts)
-        np.testing.assert_allclose(value, whole[name], atol=TOLERANCE)
+        np.testing.assert_allclose(value, full[name], atol=TOLERANCE)
 
 
 class WithoutFloat64(TorchDispatchMode):

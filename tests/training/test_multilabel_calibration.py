@@ -121,29 +121,29 @@ def test_the_default_threshold_has_the_highest_f1():
     logits, labels = drawn()
     calibration = fitted(logits, labels)
     p = calibration.probabilities(logits).numpy()
-    said = calibration.decide(torch.from_numpy(p)).numpy()
+    predicted = calibration.decide(torch.from_numpy(p)).numpy()
     for k in range(4):
         y = labels[:, k].numpy()
         best = max(f1_score(y, p[:, k] >= t) for t in np.quantile(p[:, k], GRID))
         # thresholds within a bin are not candidates
-        assert f1_score(y, said[:, k]) >= best - 5e-3
+        assert f1_score(y, predicted[:, k]) >= best - 5e-3
     half = f1_score(labels[:, 3].numpy(), p[:, 3] >= 0.5)
-    assert f1_score(labels[:, 3].numpy(), said[:, 3]) > half + 0.05  # control
+    assert f1_score(labels[:, 3].numpy(), predicted[:, 3]) > half + 0.05  # control
 
 
 def test_a_threshold_reaches_the_recall_with_the_highest_precision():
     logits, labels = drawn()
     calibration = fitted(logits, labels, LabelAim("recall", 0.95))
     p = calibration.probabilities(logits)
-    said = calibration.decide(p).numpy()
+    predicted = calibration.decide(p).numpy()
     for k in range(4):
         y = labels[:, k].numpy()
-        assert recall_score(y, said[:, k]) >= 0.95
+        assert recall_score(y, predicted[:, k]) >= 0.95
         enough = [
             t for t in np.quantile(p[:, k], GRID) if recall_score(y, (p[:, k] >= t).numpy()) >= 0.95
         ]
         best = max(precision_score(y, (p[:, k] >= t).numpy()) for t in enough)
-        assert precision_score(y, said[:, k]) >= best - 5e-3
+        assert precision_score(y, predicted[:, k]) >= best - 5e-3
     assert calibration.unreached == () and calibration.describe_unreached_aim(NAMES) == ""
 
 

@@ -85,7 +85,7 @@ def test_the_steps_are_those_of_a_plain_loop_with_binary_cross_entropy(root, mix
     assert moved > 1e-3
 
 
-def test_a_fit_learns_measures_and_calibrates(root):
+def test_a_fit_trains_measures_and_calibrates(root):
     images = data(root)
     model = classifier(images, optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3))
     model.calibrator.aim = LabelAim("recall", 0.9)
@@ -137,10 +137,10 @@ def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
 
 
 @pytest.mark.parametrize("is_inside", sweep([False, True], quick=[True]))
-def test_a_resumed_fit_ends_as_a_whole_one(root, tmp_path, is_inside):
+def test_a_resumed_fit_ends_as_an_uninterrupted_one(root, tmp_path, is_inside):
     options = {"mixup": 0.4, "cutmix": 1.0}
-    whole = classifier(data(root), class_weights="balanced")
-    fit(whole, data(root, **options), max_epochs=2)
+    full = classifier(data(root), class_weights="balanced")
+    fit(full, data(root, **options), max_epochs=2)
     first = classifier(data(root), class_weights="balanced")
     path = tmp_path / "first.ckpt"
     trainer = fit(first, data(root, **options), callbacks=[SaveInside(path)] if is_inside else [])
@@ -148,12 +148,12 @@ def test_a_resumed_fit_ends_as_a_whole_one(root, tmp_path, is_inside):
         trainer.save_checkpoint(path)
     resumed = classifier(data(root), class_weights="balanced")
     fit(resumed, data(root, **options), path, max_epochs=2)
-    for name, value in whole.state_dict().items():
+    for name, value in full.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
-    assert whole.calibration == resumed.calibration
-    assert not torch.equal(whole.state_dict()["class_weight"], torch.ones(4))
+    assert full.calibration == resumed.calibration
+    assert not torch.equal(full.state_dict()["class_weight"], torch.ones(4))
     # the control: half of the fit is not all of it
-    pairs = zip(first.network.parameters(), whole.network.parameters(), strict=True)
+    pairs = zip(first.network.parameters(), full.network.parameters(), strict=True)
     assert not any(torch.equal(*pair) for pair in pairs)
 
 
@@ -191,8 +191,8 @@ def test_a_checkpoint_predicts_with_its_thresholds(root, tmp_path, members):
     assert predictor.calibration == model.calibration
     assert isinstance(predictor.calibration, MultilabelCalibration)
     outputs = trainer.predict(model, images.loader("test"))
-    pictures = [images.splits["test"].read(i) for i in range(12)]
-    p = predictor(pictures)
+    sample_images = [images.splits["test"].read(i) for i in range(12)]
+    p = predictor(sample_images)
     np.testing.assert_allclose(p, outputs[0]["probabilities"], atol=1e-6)
     np.testing.assert_array_equal(predictor.decide(p), outputs[0]["class"])
     assert json.dumps(model.calibration.as_plain())  # plain values

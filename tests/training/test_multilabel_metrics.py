@@ -39,27 +39,27 @@ def measured(
 def test_metrics_are_those_of_scikit_learn(calibration):
     values, counts = measured(calibration=calibration)
     y = LABELS.numpy()
-    said = calibration.decide(calibration.probabilities(LOGITS)).numpy().astype(int)
+    predicted = calibration.decide(calibration.probabilities(LOGITS)).numpy().astype(int)
     expected = {
         "loss": 0.5,
-        "f1_macro": metrics.f1_score(y, said, average="macro"),
-        "f1_micro": metrics.f1_score(y, said, average="micro"),
-        "exact_match": metrics.accuracy_score(y, said),
-        "hamming_distance": metrics.hamming_loss(y, said),
+        "f1_macro": metrics.f1_score(y, predicted, average="macro"),
+        "f1_micro": metrics.f1_score(y, predicted, average="micro"),
+        "exact_match": metrics.accuracy_score(y, predicted),
+        "hamming_distance": metrics.hamming_loss(y, predicted),
     }
     for k, name in enumerate(NAMES):
-        expected[f"precision/{name}"] = metrics.precision_score(y[:, k], said[:, k])
-        expected[f"recall/{name}"] = metrics.recall_score(y[:, k], said[:, k])
+        expected[f"precision/{name}"] = metrics.precision_score(y[:, k], predicted[:, k])
+        expected[f"recall/{name}"] = metrics.recall_score(y[:, k], predicted[:, k])
     for name, value in expected.items():
         assert values[name] == pytest.approx(value, abs=1e-6), name
     average = metrics.average_precision_score(y, LOGITS.numpy(), average=None)
     for name, value in zip(NAMES, average, strict=True):
         assert values[f"average_precision/{name}"] == pytest.approx(value, abs=3e-3)
     assert values["mAP"] == pytest.approx(average.mean(), abs=1e-3)
-    matrices = metrics.multilabel_confusion_matrix(y, said)
+    matrices = metrics.multilabel_confusion_matrix(y, predicted)
     assert counts["label_counts"] == matrices.tolist()
     assert counts["cooccurrence"] == (y.T @ y).astype(int).tolist()
-    assert counts["predicted_for"] == (y.T @ said).astype(int).tolist()
+    assert counts["predicted_for"] == (y.T @ predicted).astype(int).tolist()
     other, _ = measured(calibration=UNFITTED if calibration is FITTED else FITTED)
     assert abs(other["f1_macro"] - values["f1_macro"]) > 1e-2  # control
 
@@ -104,10 +104,10 @@ def test_images_without_labels_and_labels_without_images():
     values, _ = measured(logits, labels, UNFITTED)
     assert np.isnan(values["recall/c"]) and np.isnan(values["average_precision/c"])
     assert np.isnan(values["precision/d"]) and values["recall/d"] == 0
-    said = (logits > 0).numpy()[:, [0, 1, 3]]
+    predicted = (logits > 0).numpy()[:, [0, 1, 3]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = metrics.f1_score(labels.numpy()[:, [0, 1, 3]], said, average="macro")
+        expected = metrics.f1_score(labels.numpy()[:, [0, 1, 3]], predicted, average="macro")
     assert values["f1_macro"] == pytest.approx(expected)
     # nothing is right and nothing is wrong
     assert label_metrics(torch.zeros(2, 2, 2))["f1_micro"].isnan()
@@ -118,15 +118,15 @@ def test_training_metrics_continue_from_their_sums():
         num = torch.tensor(float(len(LABELS[rows])))
         metric.update(LOGITS[rows], LABELS[rows], 2 * num, num)
 
-    whole = MultilabelTrainMetrics(4)
-    update(whole, slice(0, 400))
+    full = MultilabelTrainMetrics(4)
+    update(full, slice(0, 400))
     first = MultilabelTrainMetrics(4)
     update(first, slice(0, 100))
     resumed = MultilabelTrainMetrics(4)
     resumed.restore(first.sums(), is_first=True)
     update(resumed, slice(100, 400))
     found = resumed.take()
-    assert found == whole.take()
+    assert found == full.take()
     expected = metrics.f1_score(LABELS.numpy(), (LOGITS > 0).numpy(), average="micro")
     assert float(found["train/f1_micro"]) == pytest.approx(expected)
     assert float(found["train/loss_epoch"]) == 2

@@ -17,7 +17,7 @@ from finetune.data.transforms import cropped_area, eval_transform
 from finetune.training import overview
 
 
-def told(caplog, pictures, model=None, **options) -> list[str]:
+def reported(caplog, images, model=None, **options) -> list[str]:
     trainer = pl.Trainer(
         accelerator="cpu",
         logger=False,
@@ -28,7 +28,7 @@ def told(caplog, pictures, model=None, **options) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.INFO, "finetune"):
         overview.log_overview(
-            trainer, model or Classifier(pictures.class_names, "small_cnn", weights=None), pictures
+            trainer, model or Classifier(images.class_names, "small_cnn", weights=None), images
         )
     return [record.getMessage() for record in caplog.records]
 
@@ -62,28 +62,28 @@ def test_three_lines_before_training(colours, cli, caplog):
 
 def test_where_the_splits_come_from(tmp_path, caplog):
     draw_colours(tmp_path / "drawn", train=10)
-    pictures = data(tmp_path / "drawn/train", val_fraction=0)
-    line, *_ = told(caplog, pictures)
-    test = len(pictures.splits["test"])
+    images = data(tmp_path / "drawn/train", val_fraction=0)
+    line, *_ = reported(caplog, images)
+    test = len(images.splits["test"])
     assert f"train {30 - test} (the rest), val none, test {test} (held out of training, " in line
 
 
 def test_what_is_frozen_and_the_rates(colours, caplog):
-    pictures = data(colours)
+    images = data(colours)
     frozen = Classifier(
-        pictures.class_names,
+        images.class_names,
         "resnet18",
         None,
         freeze="layer3",
         freeze_batch_norm=True,
         head_lr_multiplier=10,
     )
-    assert told(caplog, pictures, frozen)[1] == (
+    assert reported(caplog, images, frozen)[1] == (
         "network: resnet18, random weights; 8.40 of 11.18 million parameters are trained, "
         "frozen: all up to layer3 and batch norm statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
     )
-    decayed = Classifier(pictures.class_names, "resnet18", None, layer_decay=0.5)
-    assert told(caplog, pictures, decayed)[1].endswith(
+    decayed = Classifier(images.class_names, "resnet18", None, layer_decay=0.5)
+    assert reported(caplog, images, decayed)[1].endswith(
         "AdamW at 3.13e-06 (conv1), 5e-05 (layer4), 0.0001 (head)"
     )
 
@@ -92,31 +92,31 @@ def test_what_is_frozen_and_the_rates(colours, caplog):
     ("limit", "expected"), [(1.0, "5 batches"), (2, "2 batches"), (0.5, "2 batches")]
 )
 def test_batches_an_epoch(colours, caplog, limit, expected):
-    assert expected in told(caplog, data(colours), limit_train_batches=limit, max_steps=7)[2]
+    assert expected in reported(caplog, data(colours), limit_train_batches=limit, max_steps=7)[2]
 
 
 def test_only_the_first_device_speaks(colours, caplog, monkeypatch):
     monkeypatch.setattr(pl.Trainer, "is_global_zero", False)
-    assert told(caplog, data(colours)) == []
+    assert reported(caplog, data(colours)) == []
 
 
-def test_training_pictures_are_looked_at_for_dark_samples(colours, caplog, monkeypatch):
+def test_training_images_are_looked_at_for_dark_samples(colours, caplog, monkeypatch):
     looked_at = []
     monkeypatch.setattr(overview, "warn_of_dark_samples", looked_at.append)
-    told(caplog, pictures := data(colours))
-    assert [list(paths) for paths in looked_at] == [list(pictures.splits["train"].paths)]
+    reported(caplog, images := data(colours))
+    assert [list(paths) for paths in looked_at] == [list(images.splits["train"].paths)]
 
 
 def test_many_classes_are_not_listed(colours, caplog):
-    pictures = data(colours)
+    images = data(colours)
     train = replace(
-        pictures.splits["train"].take(np.arange(30)),
+        images.splits["train"].take(np.arange(30)),
         targets=ClassIndex(np.arange(30) % 20, 20),
         origin="folder train",
     )
     names = [f"class {i}" for i in range(20)]
-    pictures.scanned = replace(pictures.scanned, class_names=names, splits={"train": train})
-    assert told(caplog, pictures)[0].endswith("; 20 classes in train: 1 to 2 images each")
+    images.scanned = replace(images.scanned, class_names=names, splits={"train": train})
+    assert reported(caplog, images)[0].endswith("; 20 classes in train: 1 to 2 images each")
 
 
 def test_doubts(tmp_path):
@@ -141,7 +141,7 @@ def test_groups_in_two_given_folders_are_doubted_and_folds_count_together(colour
     assert "held out of training, split_seed 0, fold 1 of 3" in overview._image_counts(fold)
 
 
-def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
+def test_three_images_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer_are(tmp_path):
     root = draw_colours(tmp_path / "few", train=3, test=10)
     assert list(overview.data_warnings(data(root, val_fraction=0))) == []
     (root / "train/blue/00.png").unlink()
@@ -163,15 +163,15 @@ def test_three_pictures_of_a_class_and_thirty_to_test_on_are_not_doubted_one_few
         (0, 1.0, []),
     ],
 )
-def test_few_pictures_to_choose_an_epoch_by(colours, num, limit, expected):
-    pictures = data(colours)
-    split = pictures.splits.pop("val")
+def test_few_images_to_choose_an_epoch_by(colours, num, limit, expected):
+    images = data(colours)
+    split = images.splits.pop("val")
     if num:
-        pictures.splits["val"] = split.take(np.zeros(num, int))
+        images.splits["val"] = split.take(np.zeros(num, int))
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit
     )
-    assert list(overview.few_validation_images(trainer, pictures)) == expected
+    assert list(overview.few_validation_images(trainer, images)) == expected
 
 
 def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
@@ -212,7 +212,7 @@ SQUARE = (40, 40)
         ([WIDE], {"resize": "squash", "crop_share": 0.7}, "(median 51%)"),
     ],
 )
-def test_a_crop_that_cuts_much_away_is_told(tmp_path, sizes, options, expected):
+def test_a_crop_that_cuts_much_away_is_reported(tmp_path, sizes, options, expected):
     line = cropped(tmp_path, sizes, **options)
     assert expected in line and (
         line.endswith(
@@ -233,7 +233,7 @@ def test_the_share_that_is_cut_away_is_that_of_the_pipeline(tmp_path):
         assert 1 - width * height == pytest.approx(cropped_area(80, 240, resize, 7 / 8), abs=0.02)
 
 
-def test_pictures_that_cannot_be_read_do_not_stop_it(tmp_path):
+def test_images_that_cannot_be_read_do_not_stop_it(tmp_path):
     assert cropped(tmp_path / "other", [WIDE]) != ""
     for name in ("a", "b"):
         (tmp_path / "other/train" / name / "0.png").write_bytes(b"\x89PNG")
@@ -241,10 +241,10 @@ def test_pictures_that_cannot_be_read_do_not_stop_it(tmp_path):
 
 
 def test_predict_says_how_many(colours, cli, tmp_path, caplog):
-    pictures = data(colours, image_size=28)
+    images = data(colours, image_size=28)
     trainer = fit(
-        Classifier(pictures.class_names, "small_cnn", weights=None, scheduler=None),
-        pictures,
+        Classifier(images.class_names, "small_cnn", weights=None, scheduler=None),
+        images,
         max_steps=0,
     )
     trainer.save_checkpoint(tmp_path / "some.ckpt")
@@ -260,7 +260,7 @@ def test_predict_says_how_many(colours, cli, tmp_path, caplog):
     assert "predicting 30 images" in [record.getMessage() for record in caplog.records]
 
 
-def test_a_run_that_goes_on_has_the_rates_of_its_checkpoint(colours, caplog):
+def test_a_run_that_continues_has_the_rates_of_its_checkpoint(colours, caplog):
     # none is made
     model = Classifier(data(colours).class_names, **SMALL, optimizer=lambda params: 1 / 0)
     assert overview._network(model, "last.ckpt").endswith("rates of the checkpoint")

@@ -56,7 +56,7 @@ def test_groups_partition_what_trains(backbone):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family):
+def test_networks_of_timm_train_at_the_rates_of_timm_and_decay_as_it_says(family):
     network = skeleton(FAMILIES[family][0])
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     groups = param_groups(network, 1.0, 0.5, decay_norm_and_bias=False)
@@ -78,7 +78,7 @@ def test_networks_of_timm_learn_at_the_rates_of_timm_and_decay_as_it_says(family
     )
 
 
-def test_positions_beside_the_head_learn_at_its_depth_s_rate_as_timm_has_it():
+def test_positions_next_to_the_head_train_at_its_depth_s_rate_as_timm_has_it():
     network = skeleton("timm/resnet50_clip")
     groups = param_groups(network, 10.0, 0.5)
     (rate,) = {

@@ -14,13 +14,13 @@ def filled(*losses: float) -> MeanLoss:
     return metric
 
 
-def test_sums_go_on_where_they_were():
-    whole = filled(1.0, 2.5, 4.0)
+def test_sums_continue_where_they_were():
+    full = filled(1.0, 2.5, 4.0)
     part = filled(1.0, 2.5)
     again = filled(9.0)
     restore_sums(again, global_sums(part), is_first=True)
     again.update(torch.tensor(4.0), torch.tensor(1.0))
-    assert again.compute() == whole.compute() and global_sums(again) == global_sums(whole)
+    assert again.compute() == full.compute() and global_sums(again) == global_sums(full)
 
 
 def test_one_device_takes_them_and_the_others_start_at_zero():

@@ -86,7 +86,7 @@ def test_what_is_given_wins_and_the_run_says_what_it_was(
 
 
 @pytest.mark.parametrize(
-    ("before", "goes_on", "gains", "expected"),
+    ("before", "is_resumed", "gains", "expected"),
     [
         ("32-true", True, True, "32-true"),
         ("bf16-mixed", True, False, "bf16-mixed"),  # slow, but the same run
@@ -97,10 +97,10 @@ def test_what_is_given_wins_and_the_run_says_what_it_was(
         (None, True, True, "bf16-mixed"),  # an older checkpoint does not say
     ],
 )
-def test_a_run_goes_on_as_it_was_and_is_tested_so(before, goes_on, gains, expected):
+def test_a_run_continues_as_it_was_and_is_tested_so(before, is_resumed, gains, expected):
     checkpoint = {"finetune": {"precision": before} if before else {}}
     with capabilities(avx512_bf16=gains), patch(CUDA, lambda: False):
-        assert automatic_precision("cpu", checkpoint, goes_on) == expected
+        assert automatic_precision("cpu", checkpoint, is_resumed) == expected
 
 
 def test_a_precision_of_a_missing_package_is_refused_in_one_line():
@@ -133,14 +133,14 @@ def test_resume_and_test_keep_to_what_the_checkpoint_says(cli, colours, tmp_path
         *(("bf16-mixed", True, "cpu"), ("bf16-mixed", False, "cuda")),
     ],
 )
-def test_bf16_on_a_cpu_without_it_is_told(caplog, precision, has_bf16, kind):
-    is_told = precision.startswith("bf16") and not has_bf16 and kind == "cpu"
+def test_bf16_on_a_cpu_without_it_is_reported(caplog, precision, has_bf16, kind):
+    is_reported = precision.startswith("bf16") and not has_bf16 and kind == "cpu"
     device = SimpleNamespace(root_device=torch.device(kind))
     with capabilities(amx_bf16=has_bf16), caplog.at_level("WARNING", "finetune"):
         prepare_arithmetic(SimpleNamespace(strategy=device, precision=precision))
     assert (
         f"this processor does not support bf16: {precision} may be ten times slower" in caplog.text
-    ) is is_told
+    ) is is_reported
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"max_epochs": 4}, ["", "about 2.5 minutes left", "", ""]),
         ({"max_epochs": 2}, ["about 50 s left", ""]),
@@ -67,7 +67,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
         ({"max_epochs": 2, "callbacks": [EarlyStopping("train/loss_epoch", patience=9)]}, [""] * 2),
     ],
 )
-def test_how_long_the_others_take_is_told_once(options, told, tmp_path, now):
+def test_how_long_the_others_take_is_reported_once(options, reported, tmp_path, now):
     """A minute of each epoch in which nothing else moves the clock. The first of four takes only a second."""
 
     def seconds(trainer: pl.Trainer) -> float:
@@ -77,7 +77,7 @@ def test_how_long_the_others_take_is_told_once(options, told, tmp_path, now):
     shown, text = bar(is_terminal=False)
     callbacks = [Takes(now, seconds), *options.pop("callbacks", [])]
     trainer(tmp_path, shown, *callbacks, **options).fit(Tiny(), loader(), loader())
-    assert [line.partition(", ")[2] for line in text.getvalue().splitlines()] == told
+    assert [line.partition(", ")[2] for line in text.getvalue().splitlines()] == reported
 
 
 def test_numbers_that_are_not_there_are_not_shown(tmp_path):
@@ -96,7 +96,7 @@ def test_an_epoch_without_validation_does_not_repeat_that_of_another(tmp_path):
     assert ["val/loss" in line for line in text.getvalue().splitlines()] == [False, True, False]
 
 
-def test_a_terminal_gets_a_bar_with_pictures_per_second_and_the_loss(tmp_path, monkeypatch):
+def test_a_terminal_gets_a_bar_with_images_per_second_and_the_loss(tmp_path, monkeypatch):
     updates = []
     update = progress_bar.Progress.update
 
@@ -171,7 +171,7 @@ def test_the_rate_counts_all_devices_and_no_validation(now):
     shown._begin("epoch", 10)
     now[0] += 2
     shown._advance({"label": torch.zeros(8)})
-    assert shown._rate() == pytest.approx(16)  # 4 devices of 8 pictures in 2 s
+    assert shown._rate() == pytest.approx(16)  # 4 devices of 8 images in 2 s
     shown.on_validation_start(fit)
     now[0] += 50
     shown.on_validation_end(fit)
@@ -211,7 +211,7 @@ def test_a_terminal_gets_a_table_of_epochs(tmp_path):
         ({"max_epochs": 9, "max_time": "00:00:00:40"}, "at most 0:(40|3.)"),
     ],
 )
-def test_the_bar_has_the_time_that_is_left_of_the_whole_fit(
+def test_the_bar_has_the_time_that_is_left_of_the_complete_fit(
     options, left, tmp_path, monkeypatch, now
 ):
     found = []
@@ -236,7 +236,7 @@ def test_the_bar_has_the_time_that_is_left_of_the_whole_fit(
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_an_epoch_that_a_resumed_run_goes_on_with_has_a_rate(tmp_path, monkeypatch, is_terminal):
+def test_an_epoch_that_a_resumed_run_continues_with_has_a_rate(tmp_path, monkeypatch, is_terminal):
     class Stop(pl.Callback):
         def on_train_batch_end(self, trainer, *_):
             if trainer.global_step == 4:  # of three an epoch
@@ -285,8 +285,8 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, now):
-    class Pictures(pl.LightningDataModule):
+def test_epochs_of_larger_images_are_taken_to_last_longer(tmp_path, now):
+    class ImageData(pl.LightningDataModule):
         sizes = (96, 192)
 
         def train_dataloader(self):
@@ -294,7 +294,7 @@ def test_epochs_of_larger_pictures_are_taken_to_last_longer(tmp_path, now):
 
     shown, text = bar(is_terminal=False)
     trainer(tmp_path, shown, Takes(now, lambda _: 10), max_epochs=4).fit(
-        Tiny(), datamodule=Pictures()
+        Tiny(), datamodule=ImageData()
     )
     found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
     assert found == ["about 90 s left", "", "", ""]  # 10, then twice 40

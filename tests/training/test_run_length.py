@@ -16,7 +16,7 @@ UNSET = {
 }
 
 
-def test_few_pictures_are_seen_more_often_within_limits():
+def test_few_images_are_seen_more_often_within_limits():
     sizes = (0, 1, 100, 160, 161, 320, 534, 2000, 10_000, 10_001, 20_000, 30_000, 30_001, 10**7)
     epochs = [usual_epochs(num) for num in sizes]
     assert epochs == [50, 50, 50, 50, 50, 25, 15, 15, 15, 14, 7, 5, 5, 5]
@@ -24,7 +24,7 @@ def test_few_pictures_are_seen_more_often_within_limits():
 
 
 @pytest.mark.parametrize("num_images", range(161, 571, 41))
-def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
+def test_small_sets_have_the_same_number_of_images_in_all(num_images):
     seen = usual_epochs(num_images) * num_images
     assert 8_000 <= seen < 8_000 + num_images
 
@@ -59,10 +59,10 @@ def test_small_sets_have_the_same_number_of_pictures_in_all(num_images):
         ),
     ],
 )
-def test_who_says_nothing_is_told_what_is_usual(given, epochs, words):
+def test_without_a_length_the_usual_one_is_reported(given, epochs, words):
     limits = UNSET | given
-    told = settle_length(limits, 1000, 32)
-    assert limits["max_epochs"] == epochs and told.startswith(words)
+    reported = settle_length(limits, 1000, 32)
+    assert limits["max_epochs"] == epochs and reported.startswith(words)
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,13 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
         return calls[-1][1]
 
     monkeypatch.setattr(linear_probe, "fit_probe", spy)
-    pictures = data(colours, image_size=28)
-    model = Classifier(pictures.class_names, "small_cnn", weights=None, freeze="backbone")
+    images = data(colours, image_size=28)
+    model = Classifier(images.class_names, "small_cnn", weights=None, freeze="backbone")
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
-    trainer = fit(model, pictures, max_epochs=5, precision="64-true")
+    trainer = fit(model, images, max_epochs=5, precision="64-true")
     assert trainer.current_epoch == 1 and trainer.optimizers == []
     (((x, y, _), probe),) = calls
-    assert len(y) == len(pictures.splits["train"])  # no validation image is among them
+    assert len(y) == len(images.splits["train"])  # no validation image is among them
     assert probe.out_of_fold.shape == (len(y), 3)
     solved = head(model.network)
     weight = solved.weight.detach().numpy()
@@ -74,11 +74,11 @@ def test_a_head_over_stages_is_the_optimum_of_scikit_learn(colours, monkeypatch)
         return probes[-1]
 
     monkeypatch.setattr(linear_probe, "fit_probe", spy)
-    pictures = data(colours, image_size=32)
+    images = data(colours, image_size=32)
     model = Classifier(
-        pictures.class_names, "timm/test_resnet", None, freeze="backbone", head_stages=3
+        images.class_names, "timm/test_resnet", None, freeze="backbone", head_stages=3
     )
-    fit(model, pictures, precision="64-true")
+    fit(model, images, precision="64-true")
     parts: dict[str, list] = {"layer2": [], "layer3": [], "layer4": []}
     for name, means in parts.items():
         model.network.get_submodule(name).register_forward_hook(
@@ -86,7 +86,7 @@ def test_a_head_over_stages_is_the_optimum_of_scikit_learn(colours, monkeypatch)
         )
     labels = []
     with torch.no_grad():
-        for batch in pictures.loader("train"):
+        for batch in images.loader("train"):
             model.eval()(batch["image"])
             labels.append(batch["label"])
     x = torch.cat([torch.cat(means) for means in parts.values()], dim=1).numpy()
@@ -210,7 +210,7 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (("--model.members", "2"), r"--members \(--model.members\) would all be alike"),
         (("--model.head_init", "source"), "model.head_init source has no effect"),
@@ -226,9 +226,9 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
         (("--ckpt_path", "some.ckpt"), "give it as --weights"),
     ],
 )
-def test_what_would_be_silently_ignored_is_refused(cli, colours, options, told):
+def test_what_would_be_silently_ignored_is_refused(cli, colours, options, reported):
     Path("some.ckpt").touch()
-    with pytest.raises(WrongUsage, match=told):
+    with pytest.raises(WrongUsage, match=reported):
         cli("fit", colours, *QUICKEST, *SOLVED, *options)
     assert not Path("runs/fit").exists()
 

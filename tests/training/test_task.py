@@ -67,19 +67,19 @@ class Hinge(SingleLabel):
 
 
 def test_a_classifier_trains_and_measures_by_its_task(colours):
-    pictures = data(colours, val_fraction=0, image_size=28)
-    batch = next(iter(pictures.loader("train", train=True)))
+    images = data(colours, val_fraction=0, image_size=28)
+    batch = next(iter(images.loader("train", train=True)))
     logged = {}
     for kind in (SingleLabel, Hinge):
         torch.manual_seed(0)
         model = Classifier(
-            pictures.class_names,
+            images.class_names,
             "small_cnn",
             weights=None,
             optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
         )
-        model.task = kind(tuple(pictures.class_names))
-        trainer = fit(model, pictures, max_steps=1)
+        model.task = kind(tuple(images.class_names))
+        trainer = fit(model, images, max_steps=1)
         with torch.no_grad():
             logits = model(batch["image"])
         loss = model.task.loss_sum(logits, model.task.target(batch), model.class_weight)

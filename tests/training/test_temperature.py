@@ -44,17 +44,17 @@ def test_it_is_the_minimum_that_scipy_finds(num, num_classes, temperature):
     assert fitted(logits, labels) == pytest.approx(math.exp(-reference.x), rel=1e-4)
 
 
-def test_many_pictures_give_the_temperature_back():
+def test_many_images_give_the_temperature_back():
     # 40,000 images know it to about 0.01: the slope's standard error over the curvature.
     assert fitted(*overconfident(40_000, 3, 2.5)) == pytest.approx(2.5, abs=0.05)
     assert fitted(*overconfident(40_000, 3, 0.5)) == pytest.approx(0.5, abs=0.01)
 
 
-def test_few_pictures_move_the_temperature_less_than_many_of_the_same_kind():
+def test_few_images_move_the_temperature_less_than_many_of_the_same_kind():
     # a third is wrong: T is 4 / log 2
     logits, labels = torch.tensor([[4.0, 0.0]]), torch.tensor([0, 0, 1])
     found = [fitted(logits.repeat(3 * num, 1), labels.repeat(num)) for num in (1, 2, 4, 16, 4096)]
-    assert found == sorted(found) and 1 < found[0] < 2  # with a prior of one picture 2.7
+    assert found == sorted(found) and 1 < found[0] < 2  # with a prior of one image 2.7
     assert found[-1] == pytest.approx(4 / math.log(2), rel=5e-3)
 
 
@@ -72,7 +72,7 @@ def test_derivatives_are_those_of_autograd():
 @pytest.mark.parametrize(
     "sizes", [[300], [299, 1], [0, 300], [100, 100, 100], [1, 0, 299], [25] * 12]
 )
-def test_uneven_parts_put_together_give_the_whole(sizes):
+def test_uneven_parts_put_together_give_the_complete(sizes):
     logits, labels = overconfident(300, 5, 3.0)
     parts = list(zip(logits.split(sizes), labels.split(sizes), strict=True))
     assert put_together(Temperature, parts).item() == pytest.approx(
@@ -88,9 +88,9 @@ def test_control_a_mean_of_the_parts_own_temperatures_is_something_else():
 
 def test_big_batches_are_taken_in_pieces(monkeypatch):
     logits, labels = overconfident(300, 5, 3.0)
-    whole = fitted(logits, labels)
+    full = fitted(logits, labels)
     monkeypatch.setattr("finetune.training.temperature._CHUNK", 7 * 49 * 5)
-    assert fitted(logits, labels) == pytest.approx(whole, rel=1e-12)
+    assert fitted(logits, labels) == pytest.approx(full, rel=1e-12)
 
 
 @pytest.mark.parametrize("num", [1, 2, 200])
@@ -113,7 +113,7 @@ def test_a_split_that_is_all_wrong_is_bounded():
     assert fitted(torch.tensor([[0.01, 0.0]]).repeat(200, 1), labels) < HIGHEST
 
 
-def test_one_class_alone_has_no_temperature_to_learn():
+def test_one_class_alone_has_no_temperature_to_fit():
     assert fitted(torch.randn(20, 1), torch.zeros(20, dtype=torch.int64)) == pytest.approx(
         1.0, abs=1e-6
     )

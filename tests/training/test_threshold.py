@@ -13,17 +13,17 @@ NAMES = ["hotdog", "not-hotdog"]
 
 def measured(p: np.ndarray, is_positive: np.ndarray, threshold: float) -> dict[str, float]:
     """The four metrics, by counting images one by one."""
-    counts = {(said, true): 0 for said in (False, True) for true in (False, True)}
+    counts = {(predicted, true): 0 for predicted in (False, True) for true in (False, True)}
     for probability, true in zip(p, is_positive, strict=True):
         counts[bool(probability >= threshold), bool(true)] += 1
     right = counts[True, True]
-    said = counts[True, True] + counts[True, False]
+    predicted = counts[True, True] + counts[True, False]
     true = int(is_positive.sum())
     return {
         "accuracy": (right + counts[False, False]) / len(p),
-        "precision": right / said if said else 0.0,
+        "precision": right / predicted if predicted else 0.0,
         "recall": right / true,
-        "f1": 2 * right / (said + true),
+        "f1": 2 * right / (predicted + true),
     }
 
 
@@ -33,7 +33,7 @@ def all_thresholds(p: np.ndarray) -> np.ndarray:
     return np.unique([0.0, *(known[:-1] + known[1:]) / 2, 1.0])
 
 
-def pictures(seed: int, num: int, has_ties: bool) -> tuple[np.ndarray, np.ndarray]:
+def images(seed: int, num: int, has_ties: bool) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     is_positive = rng.permutation(np.arange(num) % 3 == 0)
     p = 1 / (1 + np.exp(-rng.normal(np.where(is_positive, 1.0, -1.0), 1.5)))
@@ -56,7 +56,7 @@ def test_the_best_of_all_thresholds_is_found(aim, has_ties):
     measure, least = aim
     other = {"precision": "recall", "recall": "precision"}.get(measure, measure)
     for seed, num in itertools.product(range(6), (2, 3, 10, 60)):
-        p, is_positive = pictures(seed, num, has_ties)
+        p, is_positive = images(seed, num, has_ties)
         tried = [measured(p, is_positive, t) for t in all_thresholds(p)]
         met = [m for m in tried if least is None or m[measure] >= least]
         choice = choose(Aim(measure, least, 0), p, is_positive)
@@ -72,7 +72,7 @@ def test_the_best_of_all_thresholds_is_found(aim, has_ties):
 def test_control_a_half_is_often_not_the_best():
     differs = 0
     for seed in range(20):
-        p, is_positive = pictures(seed, 60, has_ties=False)
+        p, is_positive = images(seed, 60, has_ties=False)
         differs += (
             measured(p, is_positive, 0.5)["f1"] < choose(Aim("f1", None, 0), p, is_positive).reached
         )
@@ -88,14 +88,14 @@ def test_it_lies_half_way_and_of_equals_near_a_half():
     ).value == pytest.approx(0.3)
 
 
-def test_the_order_of_the_pictures_does_not_matter():
-    p, is_positive = pictures(0, 60, has_ties=True)
+def test_the_order_of_the_images_does_not_matter():
+    p, is_positive = images(0, 60, has_ties=True)
     shuffled = np.random.default_rng(1).permutation(60)
     for aim in (Aim("f1", None, 0), Aim("recall", 0.9, 0)):
         assert choose(aim, p, is_positive) == choose(aim, p[shuffled], is_positive[shuffled])
 
 
-def test_neighbouring_floats_and_ends_are_told_apart():
+def test_neighbouring_floats_and_ends_are_distinguished():
     for low in (0.5, 1.0 - 2.0**-53, 0.0, 5e-324):
         high = float(np.nextafter(low, 2.0))
         choice = choose(Aim("accuracy", None, 0), np.array([low, high]), np.array([False, True]))
@@ -115,7 +115,7 @@ def test_neighbouring_floats_and_ends_are_told_apart():
 
 
 @pytest.mark.parametrize("is_positive", [True, False])
-def test_pictures_of_one_class_have_no_threshold(is_positive):
+def test_images_of_one_class_have_no_threshold(is_positive):
     p = np.array([0.1, 0.9])
     assert choose(Aim("accuracy", None, 0), p, np.array([is_positive] * 2)) == Choice(None, None)
 

@@ -43,7 +43,7 @@ def memory(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 
 
-def picture(height: int, width: int) -> np.ndarray:
+def random_image(height: int, width: int) -> np.ndarray:
     return (
         np.random.default_rng(height * 1000 + width)
         .integers(0, 256, (height, width, 3))
