@@ -89,6 +89,8 @@ def open_files() -> list[str]:
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Return the names of what has changed; only new threads count, since those of earlier tests may end."""
+    after = {**after, "threads": before["threads"] | after["threads"]}
     return {name for name in before if before[name] != after[name]}
 
 

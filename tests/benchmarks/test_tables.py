@@ -194,7 +194,7 @@ def test_headers_say_what_was_recorded():
             if (r["name"], r["data"], r["image_size"]) == (name, "hotdog", 128)
         ]
         if not found:
-            assert "on the images of hotdog.yaml not measured" in header, name
+            assert "On those of hotdog.yaml these defaults are not measured" in header, name
             continue
         expected = f"{statistics.fmean(found):.3f} ± {statistics.stdev(found):.3f}"
         assert f"test accuracy {expected}," in header, (name, expected)

@@ -202,7 +202,7 @@ def test_a_mistake_in_a_config_is_reported_in_one_line(tmp_path, monkeypatch, ca
     ("arguments", "reported"),
     [
         (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
-        (["fit"], "give the folder of your images: finetune fit FOLDER, or"),
+        (["fit"], "give the folder of your images, as in finetune fit FOLDER; or"),
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
         (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
