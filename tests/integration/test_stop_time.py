@@ -30,8 +30,9 @@ def test_a_resnet18_on_two_processes_is_saved_and_has_ended_in_time(tmp_path: Pa
     stopped = time.monotonic()
     process.send_signal_to_all(signal.SIGTERM)
     assert process.wait(60) == 143
+    while processes_of([process.pid]) and time.monotonic() - stopped < LIMIT:
+        time.sleep(0.05)  # the second process may end some milliseconds after the first
     assert time.monotonic() - stopped < LIMIT
-    assert processes_of([process.pid]) == []
     (run,) = tmp_path.glob("runs/fit/*")
     last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     assert sum(value.numel() for value in last["state_dict"].values()) > 11e6
