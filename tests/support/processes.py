@@ -191,6 +191,17 @@ def processes_of(sessions: Iterable[int]) -> list[str]:
     return found
 
 
+def left_after(sessions: list[int], seconds: float) -> list[str]:
+    """Return what still runs of these sessions after some seconds; sooner if nothing does.
+
+    The kernel ends a killed process some milliseconds after the one that kills it may have ended.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(sessions)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
