@@ -15,27 +15,28 @@ MODULES = [
 ]
 
 
-def squeezed_assignments(nodes: list[ast.AST]) -> list[int]:
-    """Return the lines that assign more than two values at once, each written out."""
+def tuple_assignments(nodes: list[ast.AST]) -> list[tuple[ast.Assign, ast.Tuple]]:
+    """Return the assignments of several values that are written out, each with its values."""
     return [
-        node.lineno
+        (node, node.value)
         for node in nodes
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Tuple)
         and isinstance(node.targets[0], ast.Tuple)
-        and len(node.value.elts) > 2
     ]
 
 
+def squeezed_assignments(nodes: list[ast.AST]) -> list[int]:
+    """Return the lines that assign more than two values at once, each written out."""
+    return [node.lineno for node, values in tuple_assignments(nodes) if len(values.elts) > 2]
+
+
 def paired_assignments(nodes: list[ast.AST]) -> list[int]:
-    """Return the lines that assign two values that are written out, unless they swap them."""
+    """Return the lines that assign several values that are written out, unless they swap them."""
     return [
         node.lineno
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Tuple)
-        and isinstance(node.targets[0], ast.Tuple)
-        and set(map(ast.unparse, node.value.elts)) != set(map(ast.unparse, node.targets[0].elts))
+        for node, values in tuple_assignments(nodes)
+        if set(map(ast.unparse, values.elts)) != set(map(ast.unparse, node.targets[0].elts))
     ]
 
 
