@@ -136,7 +136,7 @@ def test_what_a_killed_process_left_goes_when_the_file_is_written_again(path):
 
 
 def test_a_disk_that_fails_while_others_are_written_fails_the_file(tmp_path, monkeypatch):
-    # Linux tells an error of the disk to one fsync only: the first, here, runs next to the writing.
+    # Linux reports an error of the disk to one fsync only: the first, here, runs next to the writing.
     errors = [OSError(5, "Input/output error")]
     monkeypatch.setattr(module, "_SYNC_BYTES", 10)
     monkeypatch.setattr(
