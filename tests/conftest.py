@@ -16,6 +16,10 @@ sys.dont_write_bytecode = False
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the onnxruntime that tests compare with
 # Images are tiny, here and in the programs that tests start: more threads only wait for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Live bars, colours and times of lines depend on these, and a service of continuous integration sets them.
+for name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
 # `nohup` ignores SIGHUP and a background job SIGINT; tested programs would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

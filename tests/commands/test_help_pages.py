@@ -216,9 +216,7 @@ def test_the_defaults_of_our_own_commands(command, function):
         assert yaml.safe_load(option.default or "") == defaults[option.full]
 
 
-def test_pages_are_broken_at_the_width_of_a_terminal_only(monkeypatch, tmp_path):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("CI", raising=False)
+def test_pages_are_broken_at_the_width_of_a_terminal_only(tmp_path):
     pages = [_help(), *map(page, PAGES)]
     reader, writer = pty.openpty()
     with os.fdopen(reader), os.fdopen(writer, "w") as terminal:
