@@ -2,24 +2,30 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.error import HTTPError
 
 import pytest
 import yaml
 from command_lines import parse, parse_typed
 from paths import ROOT
+from pytorch_lightning.plugins.environments import TorchElasticEnvironment
 from torch.distributed import run as torchrun
 
 from finetune.commands import config_files
 from finetune.commands.flag_checks import check_flags
 from finetune.commands.parsed_line import parse_line
+from finetune.distributed.launch import num_processes
 
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "cloud.md").read_text("utf-8")
@@ -45,6 +51,9 @@ def parse_torchrun(arguments: list[str]) -> Any:
 def words_after(line: str, word: str) -> list[str]:
     words = shlex.split(line)
     return words[words.index(word) + 1 :]
+
+
+RAY = [words_after(line, "ray_fit.py") for line in COMMANDS if line.startswith("python ray_fit.py")]
 
 
 def test_a_wrong_flag_is_caught(capsys):
@@ -302,3 +311,48 @@ def test_skypilot(nodes, tmp_path):
     assert "/photos" in task["file_mounts"]
     assert settings.trainer.default_root_dir == "/runs/photos"
     assert task["file_mounts"]["/runs"]["mode"] == "MOUNT_CACHED"
+
+
+def run_ray_script(rank: int, arguments: list[str], monkeypatch) -> None:
+    """Run the script's part for one of two workers, with the few functions of Ray that it calls replaced."""
+    context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: 2)
+    names = {
+        "ray": {
+            "get_gpu_ids": lambda: [5],
+            "util": SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"),
+        },
+        "ray.train": {"get_context": lambda: context},
+        "ray.train.collective": {"broadcast_from_rank_zero": lambda value: value},
+        "ray.train.torch": {},
+    }
+    for name, attributes in names.items():
+        monkeypatch.setitem(sys.modules, name, MagicMock(**attributes))
+    runpy.run_path(str(DOCS / "ray_fit.py"))["run_worker"](arguments)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ray_workers_start_a_process_each_as_torchrun_would(rank, monkeypatch):
+    started = {}
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, env, check: started.update(command=command, env=env)
+    )
+    run_ray_script(rank, RAY[0][2:], monkeypatch)
+    monkeypatch.setattr(os, "environ", started["env"])
+    environment = TorchElasticEnvironment()
+    assert TorchElasticEnvironment.detect()
+    assert (environment.global_rank(), environment.node_rank(), environment.local_rank()) == (
+        rank,
+        rank,
+        0,
+    )
+    assert environment.main_address == "10.0.0.1" and environment.main_port > 0
+    assert num_processes("auto", 1, []) == (1, 2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+    assert started["command"][1:3] == ["-m", "finetune"]
+
+
+def test_ray_commands(tmp_path):
+    fit, predict = (words[2:] for words in RAY)
+    assert fit[0] == "fit" and predict[0] == "predict" and "--resume" in fit
+    settings = parse_typed([str(tmp_path) if word == "/shared/photos" else word for word in fit])
+    assert settings.trainer.default_root_dir == "/shared/runs"
