@@ -17,6 +17,7 @@ from torch import cuda
 
 from finetune.distributed.child_command import start_command, wait_for
 from finetune.distributed.launch import count_devices, has_launcher
+from finetune.runs.local_copies import local_root
 from finetune.system.messages import WrongUsage
 
 _RUN = re.compile(r"run in (.+)")
@@ -82,7 +83,7 @@ def _run_of(code: int, lines: list[str]) -> Path:
         if reason is None:
             raise RuntimeError(f"finetune fit ended with code {code}")
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
-    runs = (Path(match[1]) for line in reversed(lines) if (match := _RUN.fullmatch(line)))
+    runs = (local_root(match[1]) for line in reversed(lines) if (match := _RUN.fullmatch(line)))
     if (run := next(runs, None)) is None:
         raise RuntimeError("finetune fit has not reported the folder of its run")
     return run

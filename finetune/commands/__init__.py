@@ -3,8 +3,8 @@
 Before torch is imported, the command line is read and checked. `command_line` replaces short words by full flags.
 `parsed_line` parses it into flags and positional arguments. `flag_checks` expands shorthands such as `--wandb` and
 refuses wrong flags, with the messages of `suggestions`. `flow_yaml` writes values as YAML. `explicit_settings` reads
-which settings configs and flags give. `options` has the table of
-options that all these and `help_pages` use.
+which settings configs and flags give. `run_places` resolves addresses of runs in object storage. `options` has the
+table of options that all these and `help_pages` use.
 `all_options` is the page of `--help all`.
 
 `lightning_cli` is fit, validate, test and predict. `lightning_flags` has the flags that these take in addition to

@@ -17,6 +17,12 @@ from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
 from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
+from finetune.commands.run_places import (
+    check_run_address,
+    is_run_address,
+    local_checkpoint,
+    local_run,
+)
 from finetune.data.addresses import check_address, check_scheme, is_address
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
@@ -101,7 +107,7 @@ def _flag_in_full(
         value = os.path.expanduser(value)
     if value and (is_address(value) or _takes_images(command, full)):
         _check_address(command, full, value)
-    if value and full == "trainer.default_root_dir":
+    if value and full == "trainer.default_root_dir" and not is_address(value):
         existing = next(
             path
             for path in (Path(value).absolute(), *Path(value).absolute().parents)
@@ -113,12 +119,12 @@ def _flag_in_full(
             )
     is_run = value and full in _WEIGHTS and _is_folder_of_weights(value)
     if value and (is_run or (full == "ckpt_path" and value != "null")):
-        value = _checkpoint(value, must_exist)
+        value = _checkpoint(command, value, must_exist)
     return full, value
 
 
 def _check_address(command: str, full: str, value: str) -> None:
-    """Check the address in a flag. Only images are read from object storage."""
+    """Check the address in a flag, of images or of a run."""
     if _takes_images(command, full):
         check_scheme(value)
     if not is_address(value):
@@ -126,9 +132,7 @@ def _check_address(command: str, full: str, value: str) -> None:
     if _takes_images(command, full):
         check_address(value)
     elif full in PATHS:
-        raise WrongUsage(
-            f"{flag_names(command, full)}: {value} is in object storage, where only images can be: give a local path"
-        )
+        check_run_address(command, full, value)
 
 
 def _takes_images(command: str, full: str) -> bool:
@@ -136,7 +140,9 @@ def _takes_images(command: str, full: str) -> bool:
     return full in _IMAGE_PLACES or (full == "root" and command in ("check", "export"))
 
 
-def _checkpoint(path: str, must_exist: bool = True) -> str:
+def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
+    if is_address(path):
+        return local_checkpoint(command, path)
     path, message = checkpoint_of(path)
     if must_exist and not os.path.exists(path):
         raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
@@ -230,7 +236,7 @@ def _check_no_config(command: str, folder: str) -> None:
 
 def _take_run(line: ParsedLine) -> None:
     """`fit --resume RUN`: a positional argument that is a run's folder, or lies in one, is the run to resume."""
-    runs = [path for path in line.positionals if run_of(path)]
+    runs = [path for path in line.positionals if run_of(path) or is_run_address(path)]
     if runs:
         run = _only_one("finetune fit --resume RUN", runs)
         line.positionals.remove(run)
@@ -243,7 +249,7 @@ def _take_run(line: ParsedLine) -> None:
                 raise NotFound(f"--resume: {path!r} does not exist; give {kinds}{_nearest(path)}")
     named = line.last("resume")
     if named and named.lower() not in ("true", "false"):
-        run = run_of(named)
+        run = local_run(named) if is_address(named) else run_of(named)
         if not run:
             raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
         line.flags = [(name, run if name == "resume" else value) for name, value in line.flags]
@@ -263,7 +269,7 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
     if line.has("ckpt_path"):
         return
     if line.positionals:
-        line.flags.insert(0, ("ckpt_path", _checkpoint(line.positionals.pop(0))))
+        line.flags.insert(0, ("ckpt_path", _checkpoint(command, line.positionals.pop(0))))
     # The config of one of our own commands may name the checkpoint.
     elif not line.has("config") or command in ("validate", "test", "predict"):
         raise WrongUsage(

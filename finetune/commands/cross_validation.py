@@ -160,6 +160,10 @@ def _check_possible(line: ParsedLine) -> None:
     for name, why in _REFUSED.items():
         if names.get(name) not in (None, "null"):
             raise WrongUsage(f"--{name} does not go with --folds: {why}")
+    if is_address(names.get("trainer.default_root_dir")):
+        raise WrongUsage(
+            "--folds writes to a local folder: give one as --out, and copy it to object storage afterwards"
+        )
     _check_minutes(names.get("minutes"))
     configs = read_explicit_settings(format_line("fit", line)).configs
     has_minutes = any(config.settings.get("minutes") is not None for config in configs)

@@ -83,6 +83,8 @@ def fit(parts: Parts, typed: str) -> None:
             restore_progress(parts.trainer, parts.run, parts.plan.start)
         if finished and _is_complete(parts):
             _print_finished(parts, "; ".join(filter(None, [finished, changed])))
+            if parts.trainer.is_global_zero:
+                parts.run.continue_upload(only_changes=True)
         else:
             if finished and parts.trainer.is_global_zero:
                 _lock_finished(parts)
@@ -253,13 +255,14 @@ def _lock_finished(parts: Parts) -> None:
     assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
     hold(parts.run.checkpoint("last").parents[1])
     parts.plan.start.check_unchanged()
+    parts.run.continue_upload()
 
 
 def _print_finished(parts: Parts, why: str) -> None:
     what = "the run %s is finished, with %s. Raise the limit to prolong it, or start a new run without --resume"
-    log.info(what, parts.run.path, why)
+    log.info(what, parts.run.place, why)
     if parts.trainer.is_global_zero:
-        print(f"run in {parts.run.path}", flush=True)
+        print(f"run in {parts.run.place}", flush=True)
 
 
 def _check_stop(parts: Parts) -> None:
@@ -319,10 +322,10 @@ def report(parts: Parts, calibration: AnyCalibration) -> None:
         record = replace(record, result={})
     next_command = ""
     if has_best and parts.data.splitting.fold is None:  # the folds are used together
-        next_command = f"finetune predict {shlex.quote(str(folder))} IMAGES"
+        next_command = f"finetune predict {shlex.quote(run.place)} IMAGES"
     summary = Summary(
         record,
-        path=str(run.path),
+        path=run.place,
         calibration=calibration.describe(parts.model.class_names),
         best=record.why_best if has_best else "",
         next_command=next_command,

@@ -33,6 +33,7 @@ from finetune.commands.parsed_line import format_line, parse_line
 from finetune.commands.parser import OneLineErrorParser, command_of
 from finetune.commands.plan import Plan
 from finetune.commands.resumption import find_run_to_resume
+from finetune.commands.run_places import check_shared, settle_root
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
 from finetune.commands.trust import check_root, data_settings
@@ -184,6 +185,8 @@ class FinetuneCLI(LightningCLI):
         check_root(subcommand, config, checkpoint, explicit)
         if type(seed := config.get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
+        root = settle_root(subcommand, config.trainer.default_root_dir, is_rank_zero())
+        config.trainer.default_root_dir = root
         if subcommand == "fit":
             self.plan = settle(self.plan, self._command(), SETTINGS)
 
@@ -247,6 +250,7 @@ class FinetuneCLI(LightningCLI):
         )
         with as_wrong_usage("trainer"):
             trainer = super().instantiate_trainer(**completed)
+        check_shared(self.run.root, trainer.num_nodes)
         return make_ready(trainer)
 
     def _automatic_precision(self, trainer: Any) -> str:
@@ -307,13 +311,21 @@ class FinetuneCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except Exception:
+        except BaseException as error:
             self._end()
-            if self.trainer.is_global_zero:
+            if self.trainer.is_global_zero and isinstance(error, Exception):
                 self.run.discard_if_empty()
+            self._upload_rest()
             raise
-        finally:
-            self._end()
+        self._end()
+        self.run.finish_upload()
+
+    def _upload_rest(self) -> None:
+        """Upload what a run that fails or is stopped has left. The error that ends it is the one to report."""
+        try:
+            self.run.finish_upload()
+        except ValueError as error:
+            log.warning("%s", error)
 
     def _end(self) -> None:
         ending.set()

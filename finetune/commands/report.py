@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
+from finetune.commands.run_places import local_results
+from finetune.data.addresses import is_address
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
@@ -71,7 +73,9 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
             help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
         )
     parsed = parser.parse_args(list(arguments))
-    runs = list(map(Path, parsed.runs))
+    if len(parsed.runs) == 1 and is_address(parsed.runs[0]) and parsed.output is None:
+        raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
+    runs = list(map(local_results, parsed.runs))
     output = parsed.output
     if not runs:
         raise WrongUsage(f"name the folder of a run: finetune {command} {usage.split(' [')[0]}")

@@ -36,6 +36,7 @@ from finetune.runs.folder import (
     runs_elsewhere,
 )
 from finetune.runs.lightning_callbacks import Limits, ended_by
+from finetune.runs.local_copies import local_root, shown_place
 from finetune.runs.newest_run import (
     NewestRun,
     RunFilter,
@@ -47,6 +48,7 @@ from finetune.runs.newest_run import (
     working_dir_of,
 )
 from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
+from finetune.runs.run_download import fetch_run
 from finetune.runs.run_search import check_is_in, runs_of
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -70,7 +72,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     if explicit is None or not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
         return new
     read = cache(read_start)  # each checkpoint is read only once
-    root = Path(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
+    root = local_root(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
     if isinstance(explicit.resume, str):
         search = _run_by_path(Path(explicit.resume), explicit, read)
         check_is_in(explicit.get("trainer.default_root_dir"), Path(explicit.resume))
@@ -82,7 +84,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
         _check_has_data(explicit, root, search)
         if explicit.get("name"):
             run = root / "fit" / explicit.name
-            return new.with_messages(f"--resume found no run {run}: a new run begins")
+            return new.with_messages(f"--resume found no run {shown_place(run)}: a new run begins")
         return new.with_messages(new_run_message(root, search.skipped, search.unnamed))
     start = read(last_checkpoint(search.run))
     check_resumable(start)
@@ -129,7 +131,7 @@ def _check_has_data(explicit: Namespace, root: Path, search: NewestRun) -> None:
     if is_folder and _explicit_place(explicit) is None:
         why = f", since {describe_skipped(search.skipped)}" if search.skipped else ""
         hint = "and there is no data for a new one: finetune fit FOLDER --resume"
-        raise NotFound(f"--resume found no run in {root} to continue{why}, {hint}")
+        raise NotFound(f"--resume found no run in {shown_place(root)} to continue{why}, {hint}")
 
 
 def _explicit_place(explicit: Namespace) -> str | None:
@@ -219,9 +221,11 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
     """
     if len(run.parts) < 3 or ".." in run.parts:  # `_folder_of_runs` is its second parent
         run = Path(os.path.abspath(run))
+    fetch_run(run)
     check_has_last(run)
     if not last_checkpoint(run).is_file():
-        raise NotFound(f"--resume {run}: there is no {last_checkpoint(run)} to continue from")
+        last = shown_place(last_checkpoint(run))
+        raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
     settings = settings_of(run, read)
     if difference := _wanted(explicit, read).difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
@@ -231,6 +235,7 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
 
 def _run_by_name(run: Path, explicit: Namespace, read: Callable[[Path], Start]) -> NewestRun:
     """Return the run that `--name` names, or none if there is nothing of that name that has trained."""
+    fetch_run(run)
     if not run.exists() or not has_result(run):
         return NewestRun(None, {}, None, [], [])
     return _run_by_path(run, explicit, read)

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
+from finetune.data.addresses import is_address
 from finetune.runs.fold_record import fold_runs, has_folds, read_folds
 from finetune.runs.removal import Removal, plan_removal
 from finetune.runs.run_table import FINISHED, RUNNING, SORT_KEYS, RunRow, as_json, run_table
@@ -66,6 +67,8 @@ def _list(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
     options = parser.parse_args(list(arguments))
+    if is_address(options.folder):
+        raise WrongUsage("finetune runs lists runs in local folders, not in object storage")
     folder = Path(options.folder).expanduser()
     if not folder.is_dir():
         raise NotFound(f"there is no folder of runs {options.folder!r}: finetune runs FOLDER")
@@ -170,6 +173,8 @@ def _remove(arguments: Sequence[str]) -> None:
     options = parser.parse_args(list(arguments))
     if not options.runs:
         raise WrongUsage("name the folder of a run: finetune runs rm RUN")
+    if any(map(is_address, options.runs)):
+        raise WrongUsage("finetune runs rm deletes runs in local folders, not in object storage")
     folders = [Path(run).expanduser() for run in options.runs]
     if options.last:
         folders = [part for folder in folders for part in _with_own_state(folder)]

@@ -1,8 +1,9 @@
-"""Images in object storage: S3 and compatible servers, Google Cloud Storage and Azure Blob Storage, by obstore.
+"""Images and runs in object storage: S3 and compatible servers, Google Cloud and Azure Blob Storage, by obstore.
 
-A folder is listed once: the paths, sizes, times and ETags of all objects in it. All questions about its files are
-answered from this list. A file is read in one request that names the ETag of the list, so a replaced object is noticed.
-Nothing is read outside of the listed folders, which commands have from the user.
+A folder of images is listed once: the paths, sizes, times and ETags of all objects in it. All questions about its files
+are answered from this list. A file is read in one request that names the ETag of the list, so a replaced object is
+noticed. Nothing is read outside of the listed folders, which commands have from the user. Runs are written and read
+file by file (`runs.run_upload`, `runs.run_download`).
 
 A client of obstore does not survive a fork: the child would hang. DataLoader workers therefore get the content of files
 from the main process; see `fetching`.
@@ -17,9 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -43,6 +46,9 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
 _CONNECT_SECONDS = 5.0
+# Parts of 5 MB of a file that are sent at the same time: on a slow line each must arrive within the time of an answer.
+_PARTS = 4
+_CHANGED = "mtime"  # metadata of an object: when the file was changed, in ns
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 _ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
@@ -164,23 +170,9 @@ class ObjectStorage:
     def refresh(self, folder: str) -> None:
         address = parse_address(folder)
         root = str(address)
-        place = str(address._replace(key=""))
-        store = self._store(address, START_SECONDS)
-        objects: dict[str, Object] = {}
-
-        def read_pages() -> None:
-            objects.clear()
-            for page in obstore.list(store, prefix=address.key or None, chunk_size=1000):
-                for meta in page:
-                    path = f"{place}/{meta['path']}"
-                    if (
-                        path != root
-                    ):  # an empty object of the folder's name, which some programs write
-                        objects[path] = _object(meta)
-
-        self._ask(root, read_pages)
+        objects = self._objects_in(address)
         if not objects and address.key:
-            item = self._head(address)
+            item = self._head(address, START_SECONDS)
             if item is not None:
                 objects[root] = item
         tree = Tree(root, objects)
@@ -197,13 +189,134 @@ class ObjectStorage:
         self._trees.pop(root, None)  # the newest listing comes last
         self._trees[root] = tree
 
+    def _objects_in(self, address: Address) -> dict[str, Object]:
+        """Return the objects in a folder and its subfolders, by path."""
+        root = str(address)
+        place = str(address._replace(key=""))
+        store = self._store(address, START_SECONDS)
+        objects: dict[str, Object] = {}
+
+        def read_pages() -> None:
+            objects.clear()
+            for page in obstore.list(store, prefix=address.key or None, chunk_size=1000):
+                for meta in page:
+                    path = f"{place}/{meta['path']}"
+                    if (
+                        path != root
+                    ):  # an empty object of the folder's name, which some programs write
+                        objects[path] = _object(meta)
+
+        self._ask(root, read_pages)
+        return objects
+
+    def files_in(self, folder: str) -> dict[str, Object]:
+        """Return the objects in a folder and its subfolders as they are now, by path relative to the folder."""
+        root = self.normal(folder)
+        objects = self._objects_in(parse_address(folder))
+        return {path.removeprefix(f"{root}/"): item for path, item in objects.items()}
+
+    def folders_in(self, folder: str) -> list[str]:
+        """Return the names of the subfolders of a folder as they are now."""
+        return [entry.name for entry in self._names(parse_address(folder)) if entry.is_folder]
+
+    def e_tag(self, path: str, is_start: bool = False) -> str | None:
+        """Return the identifier of the content of an object; None if there is no such object.
+
+        Args:
+            path: Its address.
+            is_start: Whether a command begins with this request, which is then not repeated for long.
+        """
+        item = self._head(parse_address(path), START_SECONDS if is_start else RETRY_SECONDS)
+        return None if item is None else item.e_tag
+
+    def write(self, path: str, content: bytes | BinaryIO, changed: int) -> str | None:
+        """Write an object, which replaces an earlier one at once when it is complete, and return its ETag.
+
+        Args:
+            path: Its address.
+            content: The content. A file is read from its position, in parts, which need less memory.
+            changed: The time of its last change in ns, which `download` gives to the file.
+        """
+        address = parse_address(path)
+        store = self._store(address)
+        start = 0 if isinstance(content, bytes) else content.tell()
+
+        def put() -> str | None:
+            if not isinstance(content, bytes):
+                content.seek(start)  # for a repeated request
+            result = obstore.put(
+                store,
+                address.key,
+                content,
+                attributes={_CHANGED: str(changed)},
+                max_concurrency=_PARTS,
+            )
+            return result["e_tag"]
+
+        return self._ask(str(address), put)
+
+    def create(self, path: str, content: bytes) -> str | None:
+        """Write a small object unless there is one, and return its ETag; None if there is another one.
+
+        Of several processes that do so at the same time, one succeeds.
+        """
+        address = parse_address(path)
+        store = self._store(address)
+
+        def put() -> str | None:
+            try:
+                return obstore.put(store, address.key, content, mode="create")["e_tag"]
+            except exceptions.AlreadyExistsError:
+                # perhaps of this process, if the answer to a first request was lost
+                result = obstore.get(store, address.key)
+                is_own = bytes(result.bytes()) == content
+                return result.meta["e_tag"] if is_own else None
+
+        return self._ask(str(address), put)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object within a bucket. The content is not sent again."""
+        address = parse_address(source)
+        store = self._store(address)
+        key = parse_address(target).key
+        self._ask(str(address), lambda: obstore.copy(store, address.key, key))
+
+    def delete(self, path: str) -> None:
+        """Delete an object, if there is one."""
+        address = parse_address(path)
+        store = self._store(address)
+        with suppress(FileNotFoundError):
+            self._ask(str(address), lambda: obstore.delete(store, address.key))
+
+    def download(self, path: str, e_tag: str | None, target: Path) -> None:
+        """Write the content of an object to a file, with the time of its last change if `write` has stored it.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            StorageError: The storage cannot be reached, or the object has another ETag.
+        """
+        address = parse_address(path)
+        store = self._store(address)
+        options: Any = None if e_tag is None else {"if_match": e_tag}
+
+        def read() -> str | None:
+            result = obstore.get(store, address.key, options=options)
+            with open(target, "wb") as file:
+                for chunk in result.stream():
+                    file.write(chunk)
+            return result.attributes.get(_CHANGED)
+
+        changed = self._ask(str(address), read)
+        if changed is not None and changed.isdecimal():
+            os.utime(target, ns=(int(changed), int(changed)))
+
     def kind(self, path: str) -> Kind:
         address = parse_address(path)
         path = str(address)
         tree = self._tree(path)
         if tree is not None:
             return tree.kind(path)
-        if address.key and self._head(address) is not None:
+        if address.key and self._head(address, START_SECONDS) is not None:
             return "file"
         return "folder" if any(True for _ in self._names(address)) else None
 
@@ -314,8 +427,8 @@ class ObjectStorage:
         tree = self._tree(path)
         return None if tree is None else tree.objects.get(path)
 
-    def _head(self, address: Address) -> Object | None:
-        store = self._store(address, START_SECONDS)
+    def _head(self, address: Address, seconds: float) -> Object | None:
+        store = self._store(address, seconds)
         try:
             return _object(self._ask(str(address), lambda: obstore.head(store, address.key)))
         except FileNotFoundError:
@@ -359,7 +472,7 @@ class ObjectStorage:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
         except exceptions.PreconditionError:
             message = f"{path} was replaced after its folder was listed (its ETag has changed)"
-            raise StorageError(f"{message}: start again when nothing changes the images") from None
+            raise StorageError(f"{message}: start again when nothing changes it") from None
         except (exceptions.BaseError, PermissionError) as error:
             raise StorageError(_in_plain_words(path, error)) from None
         except ValueError as error:  # of a key with ".." or control characters

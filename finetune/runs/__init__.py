@@ -4,6 +4,7 @@ The folder:
 - `folder` is the folder of a run, with its config.yaml and about.json.
 - `run_checkpoint` accepts a run's folder in the place of its best checkpoint.
 - `run_search` finds the folders of runs. `run_table` reads a row for each run from its small files.
+- `local_copies`, `run_upload` and `run_download` keep a run in object storage.
 - `removal` deletes a run, or only what resuming needs (`checkpoint_parts`).
 
 Checkpoints:

@@ -16,8 +16,11 @@ from jsonargparse import ArgumentParser, Namespace
 
 from finetune.distributed.ranks import ending
 from finetune.runs.fold_record import has_folds
+from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
+from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, now, read_about
+from finetune.runs.run_upload import RunUpload
 from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, reason, shown
@@ -34,6 +37,8 @@ _OF_NO_RESULT = {
     ".lock",
 }
 _OF_NO_RESULT |= {"checkpoints/start.ckpt", "folds.json"}
+_OF_LOCAL_COPIES = {RECORD, SYNC}
+_ROOT = "trainer.default_root_dir"
 
 
 class Run:
@@ -61,6 +66,7 @@ class Run:
         self.about: dict[str, Any] | None = None
         self.name = name
         self.leaves_folder = True
+        self._upload: RunUpload | None = None  # on rank 0, if the run is in object storage
         self._made: list[Path] = []  # folders that `choose` has created, the innermost first
 
     def choose(self) -> Path:
@@ -93,21 +99,106 @@ class Run:
             self.path = folder / self.name
             hold(self.path)
             _clear(self.path)
-        self._choose_version(folder)
+            self._made = [self.path, *missing]
+            self._claim_name()
+        else:
+            self._choose_version(folder, missing)
         assert self.path is not None
-        self._made = [self.path, *missing]
 
-    def _choose_version(self, folder: Path) -> None:
-        number = 1 + max(map(_version, versions(self.root, self.command)), default=-1)
+    def _claim_name(self) -> None:
+        """Begin to upload a named run. It may have begun on another machine, if it has no result there.
+
+        Raises:
+            WrongUsage: The name is in use in object storage.
+        """
+        assert self.path is not None
+        if self._claim(self.path):
+            return
+        fetch_run(self.path)
+        _clear(self.path)
+        self.continue_upload()
+
+    def _choose_version(self, folder: Path, missing: Sequence[Path]) -> None:
+        names = filter(is_numbered, names_there(self.root, self.command))
+        existing = [*versions(self.root, self.command), *map(Path, names)]
+        number = 1 + max(map(_version, existing), default=-1)
         while self.path is None:
             candidate = folder / f"version_{number}"
+            number += 1
             try:
                 candidate.mkdir()
-                self.path = candidate
-                if self.command == "fit":
-                    hold(candidate)
             except FileExistsError:  # another process has created it, or it is a file
-                number += 1
+                continue
+            self._made = [candidate, *missing]
+            if self.command == "fit":
+                hold(candidate)
+            if self._claim(candidate):
+                self.path = candidate
+            else:
+                release_run(candidate)
+                shutil.rmtree(candidate)
+
+    def _claim(self, run: Path) -> bool:
+        """Return whether a new run is this process's own. In object storage another machine may have begun it."""
+        if address_of(run) is None:
+            return True
+        upload = RunUpload(run)
+        is_own = upload.claim()
+        if is_own:
+            self._upload = upload
+        return is_own
+
+    @property
+    def place(self) -> str:
+        """The run's folder, or its address in object storage."""
+        assert self.path is not None, "the run's folder is not chosen yet"
+        return shown_place(self.path)
+
+    def continue_upload(self, only_changes: bool = False) -> None:
+        """Begin to upload a run that continues, if it is in object storage. A process that writes it elsewhere ends.
+
+        Args:
+            only_changes: Do so only if the local copy has files that were not uploaded.
+
+        Raises:
+            ValueError: Another process on this machine writes the run.
+            StorageError: The storage cannot be reached.
+        """
+        if self.path is None or address_of(self.path) is None:
+            return
+        upload = RunUpload(self.path)
+        if not only_changes or upload.has_changes():
+            hold(self.path)
+            upload.take_over()
+            self._upload = upload
+
+    def send(self) -> None:
+        """Begin to upload what has changed, if the run is in object storage, after an earlier upload has ended.
+
+        Raises:
+            StorageError: An upload has failed.
+        """
+        if self._upload is not None:
+            self._upload.send()
+
+    def check_upload(self) -> None:
+        """Raise the error of an upload that has failed.
+
+        Raises:
+            StorageError: One has.
+        """
+        if self._upload is not None:
+            self._upload.check()
+
+    def finish_upload(self) -> None:
+        """Upload what has changed, and wait until it has arrived.
+
+        Raises:
+            StorageError: An upload has failed.
+        """
+        if self._upload is not None:
+            self._upload.send()
+            self._upload.wait()
 
     def mark_ended(self) -> None:
         """Write the time of the run's end to about.json, unless it is there already."""
@@ -121,6 +212,9 @@ class Run:
         if not self._made or has_result(self._made[0]):
             return
         release_run(self._made[0])
+        if self._upload is not None:
+            self._upload.withdraw()
+            self._upload = None
         shutil.rmtree(self._made[0], ignore_errors=True)
         remove_empty(self._made[1:])
 
@@ -199,7 +293,7 @@ def check_unused(folder: Path) -> None:
         can_go_on = last_checkpoint(folder).is_file() or has_folds(folder)
         hint = "continue that run with --resume" if can_go_on else f"finetune runs rm {folder}"
         raise WrongUsage(
-            f"--name {folder.name}: {folder} exists already: choose another name, or {hint}"
+            f"--name {folder.name}: {shown_place(folder)} exists already: choose another name, or {hint}"
         )
 
 
@@ -236,7 +330,11 @@ def has_result(folder: Path) -> bool:
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_folder = path.is_dir() and not path.is_symlink()
-        if is_folder or name in _OF_NO_RESULT or (name == "steps.csv" and not _has_metrics(path)):
+        if (
+            is_folder
+            or name in _OF_NO_RESULT | _OF_LOCAL_COPIES
+            or (name == "steps.csv" and not _has_metrics(path))
+        ):
             continue
         return True
     return False
@@ -283,6 +381,7 @@ class RunFolder(pl.Callback):
                     self.run.file("about.json"),
                     json.dumps(self._about(self.run.about), indent=2) + "\n",
                 )
+            self.run.send()
 
     def on_exception(self, *_: Any) -> None:
         if self.run.command == "fit":  # other commands have nothing left to write
@@ -315,5 +414,7 @@ def config_text(parser: ArgumentParser, config: Namespace, command: str) -> str:
     }.items():
         if command == "fit" and key in config:
             config[key] = value
+    if (root := config.get(_ROOT)) is not None:
+        config[_ROOT] = shown_place(root)
     # the parser has validated the settings before
     return parser.dump(config, skip_unset=False, skip_validation=True, format="yaml")

@@ -106,6 +106,7 @@ class Checkpoints(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        self.run.check_upload()
         loop = trainer.fit_loop.epoch_loop
         if self._is_accumulating(trainer) or lightning_private.is_extra_pass(trainer):
             return
@@ -273,6 +274,7 @@ class Checkpoints(Checkpoint):
             save(first)
         for other in others:
             link(first, other)
+        self.run.send()
 
     def _forget_results_of(self, names: Sequence[str]) -> None:
         """Remove the results of an earlier best.ckpt, if `best` is among the names.

@@ -13,7 +13,9 @@ from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.fold_record import has_folds
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
+from finetune.runs.local_copies import shown_place
 from finetune.runs.resume import Start, read_start
+from finetune.runs.run_download import fetch_beginnings, fetch_run
 from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage, reason
@@ -103,14 +105,17 @@ def find_run(
     Raises:
         ValueError: Another process has begun a newer one, or a config.yaml is damaged; or the newest run keeps only its
             best checkpoint.
+        StorageError: The runs are in object storage, which cannot be reached.
     """
     begun: Path | None = None
     skipped: list[tuple[Path, str]] = []
+    fetch_beginnings(root)
     runs = runs_of(root)
     unnamed = runs_elsewhere(root, runs)
     for run in reversed(runs):
         if is_dev_run(run) or has_folds(run):
             continue
+        fetch_run(run)
         has_checkpoint = last_checkpoint(run).is_file()
         if begun is None and not has_checkpoint:
             settings = settings_of(run, read)
@@ -210,7 +215,7 @@ def _is_same_data(run: Path, own: str, place: str) -> bool:
 
 def new_run_message(root: Path, skipped: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
     """Return the message for a `--resume` that begins a new run."""
-    where = (root / "fit").resolve()
+    where = shown_place((root / "fit").resolve())
     others = "".join(f"; {run} is not in {where}" for run in unnamed)
     message = f"--resume found no run with a last.ckpt in {where}"
     if skipped:

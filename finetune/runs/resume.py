@@ -188,6 +188,7 @@ def continue_run(
     if trainer.is_global_zero:
         hold(run.checkpoint("last").parents[1])
         start.check_unchanged()
+        run.continue_upload()
     facts = start.content["finetune"]
     step = start.content["global_step"]
     run.began_from = facts.get("began_from")
@@ -196,7 +197,7 @@ def continue_run(
         parts = [message] if message else []
         parts += [f"{other} is newer, but not in {run.root / 'fit'}" for other in newer]
         log.info(
-            "resuming %s from step %d%s", run.path, step, "".join(f"; {part}" for part in parts)
+            "resuming %s from step %d%s", run.place, step, "".join(f"; {part}" for part in parts)
         )
     for logger in trainer.loggers:
         if isinstance(logger, (MetricsCSV, RunLogger)):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from finetune.runs.local_copies import local_root
 from finetune.system.messages import WrongUsage
 
 COMMANDS = ("fit", "validate", "test", "predict")  # the commands that leave runs
@@ -48,7 +49,7 @@ def check_is_in(out: str | None, run: Path) -> None:
     Raises:
         WrongUsage: It is in another one.
     """
-    if out is not None and not run.resolve().is_relative_to(Path(out).resolve()):
+    if out is not None and not run.resolve().is_relative_to(local_root(out).resolve()):
         raise WrongUsage(
             f"--resume {run} continues in that folder, which is not in --out {out}: leave out --out, or copy the "
             "run there first and resume the copy"

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
     assert "begin with s3:/: write s3://BUCKET/FOLDER" in line("s3:/pictures/set")
     text = line("https://pictures.example/set?X-Amz-Signature=abc")
     assert "https:// are unsupported" in text and "abc" not in text
-    assert "local path" in line(place, "--out", "s3://pictures/runs")
+    assert "local path" in line(place, "--weights", "s3://pictures/runs/best.ckpt")
     assert "copy it" in line(f"{server.address}/labels.csv")
     assert "download" in line(place, "--data", "finetune.Hotdog")
     server.fault = lambda method, path: "deny"

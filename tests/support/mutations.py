@@ -507,6 +507,20 @@ MUTATIONS = [
         "tests/runs/test_run_lock.py -k resumed",
     ),
     Mutation(
+        "last.ckpt of a run in object storage arrives last",
+        "runs/run_upload.py",
+        "(file.name == _LAST, file.status.st_mtime_ns)",
+        "file.status.st_mtime_ns",
+        "tests/commands/test_object_storage_runs.py -k arrives",
+    ),
+    Mutation(
+        "one process writes a run in object storage",
+        "runs/run_upload.py",
+        "            self._check_owner()\n",
+        "",
+        "tests/commands/test_object_storage_runs.py -k one_process",
+    ),
+    Mutation(
         "no telemetry: onnxruntime",
         "inference/onnx_network.py",
         'os.environ["ORT_DISABLE_TELEMETRY"] = "1"',

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 import pytest
 
@@ -28,7 +28,8 @@ CREDENTIALS = {
 }
 
 # Returns what to do with a request, by its method and path: "" to forward it, "unavailable" for status 503, "cut" to
-# close the connection, "truncate" to send half of the body, or "deny" for status 403.
+# close the connection, "truncate" to send half of the body, "deny" for status 403, or "lose" to do what it asks for
+# without an answer.
 Fault = Callable[[str, str], str]
 Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
 _TIME = "Fri, 02 Jan 2026 03:04:05 GMT"
@@ -51,6 +52,10 @@ class ObjectServer:
     def __init__(self, is_moto: bool = False) -> None:
         self.moto: Any = None
         self.objects: dict[str, bytes] = {}
+        self.metadata: dict[str, dict[str, str]] = {}  # headers by key
+        self.parts: dict[
+            str, dict[int, bytes]
+        ] = {}  # of uploads that have not ended, by their number
         if is_moto:
             from moto.server import ThreadedMotoServer
 
@@ -85,7 +90,7 @@ class ObjectServer:
             def do_GET(self) -> None:
                 server._answer(self)
 
-            do_HEAD = do_GET
+            do_HEAD = do_PUT = do_POST = do_GET
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -141,6 +146,7 @@ class ObjectServer:
         is_list = request.command == "GET" and "list-type=2" in request.path
         self.requests["LIST" if is_list else request.command] += 1
         time.sleep(self.delay)
+        sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         fault = self.fault(request.command, request.path)
         if fault == "cut":
             request.close_connection = True
@@ -151,9 +157,12 @@ class ObjectServer:
             request.end_headers()
             return
         if self.moto is None:
-            status, headers, body = self._from_memory(request)
+            status, headers, body = self._from_memory(request, sent)
         else:
-            status, headers, body = self._from_moto(request)
+            status, headers, body = self._from_moto(request, sent)
+        if fault == "lose":
+            request.close_connection = True
+            return
         if request.command != "HEAD":
             headers["Content-Length"] = str(len(body))
         request.send_response(status)
@@ -165,9 +174,9 @@ class ObjectServer:
             body = body[: len(body) // 2]
         request.wfile.write(body)
 
-    def _from_moto(self, request: BaseHTTPRequestHandler) -> Answer:
+    def _from_moto(self, request: BaseHTTPRequestHandler, sent: bytes) -> Answer:
         connection = http.client.HTTPConnection(*self.upstream)
-        connection.request(request.command, request.path, headers=dict(request.headers))
+        connection.request(request.command, request.path, sent, dict(request.headers))
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
@@ -179,13 +188,23 @@ class ObjectServer:
             headers.pop("Content-Length", None)
         return answer.status, headers, body
 
-    def _from_memory(self, request: BaseHTTPRequestHandler) -> Answer:
+    def _from_memory(self, request: BaseHTTPRequestHandler, sent: bytes) -> Answer:
         address = urlsplit(request.path)
         bucket, _, key = unquote(address.path).lstrip("/").partition("/")
         if bucket != BUCKET:
             return 404, {}, b"<Error><Code>NoSuchBucket</Code></Error>"
+        query = parse_qs(address.query, keep_blank_values=True)
+        if "delete" in query:
+            keys = [unescape(match) for match in re.findall(r"<Key>(.*?)</Key>", sent.decode())]
+            for each in keys:
+                self.objects.pop(each, None)
+            rows = "".join(f"<Deleted><Key>{escape(each)}</Key></Deleted>" for each in keys)
+            return 200, {}, f"<DeleteResult>{rows}</DeleteResult>".encode()
+        if request.command in ("PUT", "POST"):
+            return self._changed(request, key, query, sent)
         if not key:
-            return 200, {}, self._listing(parse_qs(address.query).get("prefix", [""])[0])
+            prefix = query.get("prefix", [""])[0]
+            return 200, {}, self._listing(prefix, has_delimiter="delimiter" in query)
         content = self.objects.get(key)
         if content is None:
             return 404, {"Content-Length": "0"}, b"<Error><Code>NoSuchKey</Code></Error>"
@@ -193,6 +212,7 @@ class ObjectServer:
         if request.headers.get("If-Match", e_tag) != e_tag:
             return 412, {}, b""
         headers = {"ETag": e_tag, "Last-Modified": _TIME, "Content-Length": str(len(content))}
+        headers |= self.metadata.get(key, {})
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
         if not match:
             return 200, headers, b"" if request.command == "HEAD" else content
@@ -201,16 +221,62 @@ class ObjectServer:
         headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
         return 206, headers, content[first : last + 1]
 
-    def _listing(self, prefix: str) -> bytes:
+    def _changed(
+        self, request: BaseHTTPRequestHandler, key: str, query: dict[str, list[str]], sent: bytes
+    ) -> Answer:
+        """Write or copy an object, or receive its parts."""
+        headers = {
+            name.lower(): value
+            for name, value in request.headers.items()
+            if name.lower().startswith("x-amz-meta-")
+        }
+        if "uploads" in query:
+            number = str(len(self.parts))
+            self.parts[number] = {}
+            self.metadata[number] = headers
+            return 200, {}, f"<R><UploadId>{number}</UploadId></R>".encode()
+        if "partNumber" in query:
+            self.parts[query["uploadId"][0]][int(query["partNumber"][0])] = sent
+            return 200, {"ETag": '"part"'}, b""
+        if "uploadId" in query:
+            number = query["uploadId"][0]
+            sent = b"".join(part for _, part in sorted(self.parts[number].items()))
+            headers = self.metadata.pop(number)
+        if request.headers.get("If-None-Match") == "*" and key in self.objects:
+            return 412, {}, b""
+        source = request.headers.get("x-amz-copy-source")
+        if source is not None:
+            other = unquote(source).lstrip("/").partition("/")[2]
+            sent = self.objects[other]
+            headers = self.metadata.get(other, {})
+        self.objects[key] = sent
+        self.metadata[key] = headers
+        e_tag = f'"{hashlib.md5(sent).hexdigest()}"'
+        is_copy = source is not None or "uploadId" in query
+        body = f"<R><ETag>{escape(e_tag)}</ETag></R>".encode() if is_copy else b""
+        return 200, {"ETag": e_tag}, body
+
+    def _listing(self, prefix: str, has_delimiter: bool = False) -> bytes:
+        keys = {key for key in self.objects if key.startswith(prefix)}
+        folders = set()
+        if has_delimiter:
+            folders = {
+                f"{prefix}{key.removeprefix(prefix).partition('/')[0]}/"
+                for key in keys
+                if "/" in key.removeprefix(prefix)
+            }
+            keys = {key for key in keys if "/" not in key.removeprefix(prefix)}
+        prefixes = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            for name in sorted(folders)
+        )
         rows = [
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
             f"<ETag>&quot;{hashlib.md5(content).hexdigest()}&quot;</ETag><Size>{len(content)}</Size></Contents>"
             for key, content in sorted(self.objects.items())
-            if key.startswith(prefix)
+            if key in keys
         ]
-        text = (
-            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
-        )
+        text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}{prefixes}</ListBucketResult>"
         return text.encode()
 
 

@@ -1,0 +1,116 @@
+"""Runs in object storage on the command line: where a fit writes its run, and the runs that commands read."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from finetune.commands.options import flag_names
+from finetune.data.addresses import check_address, is_address
+from finetune.runs.local_copies import address_of, local_copy
+from finetune.system.messages import WrongUsage
+
+# Commands that read a checkpoint from object storage.
+_READERS = ("predict", "validate", "test", "sheet", "serve")
+
+
+def check_run_address(command: str, full: str, address: str) -> None:
+    """Check the address of a run in the flag of a command.
+
+    Raises:
+        WrongUsage: The command takes no address there, or the address is invalid.
+    """
+    is_checkpoint = full == "ckpt_path" and command in _READERS
+    is_written = command == "fit" and full in ("trainer.default_root_dir", "resume")
+    if is_checkpoint or is_written:
+        check_address(address)
+        return
+    hint = "only fit writes there: give" if full == "trainer.default_root_dir" else "it must be"
+    raise WrongUsage(
+        f"{flag_names(command, full)}: {address} is in object storage; {hint} a local path"
+    )
+
+
+def local_run(address: str) -> str:
+    """Return the local copy of a run that a fit is to continue, which is downloaded if it is newer there."""
+    # imported here, since most commands need no object storage
+    from finetune.runs.run_download import fetch_run
+
+    run = local_copy(address)
+    fetch_run(run)
+    return str(run)
+
+
+def is_run_address(path: str) -> bool:
+    """Return whether a path is the address of a run that can be resumed."""
+    if not is_address(path):
+        return False
+    from finetune.runs.run_download import is_run_there
+
+    check_address(path)
+    return is_run_there(path)
+
+
+def local_checkpoint(command: str, address: str) -> str:
+    """Return the path of a downloaded checkpoint.
+
+    Args:
+        command: The command that reads it.
+        address: Its address, or that of its run.
+
+    Raises:
+        WrongUsage: The command reads no checkpoint from object storage.
+        NotFound: There is no checkpoint.
+    """
+    from finetune.runs.run_download import fetch_checkpoint
+
+    check_run_address(command, "ckpt_path", address)
+    return str(fetch_checkpoint(address))
+
+
+def local_results(run: str) -> Path:
+    """Return the folder of a run whose report is written: its downloaded files, if it is in object storage."""
+    if not is_address(run):
+        return Path(run)
+    from finetune.runs.run_download import fetch_results
+
+    check_address(run)
+    return fetch_results(run)
+
+
+def settle_root(command: str, root: Any, is_rank_zero: bool) -> Any:
+    """Return the folder to which a command writes runs: for an address its local copy.
+
+    Args:
+        command: The command.
+        root: `trainer.default_root_dir`.
+        is_rank_zero: Whether this process has rank 0, which makes sure that the storage can be reached.
+
+    Raises:
+        WrongUsage: The command does not write to object storage.
+        StorageError: The storage cannot be reached.
+    """
+    if not is_address(root):
+        return root
+    from finetune.runs.run_download import names_there
+
+    check_run_address(command, "trainer.default_root_dir", root)
+    folder = local_copy(root)
+    if is_rank_zero:
+        names_there(folder, command)
+    return str(folder)
+
+
+def check_shared(root: Any, num_nodes: int) -> None:
+    """Make sure that all machines of a fit see the local copy of its run.
+
+    Args:
+        root: The folder of runs.
+        num_nodes: The number of machines.
+
+    Raises:
+        WrongUsage: The folder of caches is that of each machine.
+    """
+    if num_nodes > 1 and address_of(root) is not None and "FINETUNE_CACHE" not in os.environ:
+        raise WrongUsage(
+            "a run in object storage on several machines needs FINETUNE_CACHE, a folder that all of them share"
+        )

@@ -1,0 +1,140 @@
+"""Local copies of runs in object storage: where they are, and what this machine knows of the objects.
+
+`fit --out s3://BUCKET/runs` writes its run to a local copy of that folder in the folder of caches, as it would write
+any run. `run_upload` sends the files from there, and `run_download` gets those of earlier runs.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from finetune.data.addresses import is_address, parse_address
+from finetune.system.cache_dir import cache_dir
+from finetune.system.files import replace_text
+from finetune.system.messages import WrongUsage
+
+_RUNS = "runs"  # in the folder of caches
+_DOWNLOADS = "downloads"  # of commands that only read a run, which a fit may be writing
+LOCK = ".lock"  # an object that only the process which writes a run has written
+RECORD = ".uploaded.json"
+SYNC = ".sync"  # the file that `alone` locks
+
+
+def local_copy(address: str) -> Path:
+    """Return the local copy of a folder of runs, or of a run, to which a fit writes."""
+    return _place(_RUNS, address)
+
+
+def download_place(address: str) -> Path:
+    """Return where commands that only read a run put its files."""
+    return _place(_DOWNLOADS, address)
+
+
+def _place(kind: str, address: str) -> Path:
+    scheme, bucket, key = parse_address(address)
+    parts = key.split("/") if key else []
+    if ".." in parts:
+        raise WrongUsage(f"{address}: an address must not contain '..'")
+    return Path(os.path.abspath(cache_dir()), kind, scheme, bucket, *parts)
+
+
+def local_root(root: str | os.PathLike[str]) -> Path:
+    """Return the folder to which runs are written: for an address its local copy."""
+    return local_copy(str(root)) if is_address(root) else Path(root)
+
+
+def address_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the address of which a folder is the local copy; None for other folders."""
+    base = os.path.realpath(cache_dir() / _RUNS)
+    place = Path(os.path.realpath(path))
+    if not place.is_relative_to(base):
+        return None
+    scheme, *parts = place.relative_to(base).parts or ("",)
+    address = f"{scheme}://{'/'.join(parts)}"
+    return address if parts and is_address(address) else None
+
+
+def shown_place(path: str | os.PathLike[str]) -> str:
+    """Return the place of a run for people: the address of a local copy, or the folder."""
+    return address_of(path) or str(path)
+
+
+class Sent(NamedTuple):
+    """A file of a local copy, as it was when its object had the same content.
+
+    Attributes:
+        changed: The time of its last change, in ns; -1 while it is being sent.
+        size: Bytes.
+        e_tag: The ETag of the object; None if it is unknown.
+    """
+
+    changed: int
+    size: int
+    e_tag: str | None
+
+
+@dataclass
+class Record:
+    """What a local copy knows of its objects.
+
+    Attributes:
+        lock: The ETag of the object `.lock`. If it is still the same, no other machine has continued the run, and the
+            local copy is at least as new as the objects. None if that is unknown.
+        files: The files that were sent or received, by name.
+    """
+
+    lock: str | None = None
+    files: dict[str, Sent] = field(default_factory=dict)
+
+    def has_same(self, name: str, path: Path) -> bool:
+        """Return whether a file is unchanged since it was sent or received."""
+        sent = self.files.get(name)
+        if sent is None or not path.is_file():
+            return False
+        status = path.stat()
+        return (sent.changed, sent.size) == (status.st_mtime_ns, status.st_size)
+
+    def add(self, name: str, status: os.stat_result, e_tag: str | None) -> None:
+        self.files[name] = Sent(status.st_mtime_ns, status.st_size, e_tag)
+
+
+def read_record(run: Path) -> Record:
+    """Return the record of a local copy; an empty one if it has none, or a damaged one."""
+    try:
+        content = json.loads((run / RECORD).read_text("utf-8"))
+        return Record(content["lock"], {name: _sent(row) for name, row in content["files"].items()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return Record()
+
+
+def _sent(row: Any) -> Sent:
+    changed, size, e_tag = row
+    return Sent(int(changed), int(size), e_tag)
+
+
+def write_record(run: Path, record: Record) -> None:
+    """Write the record of a local copy."""
+    content: Mapping[str, Any] = {"lock": record.lock, "files": record.files}
+    replace_text(run / RECORD, json.dumps(content) + "\n")
+
+
+def files_of(run: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of each file of a run, without locks and temporary files."""
+    for path in sorted(run.rglob("*")):
+        is_hidden = path.name.startswith(".")
+        if path.is_file() and not is_hidden:
+            yield path.relative_to(run).as_posix(), path
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process of this machine at a time change the record of a local copy."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / SYNC):
+        yield

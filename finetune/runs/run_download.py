@@ -1,0 +1,196 @@
+"""Download runs from object storage: for `--resume` to their local copies, for other commands what they read."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, cast
+
+from finetune.data.storage import storage_of
+from finetune.runs.local_copies import (
+    LOCK,
+    Record,
+    address_of,
+    alone,
+    download_place,
+    read_record,
+    write_record,
+)
+from finetune.system.files import replacing
+from finetune.system.messages import NotFound, WrongUsage
+
+if TYPE_CHECKING:  # it needs obstore
+    from finetune.data.object_storage import ObjectStorage
+
+_BEGINNING = ("config.yaml", "about.json")  # which show the data and the network of a run
+_BEST = "checkpoints/best.ckpt"
+_LAST = "checkpoints/last.ckpt"
+_ONLY_FOR_RESUMING = (_LAST, "checkpoints/start.ckpt")
+
+
+def storage_at(address: str) -> "ObjectStorage":
+    """Return the storage of an address."""
+    return cast("ObjectStorage", storage_of(address))
+
+
+def fetch_beginnings(root: Path) -> None:
+    """Download config.yaml and about.json of the runs of `fit` to the local copy of a folder of runs.
+
+    A folder that is no local copy stays as it is.
+
+    Raises:
+        StorageError: The storage cannot be reached.
+    """
+    address = address_of(root)
+    if address is None:
+        return
+    place = f"{address}/fit"
+    runs: dict[str, dict[str, str | None]] = {}
+    for name, e_tag in _e_tags(place).items():
+        run, _, inside = name.partition("/")
+        runs.setdefault(run, {})[inside] = e_tag
+    for run, files in runs.items():
+        folder = root / "fit" / run
+        if not files.keys().isdisjoint((*_BEGINNING, LOCK)) and _is_name(run):
+            with alone(folder):
+                record = read_record(folder)
+                if record.lock is None or record.lock != files.get(LOCK):
+                    _get(f"{place}/{run}", files, [n for n in _BEGINNING if n in files], folder)
+
+
+def fetch_run(run: Path) -> None:
+    """Make the local copy of a run complete, unless it is at least as new as the objects.
+
+    A folder that is no local copy stays as it is.
+
+    Raises:
+        StorageError: The storage cannot be reached, or another process writes the run.
+        ValueError: The run was deleted there.
+    """
+    address = address_of(run)
+    if address is None:
+        return
+    with alone(run):
+        objects = _e_tags(address)
+        record = read_record(run)
+        if not objects and (record.lock is not None or record.files):
+            raise ValueError(
+                f"{address} was deleted, and its local copy is {run}: delete that, too, or copy it there"
+            )
+        lock = objects.get(LOCK)
+        if lock is not None and lock == record.lock:
+            return
+        if record.lock is not None:  # if this process is killed, the next one has to continue
+            write_record(run, Record(None, record.files))
+        names = [name for name in objects if _is_name(name)]
+        record = _get(address, objects, names, run)
+        for name in record.files.keys() - set(names):
+            (run / name).unlink(missing_ok=True)
+            del record.files[name]
+        if objects:
+            write_record(run, Record(lock, record.files))
+
+
+def fetch_checkpoint(address: str) -> Path:
+    """Download the checkpoint that an address means, unless it is here already, and return its path.
+
+    Args:
+        address: A checkpoint; or a run, which means its best checkpoint, or its last if it has no best.
+
+    Raises:
+        NotFound: There is none.
+        StorageError: The storage cannot be reached.
+    """
+    storage = storage_at(address)
+    if PurePosixPath(address).suffix:
+        run, _, name = storage.normal(address).rpartition("/")
+        names = [name]
+    else:
+        run = storage.normal(address)
+        names = [_BEST, _LAST]
+    for name in names:
+        e_tag = storage.e_tag(f"{run}/{name}", is_start=True)
+        if e_tag is not None:
+            folder = download_place(run)
+            with alone(folder):
+                _get(run, {name: e_tag}, [name], folder)
+            return folder / name
+    raise NotFound(f"there is no checkpoint {' or '.join(f'{run}/{name}' for name in names)}")
+
+
+def fetch_results(address: str) -> Path:
+    """Download a run without what only resuming needs, and return its folder.
+
+    Raises:
+        WrongUsage: There is no run.
+        StorageError: The storage cannot be reached, or another process writes the run.
+    """
+    storage = storage_at(address)
+    run = storage.normal(address)
+    objects = _e_tags(run)
+    if objects.keys().isdisjoint((*_BEGINNING, _BEST, _LAST)):
+        raise WrongUsage(f"{run} is not a run: it has no config.yaml and no checkpoint")
+    folder = download_place(run)
+    names = [name for name in objects if _is_name(name) and name not in _ONLY_FOR_RESUMING]
+    with alone(folder):
+        record = _get(run, objects, names, folder)
+        for name in record.files.keys() - set(names):
+            (folder / name).unlink(missing_ok=True)
+            del record.files[name]
+        write_record(folder, record)
+    return folder
+
+
+def names_there(root: Path, command: str) -> list[str]:
+    """Return the names of the runs of a command in the folder of which `root` is the local copy; [] for others.
+
+    Raises:
+        StorageError: The storage cannot be reached.
+    """
+    address = address_of(root)
+    if address is None:
+        return []
+    return storage_at(address).folders_in(f"{address}/{command}")
+
+
+def is_run_there(address: str) -> bool:
+    """Return whether a run that can be resumed is at an address."""
+    storage = storage_at(address)
+    return storage.e_tag(f"{storage.normal(address)}/{_LAST}", is_start=True) is not None
+
+
+def _get(
+    address: str, objects: Mapping[str, str | None], names: Iterable[str], folder: Path
+) -> Record:
+    """Download objects of a run that are not here yet, and return the record, which is also written.
+
+    Args:
+        address: The run.
+        objects: The ETags of its objects, by name.
+        names: The objects to download.
+        folder: Where their files go.
+    """
+    storage = storage_at(address)
+    record = read_record(folder)
+    # in the order in which a fit sends them: what a killed download leaves can be continued
+    for name in sorted(names, key=lambda name: name == _LAST):
+        path = folder / name
+        e_tag = objects[name]
+        is_known = name in record.files and record.files[name].e_tag == e_tag
+        if is_known and e_tag is not None and record.has_same(name, path):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            storage.download(f"{address}/{name}", e_tag, temporary)
+        record.add(name, path.stat(), e_tag)
+        write_record(folder, record)
+    return record
+
+
+def _e_tags(folder: str) -> dict[str, str | None]:
+    """Return the ETags of the objects in a folder and its subfolders, by name."""
+    return {name: item.e_tag for name, item in storage_at(folder).files_in(folder).items()}
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a name of an object is used for a file: it stays in the folder, and is not hidden."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not any(part.startswith((".", "/")) or "\\" in part for part in parts)

@@ -1,0 +1,204 @@
+"""Uploads a run from its local copy to object storage, next to training."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import BinaryIO, NamedTuple
+
+from finetune.data.addresses import StorageError
+from finetune.distributed.signals import handle_signals_while_waiting
+from finetune.runs.local_copies import (
+    LOCK,
+    Sent,
+    address_of,
+    alone,
+    files_of,
+    read_record,
+    write_record,
+)
+from finetune.runs.run_download import storage_at
+
+_LAST = "checkpoints/last.ckpt"
+_SMALL = 2**23  # bytes; a smaller file is read at once, since some files grow in place
+_POLL_SECONDS = 0.5
+
+
+class _File(NamedTuple):
+    """A file as it was when its upload was asked for.
+
+    Attributes:
+        name: Its name in the run.
+        content: Its content, or the open file: a file that replaces it has other content, this one keeps its own.
+        status: Its size, times and inode.
+    """
+
+    name: str
+    content: bytes | BinaryIO
+    status: os.stat_result
+
+
+class RunUpload:
+    """The upload of a run. Rank 0 has one.
+
+    Each file arrives complete or not at all. last.ckpt, from which `--resume` continues, arrives after all other files
+    of its time. A kill in between leaves what a kill on a local disk may leave: the earlier last.ckpt.
+
+    Only one process writes a run: the object `.lock` has its random token. A process that continues the run on another
+    machine writes its own token, and the earlier process ends before its next upload.
+
+    Args:
+        run: The local copy of the run.
+    """
+
+    def __init__(self, run: Path) -> None:
+        address = address_of(run)
+        assert address is not None, f"{run} is not a local copy"
+        self.run = run
+        self.address = address
+        self._storage = storage_at(address)
+        self._record = read_record(run)
+        self._sending: Future[None] | None = None
+        self._has_failed = False
+
+    def claim(self) -> bool:
+        """Make the run this process's own; return False if another process has begun a run with this name."""
+        e_tag = self._storage.create(f"{self.address}/{LOCK}", secrets.token_hex(16).encode())
+        if e_tag is not None:
+            self._own(e_tag)
+        return e_tag is not None
+
+    def take_over(self) -> None:
+        """Make a run that continues this process's own. A process that writes it elsewhere ends."""
+        with alone(self.run):
+            self._record = read_record(self.run)
+            token = secrets.token_hex(16).encode()
+            self._own(self._storage.write(f"{self.address}/{LOCK}", token, 0))
+
+    def _own(self, e_tag: str | None) -> None:
+        self._record.lock = e_tag
+        write_record(self.run, self._record)
+
+    def has_changes(self) -> bool:
+        """Return whether the local copy has changes that were not sent."""
+        names = {name for name, _ in files_of(self.run)}
+        is_missing = not self._record.files.keys() <= names
+        return is_missing or any(
+            not self._record.has_same(name, path) for name, path in files_of(self.run)
+        )
+
+    def send(self) -> None:
+        """Begin to send what has changed, after an earlier upload has ended.
+
+        Raises:
+            StorageError: An upload has failed.
+        """
+        if self._has_failed:
+            return
+        self.wait()
+        removed = self._record.files.keys() - {name for name, _ in files_of(self.run)}
+        changed = self._changed_files()
+        if removed or changed:
+            self._sending = _in_thread(partial(self._upload, removed, changed))
+
+    def check(self) -> None:
+        """Raise the error of an upload that has failed, without waiting for one that has not ended.
+
+        Raises:
+            StorageError: An upload has failed.
+        """
+        if self._sending is not None and self._sending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of the upload.
+
+        Raises:
+            StorageError: It has failed, or another process has continued the run.
+        """
+        while self._sending is not None and not wait([self._sending], _POLL_SECONDS).done:
+            handle_signals_while_waiting()
+        sending = self._sending
+        self._sending = None
+        if sending is None:
+            return
+        try:
+            sending.result()
+        except (StorageError, OSError) as error:
+            self._has_failed = True
+            raise StorageError(
+                f"cannot upload the run: {error}. It is kept in {self.run}: the same command with --resume continues "
+                "and uploads it"
+            ) from error
+
+    def withdraw(self) -> None:
+        """Delete what was sent of a run without a result."""
+        with suppress(StorageError):
+            self.wait()
+            for name in [*self._record.files, LOCK]:
+                self._storage.delete(f"{self.address}/{name}")
+
+    def _changed_files(self) -> list[_File]:
+        """Return the changed files in the order in which to send them: as they were written, and last.ckpt last."""
+        files = []
+        for name, path in files_of(self.run):
+            if not self._record.has_same(name, path):
+                file = open(path, "rb")  # noqa: SIM115 the upload closes it
+                status = os.fstat(file.fileno())
+                if status.st_size > _SMALL:
+                    files.append(_File(name, file, status))
+                else:
+                    with file:
+                        files.append(_File(name, file.read(), status))
+        return sorted(files, key=lambda file: (file.name == _LAST, file.status.st_mtime_ns))
+
+    def _upload(self, removed: Iterable[str], changed: Sequence[_File]) -> None:
+        """Delete and write objects, and close the files."""
+        try:
+            self._check_owner()
+            for name in removed:
+                self._storage.delete(f"{self.address}/{name}")
+                del self._record.files[name]
+            # A process that is killed while it sends them does not know which have arrived.
+            self._record.files |= {file.name: Sent(-1, -1, None) for file in changed}
+            write_record(self.run, self._record)
+            names: dict[int, str] = {}  # best.ckpt and last.ckpt may be the same file
+            for file in changed:
+                path = f"{self.address}/{file.name}"
+                e_tag = None
+                if file.status.st_ino in names:
+                    self._storage.copy(f"{self.address}/{names[file.status.st_ino]}", path)
+                else:
+                    e_tag = self._storage.write(path, file.content, file.status.st_mtime_ns)
+                names[file.status.st_ino] = file.name
+                self._record.add(file.name, file.status, e_tag)
+            write_record(self.run, self._record)
+        finally:
+            for file in changed:
+                if not isinstance(file.content, bytes):
+                    file.content.close()
+
+    def _check_owner(self) -> None:
+        if self._storage.e_tag(f"{self.address}/{LOCK}") != self._record.lock:
+            raise StorageError(
+                f"another process has continued {self.address}, or has deleted it: this one ends"
+            )
+
+
+def _in_thread(task: Callable[[], None]) -> Future[None]:
+    """Run a task in a thread, which does not delay the end of the process."""
+    future: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            task()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, name="upload", daemon=True).start()
+    return future
