@@ -3,6 +3,8 @@
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 import yaml
 from colours import QUICKEST
 from object_server import CREDENTIALS, ObjectServer, begin_test, object_server
-from processes import finetune, start
+from processes import _free_port, rank_environment, start
 
 from finetune import Classifier
 from finetune.api.child_process import _run_of
@@ -452,16 +454,29 @@ def test_two_processes_continue_the_run_of_one(server, colours, cli, tmp_path, m
     cli("fit", colours, *QUICKEST, *TWO_EPOCHS, "--precision", "64-true")
     cli("fit", colours, *QUICKEST, *UNTESTED, *options)
     move()
-    more = [*QUICKEST, *TWO_EPOCHS, *options, "--devices", "2", "--resume"]
-    done = finetune("fit", colours, *more, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "version_1" not in "".join(server.objects)
+    # as torchrun starts them: one that is forked from another could not use its storage
+    port = _free_port()
+    command = ["fit", colours, *QUICKEST, *TWO_EPOCHS, *options, "--devices", "2", "--resume"]
+    ranks = [start(*command, cwd=tmp_path, **rank_environment(rank, 2, port)) for rank in range(2)]
+    for rank in ranks:
+        assert rank.wait() == 0, rank.stderr
+    assert runs_there(server) == ["version_0"]
     result = there(server)
     # the sum over two processes has another order
     for name, value in here().items():
         torch.testing.assert_close(result[name], value, rtol=1e-9, atol=1e-9)
-    move()
-    out = ["--out", f"{server.address}/others"]
-    done = finetune("fit", colours, *QUICKEST, "--devices", "2", *out, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_that_starts_another_one_uploads_its_run(server, colours, tmp_path):
+    # a real interpreter, which starts the second rank as another one
+    command = [sys.executable, "-m", "finetune", "fit", colours, *QUICKEST, "--devices", "2"]
+    done = subprocess.run(
+        [*map(str, command), "--out", f"{server.address}/runs"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    assert f"others/fit/version_0/{LAST}" in server.objects
+    assert "run in s3://pictures/runs/fit/version_0\n" in done.stdout
+    assert {"test.json", LAST} < files_there(server)
