@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 # By default albumentations asks a server for newer versions when it is imported. With this, nothing leaves the machine.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+# The client of the Hugging Face hub, which timm imports, then does not send the versions of other packages.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun

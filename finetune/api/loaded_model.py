@@ -33,7 +33,7 @@ class LoadedModel:
     """A classifier that predicts; several threads may use it at the same time.
 
     Args:
-        path: A checkpoint, a run's folder (its best checkpoint), or a file of `finetune export`.
+        path: A checkpoint, a run's folder (its best checkpoint), a file of `finetune export`, or hf://OWNER/NAME.
         device: The device to compute on: auto, cpu, cuda or cuda:1.
 
     Attributes:
@@ -281,12 +281,13 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
     """Load a classifier to predict with.
 
     Args:
-        path: A checkpoint, a run or its folder (its best checkpoint), or an .onnx or .safetensors file of
-            `finetune export`.
+        path: A checkpoint, a run or its folder (its best checkpoint), an .onnx or .safetensors file of
+            `finetune export`, or a model on the Hugging Face hub: hf://OWNER/NAME or hf://OWNER/NAME@REVISION.
         device: The device to compute on: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
 
     Raises:
         FileNotFoundError: The file does not exist.
+        OSError: The model on the hub cannot be downloaded.
         ValueError: The file is not a checkpoint of finetune, or the folder has none.
         WrongUsage: The device does not exist.
     """

@@ -44,7 +44,8 @@ from finetune.models.candidates import (
     names,
     server,
 )
-from finetune.models.timm_backbones import backbone_of
+from finetune.models.hub import is_hub
+from finetune.models.timm_backbones import backbone_of, folder_of
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.resume import Start
 from finetune.runs.run_checkpoint import checkpoint_of
@@ -338,8 +339,9 @@ def _candidate_of_weights(part: str) -> Candidate:
     """Return the candidate that a part of `--weights` names: a folder of timm's, a checkpoint, or NAME=WEIGHTS."""
     option = flag_names("fit", _WEIGHTS)
     path = os.path.expanduser(part)
-    if os.path.isfile(os.path.join(path, "config.json")):
-        return Candidate(backbone_of(path), path)
+    folder = folder_of(path)
+    if folder is not None and (is_hub(path) or os.path.isfile(os.path.join(folder, "config.json"))):
+        return Candidate(backbone_of(folder), path)
     if os.path.exists(path):
         path, _ = checkpoint_of(path)
         try:
@@ -360,7 +362,7 @@ def _candidate_of_weights(part: str) -> Candidate:
     weights = os.path.expanduser(weights.strip())
     if os.path.isdir(weights) and not os.path.isfile(os.path.join(weights, "config.json")):
         weights, _ = checkpoint_of(weights)
-    is_path = os.sep in weights or weights.endswith(_FILES)
+    is_path = not is_hub(weights) and (os.sep in weights or weights.endswith(_FILES))
     if is_path and not os.path.exists(weights):
         raise NotFound(f"{option} {part}: there is no file or folder {weights}")
     return Candidate(backbone, weights)

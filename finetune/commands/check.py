@@ -180,10 +180,10 @@ def label_network(
     import torch  # takes seconds
 
     from finetune.features.image_features import Features
-    from finetune.models.timm_backbones import describe, is_timm
+    from finetune.models.timm_backbones import describe, folder_of, is_timm
 
     if is_timm(backbone) and ckpt_path is None:
-        about = describe(backbone, weights if os.path.isdir(weights) else None)
+        about = describe(backbone, folder_of(weights))
         preparation = {
             name: getattr(about, name) for name in ("resize", "interpolation", "crop_share")
         }

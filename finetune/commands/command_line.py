@@ -25,6 +25,7 @@ from finetune.commands.run_places import (
 )
 from finetune.data.addresses import check_address, check_scheme, is_address
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
+from finetune.models.hub import is_hub
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.system.messages import NotFound, WrongUsage
 
@@ -301,7 +302,7 @@ def _is_checkpoint(path: str) -> bool:
         os.path.exists(os.path.join(path, name))
         for name in ("checkpoints", "best.ckpt", "last.ckpt")
     )
-    return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run
+    return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run or is_hub(path)
 
 
 def _is_folder_of_weights(path: str) -> bool:

@@ -5,8 +5,8 @@ stages that the head takes on what is frozen.
 """
 
 import inspect
-import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from finetune.commands.explicit_settings import ExplicitSettings
@@ -14,8 +14,9 @@ from finetune.data.transforms import PREPARATION
 from finetune.models.backbones import skeleton
 from finetune.models.candidates import is_choice
 from finetune.models.heads import SOLVED_STAGES, resolved_head_init
+from finetune.models.hub import is_hub, name_with_commit
 from finetune.models.multi_stage import most_stages
-from finetune.models.timm_backbones import describe, is_timm
+from finetune.models.timm_backbones import backbone_of, describe, folder_of, is_timm
 from finetune.runs.resume import Start
 from finetune.system.messages import WrongUsage
 
@@ -135,6 +136,25 @@ def settle_clipping(options: Any) -> None:
         options.trainer.gradient_clip_val = CLIP_NORM
 
 
+def settle_hub_backbone(model: Any, explicit: ExplicitSettings) -> str:
+    """Download weights from the hub and set their network, unless the command names one; return a message.
+
+    Args:
+        model: The settings of the model, as parsed; changed in place.
+        explicit: The settings that configs and flags give.
+
+    Raises:
+        WrongUsage: timm has no such network.
+    """
+    if not is_hub(model.weights) or is_choice(model.backbone):
+        return ""
+    folder = folder_of(model.weights)
+    assert folder is not None, "an address on the hub has a folder"
+    if "backbone" not in explicit.arguments_of("model"):
+        model.backbone = backbone_of(folder)
+    return f"weights: {name_with_commit(model.weights, Path(folder))}, {model.backbone}"
+
+
 def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> str:
     """Set the preparation of images with which timm's weights were trained; return a message about it.
 
@@ -174,9 +194,7 @@ def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
     if start is not None and start.content["hyper_parameters"].get("backbone") == model.backbone:
         before = start.content["datamodule_hyper_parameters"]
         return str(start.path), {name: before[name] for name in PREPARATION if name in before}
-    weights = model.weights
-    folder = weights if weights and os.path.isdir(weights) else None
-    about = describe(model.backbone, folder)
+    about = describe(model.backbone, folder_of(model.weights))
     return about.name, {name: getattr(about, name) for name in PREPARATION}
 
 

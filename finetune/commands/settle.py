@@ -10,6 +10,7 @@ from finetune.commands.backbone_choice import settle_backbone
 from finetune.commands.dependent_defaults import (
     settle_clipping,
     settle_head_stages,
+    settle_hub_backbone,
     settle_preparation,
     settle_rate,
 )
@@ -99,6 +100,12 @@ def _values(plan: Plan, command: Command) -> Plan:
     return plan
 
 
+def _hub_backbone(plan: Plan, command: Command) -> Plan:
+    if plan.start is not None:  # the weights are those of its checkpoint
+        return plan
+    return plan.with_messages(settle_hub_backbone(command.options.model, command.explicit))
+
+
 def _preparation(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(settle_preparation(command.config, command.explicit, plan.start))
 
@@ -129,6 +136,7 @@ SETTINGS: tuple[Step, ...] = (
     _clipping,
     _values,
     _start,
+    _hub_backbone,
     _preparation,
 )
 # These steps read the images.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,11 +13,12 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 from torchvision import models
 
+from finetune.models.hub import CONFIG_FILE, cached_model, download_model, is_hub
 from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
 
 PREFIX = "timm/"
-_CONFIG = "config.json"  # in a folder that timm has written
+_MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
 # Arguments with which a network may have been built. `read_timm` checks global_pool.
 _ALLOWED_ARGS = {"num_classes", "img_size", "global_pool"}
 # Top-level keys that take precedence over those in pretrained_cfg.
@@ -103,7 +105,7 @@ def describe(backbone: str, folder: str | Path | None = None) -> Description:
     top_level: dict[str, Any] = {key: config[key] for key in _TOP_LEVEL_KEYS if key in config}
     about = config.get("pretrained_cfg", config)
     if not isinstance(about, dict):
-        raise _damaged(Path(folder, _CONFIG), "its pretrained_cfg is not a mapping")
+        raise _damaged(Path(folder, CONFIG_FILE), "its pretrained_cfg is not a mapping")
     return _parse_description(str(folder), {**about, **top_level})
 
 
@@ -122,7 +124,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
         WrongUsage: The folder has no config, or holds another network.
         ValueError: The config is damaged.
     """
-    path = Path(folder, _CONFIG)
+    path = Path(folder, CONFIG_FILE)
     config = _load_config(path)
     architecture = config["architecture"]
     expected = timm_name(backbone).partition(".")[0]
@@ -145,6 +147,24 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def folder_of(weights: str | None, may_download: bool = True) -> str | None:
+    """Return the folder of weights in timm's layout: a local one, or one that is downloaded from the hub.
+
+    Args:
+        weights: As `model.weights`.
+        may_download: Whether a model on the hub may be downloaded; otherwise it must be in the cache.
+
+    Returns:
+        The folder; None if the weights are no folder.
+    """
+    if weights is None or weights == "DEFAULT":
+        return None
+    if is_hub(weights):
+        folder = download_model(weights) if may_download else cached_model(weights)
+        return None if folder is None else str(folder)
+    return weights if os.path.isdir(weights) else None
+
+
 def backbone_of(folder: str | Path) -> str:
     """Return the name of the network in a folder of weights, with `PREFIX`.
 
@@ -152,7 +172,7 @@ def backbone_of(folder: str | Path) -> str:
         WrongUsage: The folder was not written by timm, or timm has no such network.
         ValueError: Its config is damaged.
     """
-    backbone = f"{PREFIX}{_load_config(Path(folder, _CONFIG))['architecture']}"
+    backbone = f"{PREFIX}{_load_config(Path(folder, CONFIG_FILE))['architecture']}"
     timm_name(backbone)
     return backbone
 
@@ -161,13 +181,17 @@ def _load_config(path: Path) -> dict[str, Any]:
     """Return the content of a folder's config, after a check that it names an architecture."""
     if not path.is_file():
         raise WrongUsage(
-            f"the folder {str(path.parent)!r} has no {_CONFIG}, as timm's `save_for_hf` writes it"
+            f"the folder {str(path.parent)!r} has no {CONFIG_FILE}, as timm's `save_for_hf` writes it"
         )
+    if path.stat().st_size > _MAX_CONFIG:
+        raise _damaged(path, f"it has more than {_MAX_CONFIG:,} bytes")
     try:
-        config = json.loads(path.read_text("utf-8"))
-        config["architecture"]
-    except (ValueError, KeyError, TypeError) as error:
+        config: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        is_text = isinstance(config["architecture"], str)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, "it has no architecture") from error
+    if not is_text:
+        raise _damaged(path, "its architecture is not a name")
     return config
 
 
@@ -182,7 +206,7 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         crop_share = float(config["crop_pct"])
         mode = config.get("crop_mode", "center")
         mean, std = (tuple(float(value) for value in config[key]) for key in ("mean", "std"))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} does not define how images are prepared: {error!r}") from error
     if (
         len(mean) != 3
@@ -197,6 +221,7 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         raise ValueError(f"{name} takes images of {size}; only square RGB images are supported")
     if (
         interpolation not in ("bilinear", "bicubic")
+        or not isinstance(mode, str)
         or mode not in _RESIZE
         or not 0 < crop_share <= 1
     ):
@@ -204,6 +229,7 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         raise ValueError(f"{name} needs an unsupported preparation of images: {asked}")
     resize = "whole" if mode == "squash" and crop_share == 1 else _RESIZE[mode]
     num_classes = config.get("num_classes", 1000)
+    licence = config.get("license")
     return Description(
         name=name,
         mean=mean,
@@ -212,16 +238,18 @@ def _parse_description(name: str, config: Mapping[str, Any]) -> Description:
         interpolation=interpolation,
         crop_share=crop_share,
         resize=resize,
-        licence=config.get("license"),
+        licence=licence if isinstance(licence, str) else None,
         num_classes=num_classes,
         class_names=_class_names(config, num_classes),
     )
 
 
 def _class_names(config: Mapping[str, Any], num: int) -> list[str] | None:
-    names = config.get("label_names")
+    listed = config.get("label_names")
+    names = [*listed] if isinstance(listed, list | tuple) else []
     descriptions = config.get("label_descriptions") or {}
-    if isinstance(names, list | tuple) and len(names) == num and isinstance(descriptions, dict):
+    are_names = names and all(isinstance(name, str) for name in names)
+    if are_names and len(names) == num and isinstance(descriptions, dict):
         return [str(descriptions.get(name, name)) for name in names]
     if num == _NUM_IMAGENET and _IMAGENET.search(str(config.get("tag") or "")):
         # timm has the same order of classes

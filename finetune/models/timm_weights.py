@@ -134,7 +134,8 @@ def _convert(
             f"{pretrained.origin} is of a network that pools by {pool}, {backbone} by {own}"
         )
     if about is not None:
-        return _pretrained(source, about, pretrained.origin, about.class_names)
+        described = _pretrained(source, about, pretrained.origin, about.class_names)
+        return replace(described, licence=pretrained.licence)
     return replace(pretrained, state=source.state_dict())
 
 

@@ -5,6 +5,7 @@ import logging
 import re
 import unicodedata
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import nn
 from torchvision import models
 
 from finetune.models.backbones import SMALL_NETWORKS, vit_size
+from finetune.models.hub import download_model, is_hub, name_with_commit
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
 from finetune.models.stages import head, head_name
-from finetune.models.timm_backbones import is_timm
+from finetune.models.timm_backbones import backbone_of, is_timm
 from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
 from finetune.system.file_names import composed
@@ -37,7 +39,7 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
 
     Args:
         weights: A torchvision weights name of this backbone, a state dict, a safetensors file or a checkpoint. For a
-            network of timm: `DEFAULT`, a file, or a folder that timm has written.
+            network of timm: `DEFAULT`, a file, a folder that timm has written, or hf://OWNER/NAME[@REVISION].
         backbone: The name of the network.
         image_size: Side of the images in pixels, for networks with position embeddings.
 
@@ -46,6 +48,8 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         OSError: There is no such file, or the weights can't be downloaded.
         ValueError: The file is damaged, or holds no weights.
     """
+    if is_hub(weights):
+        return _read_hub(weights, backbone, image_size)
     if is_timm(backbone):
         return read_timm(weights, backbone, image_size)
     published: dict[str, Any] = {}
@@ -82,6 +86,16 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
         else "none are published: give a file, or --model.weights null"
     )
     raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
+
+
+def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained:
+    folder = download_model(weights)
+    if not is_timm(backbone):
+        raise WrongUsage(
+            f"{weights} is of {backbone_of(folder)}, not of {backbone}: leave --model.backbone out, or name that one"
+        )
+    pretrained = read_timm(str(folder), backbone, image_size)
+    return replace(pretrained, origin=name_with_commit(weights, folder))
 
 
 def _read_published(weights: Any) -> Pretrained:

@@ -1,12 +1,12 @@
 """The licence of the weights that training started from. All other modules take it from here."""
 
-import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from torchvision import models
 
 from finetune.models.backbones import SMALL_NETWORKS
-from finetune.models.timm_backbones import describe, is_timm
+from finetune.models.hub import is_hub, name_with_commit
+from finetune.models.timm_backbones import describe, folder_of, is_timm
 from finetune.system.messages import shown
 
 # Names in timm's descriptions. Any other licence has terms of its own.
@@ -29,22 +29,27 @@ def licence(
     """Return what training started from and its licence, in a sentence. The licence may be `unknown`.
 
     Args:
-        weights: As `model.weights`: torchvision's name, a file, a folder with timm's weights, None for random weights.
+        weights: As `model.weights`: torchvision's name, a file, a folder with timm's weights, an address on the hub,
+            None for random weights. Nothing is downloaded.
         backbone: The network.
         began_from: The checkpoint of another run that training started from instead.
         is_file: Whether the weights are a file. Otherwise that is decided by the suffix.
         known: The sentence for the run that the checkpoint or file comes from, if it is a run of finetune.
     """
     is_file = is_file or str(weights).endswith(_FILES)
-    if known and (began_from or is_file):
+    is_folder = weights is not None and is_timm(str(backbone)) and not is_file
+    folder = folder_of(weights, may_download=False) if is_folder else None
+    if known and (began_from or is_file or folder):
         which = f"the checkpoint {began_from}" if began_from else f"the file {weights}"
+        if not began_from and folder:
+            which = _name_of(str(weights), folder)
         return f"{which}{_BEGAN}{shown(known.rpartition(_BEGAN)[2])}"
     if began_from:
         return f"the checkpoint {began_from}: licence unknown, its terms apply"
     if weights is None:
         return "random weights: no licence applies"
-    if is_timm(str(backbone)) and not is_file:
-        return _of_timm(weights, backbone)
+    if is_folder:
+        return _of_timm(weights, backbone, folder)
     if is_file:
         return f"the file {weights}: licence unknown, ask its author for the terms"
     if terms := _own_terms(weights, backbone):
@@ -60,17 +65,19 @@ def is_restricted(text: str) -> bool:
     return any(words in text for words in (_WARNING, _OTHER, _OWN))
 
 
-def _of_timm(weights: str, backbone: str) -> str:
-    """Return the sentence for timm's weights, whose description has the licence."""
-    is_folder = weights != "DEFAULT"
-    if is_folder and not os.path.isdir(weights):
-        return f"the folder {PurePath(weights).name}: licence unknown, ask its author for the terms"
-    about = describe(backbone, weights if is_folder else None)
-    which = (
-        f"the weights in the folder {PurePath(weights).name}"
-        if is_folder
-        else f"timm's {about.name} weights"
-    )
+def _of_timm(weights: str, backbone: str, folder: str | None) -> str:
+    """Return the sentence for timm's weights, whose description has the licence.
+
+    Args:
+        weights: As for `licence`.
+        backbone: The network.
+        folder: The folder with the weights; None if they are published ones, or not on this machine.
+    """
+    if weights != "DEFAULT" and folder is None:
+        which = weights if is_hub(weights) else f"the folder {PurePath(weights).name}"
+        return f"{which}: licence unknown, ask its author for the terms"
+    about = describe(backbone, folder)
+    which = f"timm's {about.name} weights" if folder is None else _name_of(weights, folder)
     name = about.licence or "unknown"
     if name == "unknown":
         return f"{which}: licence unknown"
@@ -79,6 +86,12 @@ def _of_timm(weights: str, backbone: str) -> str:
     return f"{which}, licence {name}" + (
         "" if name in _FREE else f": {_OTHER}, which you should read"
     )
+
+
+def _name_of(weights: str, folder: str) -> str:
+    if is_hub(weights):
+        return f"the weights of {name_with_commit(weights, Path(folder))}"
+    return f"the weights in the folder {PurePath(weights).name}"
 
 
 def _own_terms(weights: str, backbone: str) -> str | None:

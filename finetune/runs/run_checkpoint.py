@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from finetune.models.hub import download_weights, is_hub
 from finetune.runs.fold_record import has_folds
 from finetune.runs.run_search import is_numbered, read_about
 from finetune.system.messages import WrongUsage
@@ -12,12 +13,15 @@ def checkpoint_of(path: str) -> tuple[str, str]:
     """Return the checkpoint that a path means, and a message about it ("" for none).
 
     Args:
-        path: A run's folder, which means its best checkpoint, or its last if there is no best. A path that is not a
-            folder is returned unchanged.
+        path: A run's folder, which means its best checkpoint, or its last if there is no best. An address on the
+            Hugging Face hub, whose weights are downloaded. Any other path is returned unchanged.
 
     Raises:
         WrongUsage: The path is a folder without checkpoints, or a cross-validation that has not ended.
+        OSError: The weights cannot be downloaded.
     """
+    if is_hub(path):
+        return str(download_weights(path)), ""
     folder = Path(path)
     if not folder.is_dir():
         return path, ""

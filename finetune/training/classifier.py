@@ -54,8 +54,8 @@ class Classifier(pl.LightningModule):
         backbone: A torchvision classification network except squeezenet, timm/NAME, lenet, resnet18_small or small_cnn.
             `finetune fit` also takes several names separated by commas, or `auto`, and chooses one on the images.
         weights: Where training starts: a torchvision weights name or DEFAULT, the path of a state dict (.pt, .pth,
-            .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's, or null
-            for random weights.
+            .safetensors) or of a checkpoint (ours, timm's, torchvision's or Lightning's), a folder of timm's,
+            hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or null for random weights.
         head_init: Start of the new head: `xavier` (random), `source` (the source classifier's rows of the same names),
             `probe` (logistic regression on the features of the training images, its strength chosen by
             cross-validation on them). `auto` is `probe` if a single network starts from pretrained weights, else

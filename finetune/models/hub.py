@@ -1,0 +1,180 @@
+"""Models on the Hugging Face hub: addresses such as hf://OWNER/NAME@REVISION, and the download of their files.
+
+A request is made only for an address that the user names. The server is that of HF_ENDPOINT, and the token that of
+`hf auth login` or HF_TOKEN. This module imports nothing heavy.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from finetune.system.messages import WrongUsage, install, reason, shown
+
+SCHEME = "hf://"
+# the files of a model in timm's layout
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_ADDRESS = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(?:@(?P<revision>[A-Za-z0-9_./-]+))?")
+_LOGIN = "hf auth login, or HF_TOKEN"
+# characters
+_SHOWN_COMMIT = 12
+_LONGEST = 200
+
+
+class HubAddress(NamedTuple):
+    """The address of a model.
+
+    Attributes:
+        repository: OWNER/NAME.
+        revision: A branch, a tag or a commit; None for the default branch.
+    """
+
+    repository: str
+    revision: str | None
+
+
+def is_hub(path: object) -> bool:
+    """Return whether a value is an address on the hub."""
+    return isinstance(path, str) and path.startswith(SCHEME)
+
+
+def parse_hub_address(path: str) -> HubAddress:
+    """Return the parts of an address.
+
+    Raises:
+        WrongUsage: It is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION.
+    """
+    match = _ADDRESS.fullmatch(path.removeprefix(SCHEME))
+    if match is None:  # not shown, since it may hold a password
+        raise WrongUsage(
+            f"an address on the Hugging Face hub is {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION"
+        )
+    return HubAddress(match["repository"], match["revision"])
+
+
+def check_hub_client(what: str) -> None:
+    """Check that the hub's client is installed.
+
+    Raises:
+        WrongUsage: It is not.
+    """
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise WrongUsage(f"{what} needs the package huggingface_hub: {install('timm')}") from error
+
+
+@cache
+def download_model(path: str) -> Path:
+    """Download the config and the weights of one commit to the cache of the hub's client. Cached for this process.
+
+    Returns:
+        The folder with both files, named like the commit.
+
+    Raises:
+        WrongUsage: The address is invalid, or the hub's client is not installed.
+        OSError: The files cannot be downloaded.
+    """
+    folder = _download(parse_hub_address(path), CONFIG_FILE).parent
+    _download(HubAddress(parse_hub_address(path).repository, folder.name), WEIGHTS_FILE)
+    return folder
+
+
+def download_weights(path: str) -> Path:
+    """Download the weights, and return the file in the cache of the hub's client. See `download_model`."""
+    return _download(parse_hub_address(path), WEIGHTS_FILE)
+
+
+def cached_model(path: str) -> Path | None:
+    """Return the folder of a model that was downloaded; None if it was not. Makes no request."""
+    check_hub_client(path)
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision = parse_hub_address(path)
+    file = try_to_load_from_cache(repository, CONFIG_FILE, revision=revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def name_with_commit(path: str, folder: Path) -> str:
+    """Return an address with the commit that was downloaded, for messages."""
+    return f"{path} (commit {folder.name[:_SHOWN_COMMIT]})"
+
+
+def _download(address: HubAddress, name: str) -> Path:
+    check_hub_client(SCHEME + address.repository)
+    from huggingface_hub import hf_hub_download
+
+    with hub_errors(f"cannot download {name} of {SCHEME}{address.repository}"):
+        return Path(hf_hub_download(address.repository, name, revision=address.revision))
+
+
+@contextmanager
+def hub_errors(action: str) -> Iterator[None]:
+    """Convert errors of the hub's client into an OSError of one line, and suppress its log lines about retries.
+
+    Args:
+        action: The beginning of the message: what failed.
+    """
+    from huggingface_hub import errors
+    from huggingface_hub.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    except (errors.HTTPError, OSError, RuntimeError) as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of this machine, such as a full disk
+            raise
+        raise OSError(f"{action}: {_reason(error)}") from error
+    finally:
+        logging.set_verbosity(level)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a request failed, and what to do. Headers of the request, which have the token, are not part of it."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refusal(error)
+    if isinstance(error, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE forbids requests, and it is not in the cache"
+    # an error of the client around that of the request
+    cause = error.__cause__
+    if isinstance(cause, errors.HfHubHTTPError):
+        return _refusal(cause)
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{constants.ENDPOINT} cannot be reached, and it is not in the cache"
+    if isinstance(cause, errors.HTTPError):
+        return _reason(cause)
+    message = shown(reason(error)) or type(error).__name__
+    return f"the connection to {constants.ENDPOINT} failed ({message})"
+
+
+def _refusal(error: Any) -> str:
+    """Return why the server has refused a request, for an error of the client with its response."""
+    from huggingface_hub import constants, errors
+
+    status = error.response.status_code
+    if isinstance(error, errors.GatedRepoError):
+        return f"its owner grants access: request it on its page, then log in ({_LOGIN})"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "there is no such revision"
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return "there is no such file, and weights in other formats are not loaded"
+    if status == 401 and isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no such repository, or it is private and no valid token is set ({_LOGIN})"
+    if status == 401:
+        return f"the token is not valid ({_LOGIN})"
+    if status == 403:
+        return f"the token does not allow it ({_LOGIN})"
+    if status == 404:
+        return f"there is no such repository, or the token cannot read it ({_LOGIN})"
+    message = " ".join((error.server_message or "try again later").split())
+    return f"{constants.ENDPOINT} answered with status {status}: {shown(message)[:_LONGEST]}"

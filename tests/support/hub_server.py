@@ -1,0 +1,248 @@
+"""A stand-in for the API of the Hugging Face hub on loopback: repositories, files, tokens and faults."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from finetune.models import hub
+
+TOKEN = "hf_ASecretThatNobodyMaySee"
+_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<action>preupload|commit)/main)?")
+_LFS = re.compile(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
+
+# Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "cut" to
+# send half of the body.
+Fault = Callable[[str, str], str]
+
+
+@dataclass
+class Repository:
+    """A repository with the files of each commit, by the hash of the commit."""
+
+    is_private: bool = False
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        before = [*self.commits.values()][-1] if self.commits else {}
+        oid = hashlib.sha1(b"".join([b"%d" % len(self.commits), *files.values()])).hexdigest()
+        self.commits[oid] = {**before, **files}
+        return oid
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        oid = [*self.commits][-1] if revision == "main" and self.commits else revision
+        return (oid, self.commits[oid]) if oid in self.commits else None
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of the newest commit."""
+        return [*self.commits.values()][-1]
+
+
+class HubServer:
+    """The server.
+
+    Attributes:
+        repositories: By OWNER/NAME.
+        requests: Method, path and token of each request; "" for no token.
+        fault: The fault of each request.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.requests: list[tuple[str, str, str]] = []
+        self.user_agents: set[str] = set()
+        self.fault: Fault = lambda method, path: ""
+        self.objects: dict[str, bytes] = {}
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = -1
+
+            def do_GET(self) -> None:
+                server.answer(self)
+
+            do_HEAD = do_POST = do_PUT = do_GET
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *args: None  # type: ignore[method-assign]
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        body = _body(request)
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        path = request.path.partition("?")[0]
+        self.requests.append((request.command, path, token))
+        self.user_agents.add(request.headers.get("User-Agent", ""))
+        fault = self.fault(request.command, path)
+        headers: dict[str, str] = {}
+        if fault == "unavailable":
+            status = 503
+            content = b""
+        else:
+            status, headers, content = self._respond(request.command, path, token, body)
+        start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", ""))
+        if start and status == 200:
+            status = 206
+            content = content[int(start[1]) :]
+        request.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            request.send_header(name, value)
+        request.end_headers()
+        if request.command == "HEAD":
+            return
+        if fault == "cut":
+            content = content[: len(content) // 2]
+            request.close_connection = True
+        request.wfile.write(content)
+
+    def _respond(
+        self, method: str, path: str, token: str, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        if method == "PUT":  # the address of a storage, which needs no token
+            oid = path.rpartition("/")[2]
+            is_complete = hashlib.sha256(body).hexdigest() == oid
+            self.objects[oid] = body
+            return (200 if is_complete else 400), {}, b""
+        if token not in ("", TOKEN):
+            return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
+        if path == "/api/validate-yaml":
+            return _as_json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            return self._create(json.loads(body), token)
+        match = _FILE.fullmatch(path) or _API.fullmatch(path) or _LFS.fullmatch(path)
+        repository = self.repositories.get(match["repo"]) if match else None
+        if match is None or repository is None or (repository.is_private and not token):
+            status = 404 if token else 401
+            return status, {"X-Error-Code": "RepoNotFound"}, b""
+        if match.re is _FILE:
+            return _file(repository, match["revision"], match["file"])
+        if method == "GET":
+            about = {"id": match["repo"], "private": repository.is_private, "siblings": []}
+            return _as_json({**about, "tags": [], "sha": None})
+        if not token:
+            return 401, {}, b""
+        if match.re is _LFS:
+            return self._lfs(json.loads(body))
+        if match["action"] == "preupload":
+            return _as_json({"files": [_mode(file["path"]) for file in json.loads(body)["files"]]})
+        oid = repository.commit(self._files(body))
+        url = f"{self.address}/{match['repo']}/commit/{oid}"
+        return _as_json({"commitUrl": url, "commitOid": oid, "success": True})
+
+    def _create(self, asked: dict[str, Any], token: str) -> tuple[int, dict[str, str], bytes]:
+        name = f"{asked['organization']}/{asked['name']}"
+        if not token:
+            return 401, {}, b""
+        if asked["organization"] != "owner":
+            return 403, {}, b""
+        url = f"{self.address}/{name}"
+        if name in self.repositories:
+            return _as_json({"url": url}, 409)
+        self.repositories[name] = Repository(asked.get("visibility") == "private")
+        self.repositories[name].commit({".gitattributes": b""})
+        return _as_json({"url": url})
+
+    def _lfs(self, asked: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        objects = [
+            {**each, "actions": {"upload": {"href": f"{self.address}/storage/{each['oid']}"}}}
+            for each in asked["objects"]
+        ]
+        return _as_json({"transfer": "basic", "objects": objects})
+
+    def _files(self, body: bytes) -> dict[str, bytes]:
+        lines = [json.loads(line) for line in body.splitlines()]
+        values = {kind: [line["value"] for line in lines if line["key"] == kind] for kind in KINDS}
+        regular = {value["path"]: base64.b64decode(value["content"]) for value in values["file"]}
+        return regular | {value["path"]: self.objects[value["oid"]] for value in values["lfsFile"]}
+
+
+KINDS = ("file", "lfsFile")
+
+
+def _body(request: BaseHTTPRequestHandler) -> bytes:
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    parts = []
+    while size := int(request.rfile.readline(), 16):
+        parts.append(request.rfile.read(size))
+        request.rfile.readline()
+    request.rfile.readline()
+    return b"".join(parts)
+
+
+def _mode(path: str) -> dict[str, Any]:
+    kind = "lfs" if path.endswith(".safetensors") else "regular"
+    return {"path": path, "uploadMode": kind, "shouldIgnore": False}
+
+
+def _file(repository: Repository, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
+    found = repository.at(revision)
+    if found is None:
+        return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+    oid, files = found
+    if name not in files:
+        return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid}, b""
+    etag = hashlib.sha256(files[name]).hexdigest()
+    return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
+
+
+def _as_json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
+    return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+
+def environment(server: HubServer, folder: Path, token: str = TOKEN) -> dict[str, str]:
+    """Return the environment variables of a new process that uses the server."""
+    return {
+        "HF_ENDPOINT": server.address,
+        "HF_HOME": str(folder),
+        "HF_TOKEN": token,
+        "HF_HUB_DISABLE_XET": "1",  # the server has git LFS only
+    }
+
+
+@contextmanager
+def hub_server(folder: Path) -> Iterator[HubServer]:
+    """Yield a server that the hub's client in this process uses, with an empty cache in a folder and without waits."""
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import _http
+
+    server = HubServer()
+    with pytest.MonkeyPatch.context() as patch:
+        template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "ENDPOINT", server.address)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        without_waits = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+        patch.setattr(_http, "time", without_waits)
+        patch.setattr(file_download, "time", without_waits)
+        patch.setenv("HF_TOKEN", TOKEN)
+        hub.download_model.cache_clear()
+        yield server
+    hub.download_model.cache_clear()
+    server.close()
