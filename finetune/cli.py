@@ -84,6 +84,10 @@ OWN = {
         "finetune.commands.export:export",
         "Write a checkpoint as an ONNX or other file, verified against it",
     ),
+    "push": (
+        "finetune.commands.push:push",
+        "Upload a trained model to the Hugging Face hub, in timm's format",
+    ),
     "report": (
         "finetune.commands.report:report",
         "Write the report of a run: result, classes, mistakes, how to repeat it",
@@ -113,7 +117,7 @@ SECTIONS = {
     "prepare the images": ("check", "review"),
     "train": ("fit", "backbones", "benchmark"),
     "inspect the result": ("report", "compare", "runs", "validate", "test"),
-    "use the model": ("predict", "sheet", "export", "serve"),
+    "use the model": ("predict", "sheet", "export", "push", "serve"),
     "try and verify": ("demo", "parity", "by-hand"),
     "clean up": ("cache",),
 }

@@ -23,9 +23,9 @@ decides which modules a checkpoint may import.
 
 Our own commands: `benchmark` measures a fit, `by_hand` trains in parallel without a framework, `cache` lists and
 removes caches, `list_backbones` lists networks, `check` finds faults of a data set, `export` writes files for other
-programs, `parity` compares ways of using several devices, `report` writes the report of a run or compares several,
-`review` opens a page on which people correct labels, `runs` lists and deletes runs, `serve` answers requests, `sheet`
-draws a contact sheet of predicted images.
+programs, `parity` compares ways of using several devices, `push` uploads a model to the Hugging Face hub, `report`
+writes the report of a run or compares several, `review` opens a page on which people correct labels, `runs` lists and
+deletes runs, `serve` answers requests, `sheet` draws a contact sheet of predicted images.
 
 A new command is a module here and a row in `cli`. It reads flags, calls lower packages and prints.
 """

@@ -16,7 +16,7 @@ from finetune.commands.explicit_settings import flag_settings
 from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
-from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
+from finetune.commands.parsed_line import SWITCHES, ParsedLine, format_line, parse_line
 from finetune.commands.run_places import (
     check_run_address,
     is_run_address,
@@ -104,6 +104,8 @@ def _flag_in_full(
         NotFound: A checkpoint does not exist, although it must.
     """
     full = in_full(command, name)
+    if value is None and full in SWITCHES:
+        value = "true"
     if value and full in PATHS:
         value = os.path.expanduser(value)
     if value and (is_address(value) or _takes_images(command, full)):
@@ -173,6 +175,8 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
             _take_checkpoint(command, line)
         elif full in _IMAGE_OPTIONS:
             _check_images(command, full, line)
+        elif full == "repository":
+            _take_repository(command, line)
         else:
             _take_folder(command, full, line)
     if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
@@ -275,6 +279,17 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
     elif not line.has("config") or command in ("validate", "test", "predict"):
         raise WrongUsage(
             f"finetune {command} needs a checkpoint, or a run's folder: {flag_names(command, 'ckpt_path')}"
+        )
+
+
+def _take_repository(command: str, line: ParsedLine) -> None:
+    if line.positionals:
+        _add_flag(command, line, "repository", line.positionals.pop(0))
+    if line.positionals:
+        raise WrongUsage(f"finetune {command} takes one repository, and no {line.positionals[0]!r}")
+    if not line.has("repository", "config"):
+        raise WrongUsage(
+            f"finetune {command} needs a repository: finetune {command} CKPT OWNER/NAME"
         )
 
 

@@ -81,7 +81,7 @@ def export(
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
         format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone,
-            timm for a folder in timm's layout, of a network of timm.
+            timm for a folder in timm's layout.
         output: The file, or the folder of timm; null for one next to the checkpoint.
         input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
             evaluation does; network_size for one that takes prepared images.
@@ -171,26 +171,51 @@ def _export_timm(
         raise WrongUsage(f"--out {target}: --format timm writes a folder, and this is a file")
     for name in (README, DESCRIPTION, *TIMM_FILES):
         check_target(target / name, "--out")
+    with verified_timm_folder(ckpt_path, checkpoint, verify_on) as (folder, verified):
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        _put_folder_in_place(folder, target)
+    print(
+        f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
+    )
+    print(verified)
+    return target
+
+
+@contextmanager
+def verified_timm_folder(
+    ckpt_path: str,
+    checkpoint: dict[str, Any],
+    verify_on: str | None = None,
+    repository: str = "OWNER/NAME",
+) -> Iterator[tuple[Path, str]]:
+    """Yield a temporary folder in timm's layout that predicts as a checkpoint, and a line about the verification.
+
+    Args:
+        ckpt_path: The checkpoint.
+        checkpoint: Its content.
+        verify_on: See `export`.
+        repository: The repository on the hub, for README.md.
+
+    Raises:
+        WrongUsage: timm's format does not support the checkpoint.
+        ValueError: The folder does not predict as the checkpoint.
+    """
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     check_supported(predictor)
     images, what = _images_to_verify(verify_on)
     prepared = np.stack([predictor.prepare(read()) for read in images])
     with _workplace() as folder:
-        write_timm_folder(predictor, folder)
+        write_timm_folder(predictor, checkpoint, folder)
         agreement = compare_prepared(
             predictor, load_timm_folder(folder, predictor.label_kind), prepared
         )
         _check(agreement, "timm folder", what)
         facts = about(predictor, checkpoint, "timm", "network_size", {"verified": agreement})
         (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-        (folder / README).write_text(readme(predictor, _card(ckpt_path, checkpoint)), "utf-8")
-        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        _put_folder_in_place(folder, target)
-    print(
-        f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
-    )
-    print(_describe(agreement, what, "labels" if predictor.label_kind == "several" else "classes"))
-    return target
+        text = readme(predictor, _card(ckpt_path, checkpoint), repository)
+        (folder / README).write_text(text, "utf-8")
+        answers = "labels" if predictor.label_kind == "several" else "classes"
+        yield folder, _describe(agreement, what, answers)
 
 
 def _put_folder_in_place(folder: Path, target: Path) -> None:

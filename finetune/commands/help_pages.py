@@ -113,6 +113,20 @@ Writes a checkpoint as a file for other programs, after verifying that it predic
         ("the file",),
         has_all=True,
     ),
+    "push": Page(
+        "CKPT OWNER/NAME [options]",
+        f"""\
+Uploads a trained model to the Hugging Face hub in timm's format, with its model card, after verifying that it
+predicts as the checkpoint. The token is that of `hf auth login` or HF_TOKEN. An existing README.md is kept.
+{_CKPT}""",
+        (
+            "finetune push runs/fit/version_0 OWNER/mushrooms --dry_run",
+            "finetune push runs/fit/version_0 OWNER/mushrooms --private",
+            "finetune push best.ckpt OWNER/mushrooms --verify_on photos",
+        ),
+        ("the upload",),
+        has_all=True,
+    ),
     "serve": Page(
         "CKPT [options]",
         f"""\

@@ -86,6 +86,10 @@ not shown: sheet
       predict pictures picture images image files input source
 not shown: export serve
   CKPT, --ckpt_path CKPT
+not shown: push
+  CKPT NAME, --ckpt_path CKPT
+  CKPT NAME, --repository NAME
+      repo repo_id hub_id
 not shown: check review
   FOLDER, --folder FOLDER
 the measurement: benchmark
@@ -111,6 +115,10 @@ the file: export
   --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
   --quantize int8                          a quarter of the size, if it loses at most a point and is faster
   --root FOLDER                            images for int8; by default those of the run
+the upload: push
+  --private                                create a private repository; a public one that exists is refused
+  --dry_run                                write and verify the files, list them, and upload nothing
+  --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
 the address: serve
   --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
   --port N                                 0: any free port [8000]

@@ -1,30 +1,54 @@
-"""Writes a network of timm as a folder in timm's own layout, which `timm.create_model` and the Hugging Face hub read.
+"""Writes a network as a folder in timm's own layout, which `timm.create_model` and the Hugging Face hub read.
 
-The head contains the calibration, so softmax or sigmoid of its logits gives the probabilities of `predict`.
+The head contains the calibration, so softmax or sigmoid of its logits gives the probabilities of `predict`. The
+metadata of the weights has what our own commands need, so that they read the file as an exported one.
 """
 
-import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from finetune.data.transforms import CROP_SHARE, resized_side
+from finetune.inference.export_about import without_scaling
 from finetune.inference.export_check import PredictionFunction
 from finetune.inference.predictor import Predictor
+from finetune.models.hub import CONFIG_FILE, WEIGHTS_FILE
 from finetune.models.stages import head
-from finetune.models.timm_backbones import is_timm
+from finetune.models.timm_backbones import PREFIX, create, is_timm
+from finetune.models.weight_files import EXPORTED
+from finetune.runs.exported_files import licence_of, packed
 from finetune.system.messages import WrongUsage
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
 # Shapes: N images of h x w pixels, K classes or labels.
 
-TIMM_FILES = ("model.safetensors", "config.json")
+TIMM_FILES = (WEIGHTS_FILE, CONFIG_FILE)
 DESCRIPTION = "finetune.json"
 README = "README.md"
+# Networks of torchvision that timm has with the same names of parameters, and the names of both. timm's tag of their
+# published weights is part of the name, since config.json states it.
+_OF_TORCHVISION = {
+    "densenet121": "densenet121.tv_in1k",
+    "densenet161": "densenet161.tv_in1k",
+    "densenet169": "densenet169.tv_in1k",
+    "densenet201": "densenet201.tv_in1k",
+    "resnet18": "resnet18.tv_in1k",
+    "resnet34": "resnet34.tv_in1k",
+    "resnet50": "resnet50.tv_in1k",
+    "resnet101": "resnet101.tv_in1k",
+    "resnet152": "resnet152.tv_in1k",
+    "resnext50_32x4d": "resnext50_32x4d.tv_in1k",
+    "resnext101_32x8d": "resnext101_32x8d.tv_in1k",
+    "resnext101_64x4d": "resnext101_64x4d.tv_in1k",
+    "wide_resnet50_2": "wide_resnet50_2.tv_in1k",
+    "wide_resnet101_2": "wide_resnet101_2.tv_in1k",
+}
 # `data.resize` and the crop_mode of timm
 _CROP_MODES = {"shorter_side": "center", "squash": "squash", "whole": "squash"}
 
@@ -35,8 +59,8 @@ def check_supported(predictor: Predictor) -> None:
     Raises:
         WrongUsage: It does not.
     """
-    if not is_timm(predictor.backbone):
-        reason = f"{predictor.backbone} is not a network of timm"
+    if not is_timm(predictor.backbone) and predictor.backbone not in _OF_TORCHVISION:
+        reason = f"timm has no network with the weights of {predictor.backbone}"
     elif predictor.num_members > 1:
         reason = f"the checkpoint is an ensemble of {predictor.num_members} networks"
     elif predictor.head_stages > 1:
@@ -45,26 +69,49 @@ def check_supported(predictor: Predictor) -> None:
         reason = f"timm has no resize like --data.resize {predictor.preparation['resize']}"
     else:
         return
-    raise WrongUsage(f"--format timm does not support this checkpoint: {reason}")
+    raise WrongUsage(f"timm's format does not support this checkpoint: {reason}")
 
 
-def write_timm_folder(predictor: Predictor, folder: Path) -> None:
-    """Write model.safetensors and config.json.
+def write_timm_folder(predictor: Predictor, checkpoint: Mapping[str, Any], folder: Path) -> None:
+    """Write model.safetensors and config.json. They have no hashes of training images: they may be published.
 
     Args:
         predictor: The checkpoint, on the CPU; see `check_supported`.
+        checkpoint: Its content.
         folder: An existing folder.
+
+    Raises:
+        WrongUsage: timm is not installed.
     """
+    backbone = _timm_backbone(predictor.backbone)
+    network = create(backbone, len(predictor.class_names), predictor.image_size)
+    network.load_state_dict(predictor.model.network.state_dict())
+    _put_calibration_into_head(network, predictor)
     from timm.models import save_for_hf
 
-    network = copy.deepcopy(predictor.model.network).to(memory_format=torch.contiguous_format)
-    _put_calibration_into_head(network, predictor)
     config = {
         "label_names": predictor.class_names,
         "num_classes": len(predictor.class_names),
         "pretrained_cfg": _preparation(predictor),
     }
     save_for_hf(network, str(folder), model_config=config, safe_serialization=True)
+    calibration = without_scaling(predictor.calibration).as_plain()
+    origin = {
+        "calibration": calibration,
+        "licence_of_the_weights": licence_of(checkpoint),
+        "seen": None,
+    }
+    changed = {
+        "hyper_parameters": checkpoint["hyper_parameters"] | {"backbone": backbone},
+        "finetune": checkpoint["finetune"] | origin,
+    }
+    metadata = {"format": "pt", EXPORTED: packed({**checkpoint, **changed})}
+    save_file(network.state_dict(), folder / WEIGHTS_FILE, metadata)
+
+
+def _timm_backbone(backbone: str) -> str:
+    """Return timm's name of a network, with `PREFIX`."""
+    return backbone if is_timm(backbone) else PREFIX + _OF_TORCHVISION[backbone]
 
 
 @torch.no_grad()
@@ -121,12 +168,13 @@ def load_timm_folder(folder: Path, label_kind: str) -> PredictionFunction:
     return probabilities
 
 
-def readme(predictor: Predictor, card: str) -> str:
+def readme(predictor: Predictor, card: str, repository: str = "OWNER/NAME") -> str:
     """Return the text of README.md: the hub's header, how to load the network, and the model card.
 
     Args:
         predictor: The checkpoint.
         card: The model card in Markdown; "" if there is none.
+        repository: The repository on the hub.
     """
     function = "sigmoid()" if predictor.label_kind == "several" else "softmax(dim=1)"
     what = "labels" if predictor.label_kind == "several" else "classes"
@@ -144,7 +192,7 @@ tags:
 import timm
 from PIL import Image
 
-model = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()  # or "local-dir:FOLDER"
+model = timm.create_model("hf-hub:{repository}", pretrained=True).eval()  # or "local-dir:FOLDER"
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 image = Image.open("image.jpg").convert("RGB")
 probabilities = model(transform(image)[None]).{function}

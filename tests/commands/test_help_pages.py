@@ -24,6 +24,7 @@ from finetune.commands.help_pages import PAGES, help_page, options, page
 from finetune.commands.options import OPTIONS
 from finetune.commands.parity import parity
 from finetune.commands.parsed_line import parse_line
+from finetune.commands.push import push
 from finetune.commands.review import review
 from finetune.commands.serve import serve
 from finetune.commands.sheet import sheet
@@ -197,6 +198,7 @@ def test_control_another_default_would_be_noticed():
 @pytest.mark.parametrize(
     ("command", "function"),
     [
+        ("push", push),
         ("sheet", sheet),
         ("export", export),
         ("serve", serve),
@@ -213,7 +215,8 @@ def test_the_defaults_of_our_own_commands(command, function):
         name: parameter.default for name, parameter in signature(function).parameters.items()
     }
     for option in options(command):
-        assert yaml.safe_load(option.default or "") == defaults[option.full]
+        default = option.default or "" if option.value else "false"  # a switch has no value
+        assert yaml.safe_load(default) == defaults[option.full]
 
 
 def test_pages_are_broken_at_the_width_of_a_terminal_only(tmp_path):

@@ -37,6 +37,7 @@ FROZEN = {
     "predict": "batch devices out pictures precision workers",
     "sheet": "out",
     "export": "out",
+    "push": "",
     "serve": "",
     "check": "out size",
     "review": "out",

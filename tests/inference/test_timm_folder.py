@@ -3,8 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+import timm
+import torch
+from torchvision import models
 
-from finetune.inference.timm_folder import check_supported
+from finetune.inference.timm_folder import _OF_TORCHVISION, check_supported
+from finetune.models.stages import batch_norms
 from finetune.system.messages import WrongUsage
 
 SUPPORTED = {
@@ -18,7 +22,8 @@ SUPPORTED = {
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"backbone": "resnet18"}, "resnet18 is not a network of timm"),
+        ({"backbone": "lenet"}, "timm has no network with the weights of lenet"),
+        ({"backbone": "convnext_tiny"}, "timm has no network with the weights of convnext_tiny"),
         ({"num_members": 3}, "the checkpoint is an ensemble of 3 networks"),
         ({"head_stages": 2}, "its head takes the features of 2 stages"),
         ({"preparation": {"resize": "pad"}}, "timm has no resize like --data.resize pad"),
@@ -27,6 +32,41 @@ SUPPORTED = {
 def test_unsupported_checkpoints_are_refused(other, reason):
     check_supported(SimpleNamespace(**SUPPORTED))
     with pytest.raises(
-        WrongUsage, match=f"--format timm does not support this checkpoint: {reason}"
+        WrongUsage, match=f"timm's format does not support this checkpoint: {reason}"
     ):
         check_supported(SimpleNamespace(**SUPPORTED | other))
+
+
+def logits_of_both(name, images):
+    """Return the logits of torchvision's network and of timm's with its weights, each (N, 3)."""
+    torch.manual_seed(0)
+    network = models.get_model(name, weights=None, num_classes=3).eval()
+    for norm in batch_norms(network):
+        norm.running_mean.normal_(0, 0.1)
+        norm.running_var.uniform_(0.5, 2)
+    other = timm.create_model(_OF_TORCHVISION[name], num_classes=3).eval()
+    other.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        return network(images), other(images)
+
+
+LARGE = sorted(_OF_TORCHVISION.keys() - {"resnet18"})
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
+)
+def test_networks_of_torchvision_have_the_same_logits_in_timm(name):
+    images = torch.rand(2, 3, 64, 64)
+    ours, theirs = logits_of_both(name, images)
+    # float32, the same operations in another order
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # control: other images have other logits
+        others = logits_of_both(name, 1 - images)[1]
+    assert not torch.allclose(others, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_no_network_of_timm_takes_the_weights_of_an_unlisted_one():
+    with pytest.raises(RuntimeError, match="Missing key"):
+        network = models.get_model("mobilenet_v2", weights=None, num_classes=3)
+        timm.create_model("mobilenetv2_100", num_classes=3).load_state_dict(network.state_dict())
