@@ -162,7 +162,7 @@ def test_one_progress_bar_at_most(colours, cli, options, bars):
 
 
 def test_steps_end_a_run_as_epochs_do(colours, cli):
-    """Lightning would take an ended epoch for one to go on with, and lose its successor on resume."""
+    """Lightning would treat an ended epoch as unfinished, and skip the next one on resume."""
     trainer = made(colours, "--trainer.max_steps", "3")
     assert trainer.max_steps == 3 and not trainer.fit_loop._iteration_based_training()
     plain = pl.Trainer(max_steps=3, accelerator="cpu", logger=False, enable_checkpointing=False)

@@ -28,7 +28,7 @@ SOUND = {
         *("train/cafe\u0301/1.jpg", "train/tea/1.jpg", "train/té/1.jpg"),
         *("val/café/1.jpg", "val/te\u0301/1.jpg"),
     ],
-    "runs beside classes": [
+    "runs next to classes": [
         "a/1.jpg",
         "b/1.jpg",
         "runs/test/version_0/config.yaml",

@@ -122,7 +122,7 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "Results": {"run": RUN, "is_printed": SETTING},
     "RunFolder": {"run": RUN, "config": SETTING, "parser": DERIVED},
-    "LoggedConfig": {"folder": RUN, "_is_done": "each process tells its loggers once"},
+    "LoggedConfig": {"folder": RUN, "_is_done": "each process writes to its loggers once"},
     "Noise": {"_layers": DERIVED, "_is_checked": "checked once in each process"},
     "FuseBatchNorm": {},
     "StopAtOnce": {},

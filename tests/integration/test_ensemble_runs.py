@@ -224,7 +224,7 @@ def test_images_are_not_checked_with_several(folder, colours, cli, option):
 
 @pytest.fixture
 def resume(folder, colours, cli, tmp_path) -> Callable[..., Path]:
-    """Goes on in a copy of the run, whose folder it returns."""
+    """Return a function that resumes a copy of the run and returns its folder."""
     shutil.copytree(folder / "runs", tmp_path / "runs")
 
     def act(*more: Any) -> Path:

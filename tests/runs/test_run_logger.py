@@ -120,7 +120,7 @@ def test_a_logger_that_fails_says_so_once_and_stops_nothing(caplog):
 
 
 class Kept(RunLogger):
-    """Keeps what it is given."""
+    """Stores all that is logged."""
 
     name = version = None
 

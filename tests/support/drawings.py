@@ -22,7 +22,7 @@ def drawing(seed: int, width: int = 300, height: int = 220) -> Image.Image:
 
 
 def facts_of(grey: np.ndarray, **changes) -> Facts:
-    """Facts of sound square images whose grey copies (N, S, S) are given; all else is the same for all."""
+    """Return facts of readable square images with these grey copies (N, S, S); everything else is equal."""
     num = len(grey)
     facts = {
         "errors": [""] * num,

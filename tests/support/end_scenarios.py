@@ -452,14 +452,14 @@ def wrong(s: Scenario, codes: list[int | None], left: list[str], text: str) -> l
         found += [f"said: {errors}"] * (len(errors) >= num_processes)
     elif s.failure != "main_killed" and expected:
         at_least = 1 if s.screen == "file" else 0
-        found += [f"{len(errors)} errors told"] * (not at_least <= len(errors) <= num_processes)
+        found += [f"{len(errors)} errors printed"] * (not at_least <= len(errors) <= num_processes)
     return found
 
 
 def run_all(
     chosen: list[Scenario], out: Path, control: Scenario | None = None, jobs: int = 2
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the results of scenarios, and that of the control, which waits for its deadline beside them."""
+    """Return the results of scenarios, and that of the control, which waits for its deadline meanwhile."""
     waiting = list(chosen)
     running = [Run(control, out, as_it_was)] if control else []
     found: dict[str, list[dict[str, Any]]] = {"results": [], "control": []}

@@ -140,7 +140,7 @@ def load(folder: Path, name: str, rank: int) -> Any:
 def pipelined(
     task: Task, schedule: str, num_micro_batches: int, loss: Callable = F.cross_entropy
 ) -> dict[str, Any]:
-    """Train over all processes, each of which is given only what it needs."""
+    """Train over all processes, each of which gets only what it needs."""
     network, batches, lr = copy.deepcopy(task)
     rank, k = dist.get_rank(), dist.get_world_size()
     parts = partition(layers(network), k)

@@ -178,7 +178,7 @@ MUTATIONS = [
         "tests/runs/test_predictions.py",
     ),
     Mutation(
-        "a resumed run goes on where it was",
+        "a resumed run continues where it stopped",
         "data/datamodule.py",
         "return epochs.processed, batches.processed if is_inside_epoch else 0",
         "return epochs.processed, 0",
@@ -255,7 +255,7 @@ MUTATIONS = [
         "tests/integration/test_cli.py -k 'predict or prepared or preprocessing'",
     ),
     Mutation(
-        "the head learns at ten times the rate",
+        "the head trains at ten times the rate",
         "training/param_groups.py",
         'multipliers["head"] = head_lr_multiplier',
         'multipliers["head"] = 1.0',
@@ -444,7 +444,7 @@ MUTATIONS = [
         "tests/training/test_interpolation.py",
     ),
     Mutation(
-        "another optimizer learns at its usual rate",
+        "another optimizer trains at its usual rate",
         "commands/dependent_defaults.py",
         "    optimizer.init_args.lr = usual[name]\n",
         "",
@@ -577,7 +577,7 @@ MUTATIONS = [
         "tests/commands/test_trust.py -k 'untrusted or way'",
     ),
     Mutation(
-        "the networks of an ensemble learn as each would alone",
+        "the networks of an ensemble train as each would alone",
         "training/classifier.py",
         'return loss * self.hparams["members"]',
         "return loss",

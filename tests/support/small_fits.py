@@ -46,7 +46,7 @@ def scramble(path: Path) -> None:
 
 
 def write_checkpoints(folder: Path, colours: Path, backbone: str, image_size: int) -> Path:
-    """Write a checkpoint, and the same whose probabilities have a temperature, and which tells any images apart."""
+    """Write plain.ckpt, and calibrated.ckpt with a temperature and with weights that separate any two images."""
     images = data(colours, resize="squash", image_size=image_size)
     torch.manual_seed(0)
     fit(Classifier(images.class_names, backbone, weights=None), images).save_checkpoint(

@@ -20,7 +20,7 @@ from finetune.training.logit_histogram import (
 def drawn(
     seed: int, num: int, num_classes: int = 8, margin: float = 2.0, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits and labels of images that a network of this margin tells apart."""
+    """Return logits and labels of images that a network separates by this margin."""
     rng = np.random.default_rng(seed)
     share = rng.uniform(0.02, 0.5, num_classes)
     labels = (rng.random((num, num_classes)) < share).astype(np.float32)
