@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import compress
 
 import numpy as np
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import DecodeError, decode, read_header
+from finetune.data.fetching import map_files
 from finetune.data.storage import open_file
 
 log = logging.getLogger(__name__)
@@ -22,7 +24,8 @@ def warn_of_dark_samples(paths: Sequence[str]) -> None:
     `decode` does not guess the depth, because a single image may be dark. A complete data set hardly is.
     """
     chosen = np.linspace(0, len(paths) - 1, min(_NUM_LOOKED_AT, len(paths))).astype(int)
-    deep = [path for path in (paths[int(i)] for i in chosen) if has_16_bits(path)]
+    looked_at = [paths[i] for i in chosen.tolist()]
+    deep = list(compress(looked_at, map_files(has_16_bits, looked_at)))
     largest = []
     for path in deep:
         with suppress(DecodeError):  # reported when the image is read

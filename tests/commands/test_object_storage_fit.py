@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
 
 
 UNTESTED = ("--test_after_fit", "false")
+NO_CACHE = ("--data.cache_limit_gb", 0)  # another test of this folder may have left one
 
 
 def weights(run: str) -> dict[str, torch.Tensor]:
@@ -60,6 +62,38 @@ def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_wor
     server.put("set/train/red/00.png", Path(colours, "train/red/01.png").read_bytes())
     other = fit(cli, f"{server.address}/set", "changed", *options)
     assert not are_equal(local, other)  # the control
+
+
+class Overlap:
+    """Delays each request by some milliseconds, and counts those during which no other request waited."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.num_alone = 0
+        self._waiting: dict[int, bool] = {}  # whether each has been alone so far
+        self._lock = threading.Lock()
+
+    def __call__(self, method: str, path: str) -> str:
+        with self._lock:
+            number = self.num
+            self.num += 1
+            self._waiting = dict.fromkeys(self._waiting, False)
+            self._waiting[number] = len(self._waiting) == 0
+        time.sleep(0.01)
+        with self._lock:
+            self.num_alone += self._waiting.pop(number)
+        return ""
+
+
+@pytest.mark.parametrize("num_ahead", [fetching._NUM_AHEAD, pytest.param(0, id="control")])
+def test_requests_are_sent_ahead_also_before_the_first_step(server, cli, monkeypatch, num_ahead):
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", num_ahead)
+    overlap = Overlap()
+    server.fault = overlap
+    fit(cli, f"{server.address}/set", "there", *NO_CACHE, *UNTESTED, "--trainer.max_steps", 1)
+    assert overlap.num > 150
+    share = overlap.num_alone / overlap.num
+    assert share > 0.5 if num_ahead == 0 else share < 0.1
 
 
 @pytest.mark.slow
@@ -197,9 +231,6 @@ def test_a_local_folder_needs_no_obstore(colours):
     code += f"assert is_local({str(colours)!r}) and kind_of({str(colours)!r}) == 'folder'; "
     code += "sys.exit('obstore' in sys.modules or 'finetune.data.object_storage' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-NO_CACHE = ["--data.cache_limit_gb", 0]  # another test of this folder may have left one
 
 
 class Faults:

@@ -5,6 +5,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from finetune.data.addresses import StorageError
+from finetune.data.fetching import map_files
 from finetune.data.storage import open_file, read_pieces
 
 _PIECE = 4096  # bytes from the middle, which differ between nearly all photographs
@@ -33,25 +35,30 @@ def equal_files(
         s for s in np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1) if is_wanted(s)
     ]
     for digest in (_read_middle, _hash_content):
-        sets = [
-            equal
-            for members in sets
-            for equal in _group_by_digest(paths, members, digest)
-            if is_wanted(equal)
-        ]
+        sets = [equal for equal in _divide(paths, sets, digest) if is_wanted(equal)]
     return sorted(sorted(members.tolist()) for members in sets)
 
 
-def _group_by_digest(
-    paths: Sequence[str], members: np.ndarray, digest: Callable[[str], bytes]
+def _divide(
+    paths: Sequence[str], sets: Sequence[np.ndarray], digest: Callable[[str], bytes]
 ) -> Iterable[np.ndarray]:
-    by_digest: dict[bytes, list[int]] = {}
-    for i in members.tolist():
+    """Divide each set of files by their digests. All files are read in one go, since requests are sent ahead."""
+
+    def digest_or_none(path: str) -> bytes | None:
         try:
-            by_digest.setdefault(digest(paths[i]), []).append(i)
+            return digest(path)
+        except StorageError:
+            raise
         except (OSError, ValueError):  # reported when the image is read
-            continue
-    return map(np.array, by_digest.values())
+            return None
+
+    files = [(number, i) for number, members in enumerate(sets) for i in members.tolist()]
+    digests = map_files(digest_or_none, (paths[i] for _, i in files))
+    equal: dict[tuple[int, bytes], list[int]] = {}
+    for (number, i), of_file in zip(files, digests, strict=True):
+        if of_file is not None:
+            equal.setdefault((number, of_file), []).append(i)
+    return map(np.array, equal.values())
 
 
 def _read_middle(path: str) -> bytes:

@@ -16,6 +16,7 @@ from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import begins_like_image
+from finetune.data.fetching import map_files
 from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.samples import Samples
 from finetune.data.storage import concatenate_stats, kind_of, read_pieces
@@ -97,10 +98,9 @@ def first_look(
     sizes[lost] = 0  # dangling links count as empty files
     files = np.flatnonzero(sizes >= 0)
     looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
-    broken = np.union1d(
-        files[sizes[files] == 0], [i for i in looked_at.tolist() if not _is_image(paths[i])]
-    )
-    broken = broken.astype(int)
+    are_images = map_files(_is_image, (paths[i] for i in looked_at.tolist()))
+    is_image = np.fromiter(are_images, bool, len(looked_at))
+    broken = np.union1d(files[sizes[files] == 0], looked_at[~is_image])
     notes = [
         "the file is empty" if sizes[i] == 0 else "it does not begin like an image file"
         for i in broken
