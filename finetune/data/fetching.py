@@ -16,8 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from finetune.data.storage import is_local, storage_of
 
-_NUM_THREADS = 64  # requests at a time; each waits for the network most of its time
-_NUM_AHEAD = 128  # files that are fetched ahead, at least one group
+_NUM_THREADS = 128  # requests at a time; each waits for the network most of its time
+_NUM_AHEAD = 256  # files that are fetched ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
 
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
@@ -108,31 +108,31 @@ def fetch_ahead(
     num_files = 0
     num_bytes = 0
     source = iter(groups)
-    is_done = False
-    try:
-        while True:
-            while not is_done and (
-                not waiting or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD)
-            ):
-                try:
-                    group = next(source)
-                except StopIteration:
-                    is_done = True
-                    break
-                files = {path: n for path, n in files_of(group).items() if not is_local(path)}
-                size = sum(files.values())
-                futures = {path: _submit(partial(_content, path)) for path in files}
-                waiting.append(_Waiting(group, futures, size))
-                num_files += max(1, len(futures))
-                num_bytes += size
-            if not waiting:
+
+    def fill() -> None:
+        nonlocal num_files, num_bytes
+        while not waiting or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD):
+            try:
+                group = next(source)
+            except StopIteration:
                 return
+            files = {path: n for path, n in files_of(group).items() if not is_local(path)}
+            size = sum(files.values())
+            futures = {path: _submit(partial(_content, path)) for path in files}
+            waiting.append(_Waiting(group, futures, size))
+            num_files += max(1, len(futures))
+            num_bytes += size
+
+    try:
+        fill()
+        while waiting:
             first = waiting.popleft()
+            num_files -= max(1, len(first.futures))
+            num_bytes -= first.num_bytes
+            fill()  # before the wait: a group may be as large as all that is fetched ahead
             contents = {
                 path: _result(future, while_waiting) for path, future in first.futures.items()
             }
-            num_files -= max(1, len(first.futures))
-            num_bytes -= first.num_bytes
             first.futures.clear()
             yield Fetched(first.group, contents)
     finally:

@@ -210,6 +210,22 @@ def test_a_blocked_signal_ends_a_long_wait_for_the_next_images(server, monkeypat
         flag.restore()
 
 
+def test_one_more_batch_is_fetched_ahead_however_large_it_is(server, monkeypatch):
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", 1)
+    folder = f"{server.address}/set/train/red"
+    refresh(folder)
+    fetched = fetch_ahead(
+        range(4), lambda i: {f"{folder}/{2 * i + j:02d}.png": 0 for j in range(2)}
+    )
+    assert len(next(fetched).contents) == 2
+    deadline = time.monotonic() + 10
+    while server.requests["GET"] < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert server.requests["GET"] == 4  # and no third batch
+    assert [len(batch.contents) for batch in fetched] == [2, 2, 2]
+
+
 def test_a_replaced_object_is_noticed_by_its_e_tag(server):
     path = f"{server.address}/new/x/a.png"
     server.put("new/x/a.png", b"123")
