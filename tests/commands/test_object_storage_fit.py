@@ -115,21 +115,74 @@ def test_a_run_continues_and_uses_the_cache(server, colours, cli, monkeypatch):
     assert num_requests[1] < num_requests[0] - 90  # the images of train and val are not read again
 
 
-@pytest.mark.slow
-def test_two_processes_train_the_weights_of_the_folder_on_a_disk(
-    server, colours, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    options = [*QUICKEST, "--devices", "2", "--workers", "1"]
-    done = finetune("fit", colours, *options, "--name", "local", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    # as torchrun starts them: one that is forked from another could not use its storage
+def fit_on_processes(place: str, world_size: int, folder: Path, *more: object) -> None:
+    """Fit images there in several processes, as torchrun starts them: one forked from another has no storage."""
     port = _free_port()
-    place = f"{server.address}/set"
-    command = ["fit", place, *options, "--name", "there"]
-    ranks = [start(*command, cwd=tmp_path, **rank_environment(rank, 2, port)) for rank in range(2)]
+    command = ["fit", place, *QUICKEST, "--devices", world_size, "--name", "there", *more]
+    ranks = [
+        start(*command, cwd=folder, **rank_environment(rank, world_size, port))
+        for rank in range(world_size)
+    ]
     for rank in ranks:
         assert rank.wait() == 0, rank.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_processes_train_the_weights_of_the_folder_on_a_disk(
+    server, colours, tmp_path, monkeypatch, world_size
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["--workers", 1]
+    local = [*QUICKEST, "--devices", world_size, *options, "--name", "local"]
+    done = finetune("fit", colours, *local, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    fit_on_processes(f"{server.address}/set", world_size, tmp_path, *options)
+    assert are_equal(weights("local"), weights("there"))
+
+
+class Outage:
+    """Stops the server at one of its requests, for some seconds."""
+
+    def __init__(self, server: ObjectServer, number: int, seconds: float) -> None:
+        self.server = server
+        self.left = number
+        self.seconds = seconds
+        self.num_before = 0
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, method: str, path: str) -> str:
+        self.left -= 1
+        if self.left == 0:
+            self.num_before = self.server.requests.total()
+            self.threads.append(threading.Thread(target=self._restart))
+            self.threads[0].start()
+        return "cut" if self.left <= 0 else ""
+
+    def _restart(self) -> None:
+        self.server.stop()
+        time.sleep(self.seconds)
+        self.server.start()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_run_survives_ten_seconds_without_the_server(
+    server, colours, tmp_path, monkeypatch, world_size
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["--trainer.max_epochs", 6, "--workers", 0, *NO_CACHE, *UNTESTED]
+    local = [*QUICKEST, "--devices", world_size, "--name", "local", *options]
+    done = finetune("fit", colours, *local, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    server.delay = 0.01
+    outage = Outage(server, 450, seconds=10)
+    server.fault = outage
+    begin = time.monotonic()
+    fit_on_processes(f"{server.address}/set", world_size, tmp_path, *options)
+    assert time.monotonic() - begin > 10
+    outage.threads[0].join()
+    assert server.requests.total() > outage.num_before + 50
     assert are_equal(weights("local"), weights("there"))
 
 
