@@ -1,12 +1,17 @@
 """Compares the settings of a command that resumes a run with the run's config.yaml.
 
-Some settings must not change. For some others the values in the checkpoint hold.
+Some settings must not change. Others keep the values in the checkpoint.
+
+A key is a setting with the groups of config.yaml, such as `data.init_args.root`. A flag is the same setting on the
+command line, `data.root`.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
 
 # With other values training sees the images in another order.
 _ORDER = ("seed_everything", "data.batch_size")
@@ -110,74 +115,123 @@ def compare_settings(
     """
     old = {**_EARLIER, **dict(_flatten(before or now))}
     new = {**_EARLIER, **dict(_flatten(now))}
-    # Arguments that only one of two classes has are skipped: the names of the classes differ already.
-    differing = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
-    differing = [key for key in differing if old.get(key) != new.get(key)]
+    differing = _differing(old, new)
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
+    _check_fixed(values, old)
+    order = {
+        flag: pair
+        for flag, pair in values.items()
+        if flag in _ORDER or (has_other_images and flag in _IMAGE_SETTINGS)
+    }
+    _check_order(order, has_other_images, allow)
+    # WarmupCosine takes its shape and length from the command, not from the checkpoint.
+    has_warmup_cosine = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
+    from_checkpoint = {
+        key: old[key]
+        for key in differing
+        if _flag(key).startswith(_DECIDED_BY_CHECKPOINT)
+        and not (has_warmup_cosine and key.startswith("model.scheduler."))
+    }
+    restored = {_flag(key): values[_flag(key)] for key in from_checkpoint}
+    changed = {
+        flag: pair
+        for flag, pair in values.items()
+        if flag not in restored and (flag in order or not flag.startswith(_WITHOUT_EFFECT))
+    }
+    if is_finished:
+        _check_not_trained_otherwise(changed, order)
+        # nothing is trained, so only settings of the test have an effect
+        changed = {
+            flag: pair for flag, pair in changed.items() if flag in _OF_TEST or flag in order
+        }
+    messages = [f"changed: {_in_words(changed)}"] if changed else []
+    if has_warmup_cosine and not changed.keys().isdisjoint(_LENGTH):
+        messages.append(
+            "the learning rate continues at the current step of a WarmupCosine of the new length"
+        )
+    messages += [
+        f"{flag} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
+        for flag, (a, b) in restored.items()
+    ]
+    return "; ".join(messages), from_checkpoint
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the settings that differ.
+
+    Arguments that only one of two classes has are skipped: the names of the classes differ already.
+    """
+    common = [key for key in {**old, **new} if key in _FIXED or (key in old and key in new)]
+    return [key for key in common if old.get(key) != new.get(key)]
+
+
+def _check_fixed(values: Mapping[str, Pair], old: Mapping[str, Any]) -> None:
+    """Check that no setting differs with which the state of optimizer or scheduler would not fit.
+
+    Args:
+        values: The settings that differ.
+        old: All settings of the run.
+
+    Raises:
+        ValueError: One does.
+    """
     is_one = old.get("model.members") == 1  # an ensemble cannot give its weights to a new run
     hint = "may start from its weights: --model.weights LAST.CKPT" if is_one else "begins"
-    if fixed := {key: value for key, value in values.items() if key in _FIXED}:
+    if fixed := {flag: pair for flag, pair in values.items() if flag in _FIXED}:
         raise ValueError(
             f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
         )
-    longer = {key: value for key, value in values.items() if key in _LENGTH and _is_longer(*value)}
+    longer = {flag: pair for flag, pair in values.items() if flag in _LENGTH and _is_longer(*pair)}
+    is_one_cycle = str(old.get("model.scheduler.class_path")).endswith("OneCycleLR")
     own_length = [
         old.get(f"model.scheduler.init_args.{name}") for name in ("total_steps", "epochs")
     ]
-    if (
-        longer
-        and str(old.get("model.scheduler.class_path")).endswith("OneCycleLR")
-        and not any(own_length)
-    ):
+    if longer and is_one_cycle and not any(own_length):
         raise ValueError(
             f"the run cannot continue with {_in_words(longer)}, since OneCycleLR has the length of the first command: "
             f"leave that as it was; a new run {hint} without --resume"
         )
-    order = {
-        k: v
-        for k, v in values.items()
-        if k in _ORDER or (has_other_images and k in _IMAGE_SETTINGS)
-    }
+
+
+def _check_order(order: Mapping[str, Pair], has_other_images: bool, allow: bool) -> None:
+    """Check that training sees the images in the order in which the run began, unless another one is allowed.
+
+    Args:
+        order: The differing settings that decide the order.
+        has_other_images: Whether the training images differ.
+        allow: Whether the order may change.
+
+    Raises:
+        ValueError: The order changes.
+    """
     if (order or has_other_images) and not allow:
         what = _in_words(order) if order else "other training images"
         raise ValueError(
             f"the run would train in another order with {what}: keep the old value, begin a new run without "
             "--resume, or continue with --allow_changes true"
         )
-    # WarmupCosine takes its shape and length from the command, not from the checkpoint.
-    is_shape = str(new.get("model.scheduler.class_path")).endswith("WarmupCosine")
-    from_checkpoint = {
-        key: old[key]
-        for key in differing
-        if _flag(key).startswith(_DECIDED_BY_CHECKPOINT)
-        and not (is_shape and key.startswith("model.scheduler."))
-    }
-    stay = {_flag(key): values[_flag(key)] for key in from_checkpoint}
-    changed = {
-        k: v
-        for k, v in values.items()
-        if k not in stay and (k in order or not k.startswith(_WITHOUT_EFFECT))
-    }
+
+
+def _check_not_trained_otherwise(changed: Mapping[str, Pair], order: Mapping[str, Pair]) -> None:
+    """Check that the command of a finished run has the settings of data and model with which it was trained.
+
+    Args:
+        changed: The settings that differ and have an effect.
+        order: Those of them that decide the order of images, which were allowed to change.
+
+    Raises:
+        ValueError: One differs.
+    """
     of_the_model = {
-        k: v for k, v in changed.items() if k.startswith(("data.", "model.")) and k not in order
+        flag: pair
+        for flag, pair in changed.items()
+        if flag.startswith(("data.", "model.")) and flag not in order
     }
-    if is_finished and of_the_model:
+    if of_the_model:
         raise ValueError(
             f"the run is finished, and was not trained with {_in_words(of_the_model)}: leave that as it was, or begin "
             "a new run without --resume"
         )
-    if is_finished:  # nothing is trained, so only settings of the test have an effect
-        changed = {key: value for key, value in changed.items() if key in _OF_TEST or key in order}
-    messages = [f"changed: {_in_words(changed)}"] if changed else []
-    if is_shape and not changed.keys().isdisjoint(_LENGTH):
-        messages.append(
-            "the learning rate continues at the current step of a WarmupCosine of the new length"
-        )
-    messages += [
-        f"{key} stays {json.dumps(a)}, not {json.dumps(b)}, since the checkpoint decides"
-        for key, (a, b) in stay.items()
-    ]
-    return "; ".join(messages), from_checkpoint
 
 
 def _is_longer(old: float | None, new: float | None) -> bool:
@@ -202,7 +256,7 @@ def _flag(key: str) -> str:
     return key.replace(".init_args.", ".")
 
 
-def _in_words(values: Mapping[str, tuple[Any, Any]]) -> str:
+def _in_words(values: Mapping[str, Pair]) -> str:
     return ", ".join(
         f"{key} {json.dumps(new)} (was {json.dumps(old)})" for key, (old, new) in values.items()
     )
