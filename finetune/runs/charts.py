@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Placeholder colours in the drawing and the page's variables for them: text, grid lines, then the lines in order.
-_STANDING_IN = {
+_PLACEHOLDERS = {
     "#010101": "--ink",
     "#020202": "--line",
     "#030303": "--accent",
@@ -30,8 +30,8 @@ _STANDING_IN = {
     "#050505": "--good",
     **{f"#{10 + i:02d}{10 + i:02d}{10 + i:02d}": f"--series-{i}" for i in range(4, 11)},
 }
-_INK, _LINE, *_DRAWN = _STANDING_IN
-_STYLE: Any = {
+_INK, _LINE, *_LINE_COLORS = _PLACEHOLDERS
+_RC_PARAMS: Any = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
     "svg.hashsalt": "finetune",  # the same chart is the same text
     "font.family": "sans-serif",
@@ -50,13 +50,14 @@ _STYLE: Any = {
     "ytick.color": _INK,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
-    "axes.prop_cycle": f"cycler('color', {_DRAWN})",
+    "axes.prop_cycle": f"cycler('color', {_LINE_COLORS})",
 }
 # By matplotlib's name, and as the dashes of an SVG line, in widths of the line.
-_STYLES = {"-": "", "--": "3.7 1.6", ":": "1 1.65", "-.": "6.4 1.6 1 1.6"}
-# inches: of a chart, and of a row of the legend below it
-_HEIGHT = 2.8
-_ROW = 0.21
+_DASHES = {"-": "", "--": "3.7 1.6", ":": "1 1.65", "-.": "6.4 1.6 1 1.6"}
+# inches: width and height of a line chart and of a reliability chart, height of a row of the legend below a chart
+_LINE_CHART = (4.4, 2.8)
+_RELIABILITY_CHART = (3.8, 3.6)
+_LEGEND_ROW = 0.21
 _LONGEST = 36  # letters of a legend: more would leave the chart no room
 
 # Shapes: N points of a line.
@@ -82,7 +83,9 @@ def curves(
         is_log: Whether the y axis is logarithmic.
         has_legend: Whether several lines have a legend, below the axes; else the page has one of `line_sample`.
     """
-    with _chart(about) as (axes, made):
+    with _page_style():
+        figure = _new_figure(_LINE_CHART)
+        axes = figure.add_subplot()
         for i, (name, (places, values)) in enumerate(lines.items()):
             color, style = _look_of(i)
             axes.plot(
@@ -111,19 +114,17 @@ def curves(
             )
         if len(lines) > 1 and has_legend:
             rows = math.ceil(len(lines) / 2)
-            figure = axes.get_figure(root=True)
-            assert figure is not None
-            figure.set_figheight(_HEIGHT + _ROW * rows)
+            figure.set_figheight(_LINE_CHART[1] + _LEGEND_ROW * rows)
             figure.legend(loc="outside lower left", ncols=2)  # inside it would cover lines
-    return made[0]
+        return _as_element(figure, about)
 
 
 def line_sample(i: int) -> str:
     """Return a piece of line `i` of a chart as SVG, for a legend elsewhere on the page."""
     color, style = _look_of(i)
-    dashes = " ".join(f"{2 * float(length):g}" for length in _STYLES[style].split())
+    dashes = " ".join(f"{2 * float(length):g}" for length in _DASHES[style].split())
     line = (
-        f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_STANDING_IN[color]})" stroke-width="2"'
+        f'<line x1="0" y1="5" x2="28" y2="5" stroke="var({_PLACEHOLDERS[color]})" stroke-width="2"'
     )
     return (
         f'<svg width="28" height="10" aria-hidden="true">{line} stroke-dasharray="{dashes}"/></svg>'
@@ -132,8 +133,8 @@ def line_sample(i: int) -> str:
 
 def _look_of(i: int) -> tuple[str, str]:
     """Return colour and style of line `i`: neighbours differ in both, and the first forty in one of them."""
-    styles = list(_STYLES)
-    return _DRAWN[i % len(_DRAWN)], styles[(i + i // 20) % len(styles)]
+    styles = list(_DASHES)
+    return _LINE_COLORS[i % len(_LINE_COLORS)], styles[(i + i // 20) % len(styles)]
 
 
 def reliability_chart(
@@ -150,14 +151,14 @@ def reliability_chart(
         lowest: The lowest confidence that is possible.
         names: Names of the axes.
     """
-    with _chart(about, square=True) as (axes, made):
+    with _page_style():
+        figure = _new_figure(_RELIABILITY_CHART)
+        axes = figure.add_subplot()
         _draw_reliability(axes, bins, lowest)
         axes.set(xlabel=names[0], ylabel=names[1])
         if len(bins) > 1:
-            figure = axes.get_figure(root=True)
-            assert figure is not None
             figure.legend(loc="outside lower left", ncols=2)
-    return made[0]
+        return _as_element(figure, about)
 
 
 def reliability_panels(
@@ -173,7 +174,8 @@ def reliability_panels(
         names: Names of the axes.
     """
     num_rows = math.ceil(len(panels) / 2)
-    with _figure(about, (3.8, 0.6 + 1.7 * num_rows)) as (figure, made):
+    with _page_style():
+        figure = _new_figure((3.8, 0.6 + 1.7 * num_rows))
         grid = figure.subplots(num_rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, (label, bins) in zip(grid, panels.items(), strict=False):
             _draw_reliability(axes, bins, 0.0, markersize=3.5)
@@ -187,7 +189,7 @@ def reliability_panels(
         lines, labels = grid[0].get_legend_handles_labels()
         if len(lines) > 1:
             figure.legend(lines, labels, loc="outside lower left", ncols=2)
-    return made[0]
+        return _as_element(figure, about)
 
 
 def _draw_reliability(
@@ -221,7 +223,7 @@ def _shortened(name: str, length: int) -> str:
 
 
 def _write_numbers(axis: Any) -> None:
-    """Write plain numbers on a logarithmic axis. matplotlib would write formulas, which `_STYLE` disables."""
+    """Write plain numbers on a logarithmic axis. matplotlib would write formulas, which `_RC_PARAMS` disables."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
@@ -233,49 +235,51 @@ def _write_numbers(axis: Any) -> None:
 
 
 @contextmanager
-def _chart(about: str, square: bool = False) -> Iterator[tuple["Axes", list[str]]]:
-    with _figure(about, (3.8, 3.6) if square else (4.4, _HEIGHT)) as (figure, made):
-        yield figure.add_subplot(), made
-
-
-@contextmanager
-def _figure(about: str, size: tuple[float, float]) -> Iterator[tuple["Figure", list[str]]]:
-    """Yield a figure to draw on, and a list that has its SVG element afterwards.
-
-    Args:
-        about: The chart in a sentence.
-        size: Width and height in inches.
-    """
+def _page_style() -> Iterator[None]:
+    """Draw with the colours and fonts of a page within the context."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     name = "MPLCONFIGDIR"
     before = os.environ.get(name)
     # matplotlib caches a list of fonts. Our cache is used because the user's folder may be read-only.
     os.environ.setdefault(name, str(cache_dir() / "matplotlib"))
     try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # this import makes the list
     finally:  # subprocesses get the user's value
         if before is None:
             os.environ.pop(name, None)  # another thread may have removed it
 
-    made: list[str] = []
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        yield figure, made
-        content = io.StringIO()
-        nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        with warnings.catch_warnings():
-            # the page's fonts have these glyphs
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(content, format="svg", transparent=True, metadata=nothing)
-    made.append(_inline(content.getvalue(), about))
+    with matplotlib.rc_context(_RC_PARAMS):
+        yield
+
+
+def _new_figure(size: tuple[float, float]) -> "Figure":
+    """Return a figure to draw on; `size` is its width and height in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _as_element(figure: "Figure", about: str) -> str:
+    """Return a figure as an SVG element of a page. Call it within `_page_style`, which also decides how it is written.
+
+    Args:
+        figure: The finished drawing.
+        about: The chart in a sentence.
+    """
+    content = io.StringIO()
+    nothing: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with warnings.catch_warnings():
+        # the page's fonts have these glyphs
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(content, format="svg", transparent=True, metadata=nothing)
+    return _inline(content.getvalue(), about)
 
 
 def _inline(svg: str, about: str) -> str:
     """Return an SVG document as an element of a page: with a label, scalable, in the page's colours."""
     svg = svg[svg.index("<svg") :]
-    for standing_in, variable in _STANDING_IN.items():
-        svg = svg.replace(standing_in, f"var({variable})")
+    for placeholder, variable in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var({variable})")
     # these styles would apply to the whole page
     svg = re.sub(r"<(metadata|defs)>\s*<(style|rdf).*?</\1>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*|(?<=px) 'DejaVu Sans'[^;\"]*", "font-family: inherit", svg)
