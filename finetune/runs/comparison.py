@@ -15,7 +15,7 @@ from finetune.runs.headline import data_set, headline, network
 from finetune.runs.highlights import ImageViewer, ReportImage, report_images, report_label_images
 from finetune.runs.outcome import METRICS
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import interval, mcnemar, percent
+from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 
@@ -116,7 +116,7 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
     """
     pair = paired(*runs) if len(runs) == 2 else None
     names = _names(runs)
-    sentence = _sentence(names, pair) if pair is not None else _of_many(names, runs)
+    sentence = _sentence(names, pair) if pair is not None else _sentence_of_many(names, runs)
     differing: list[tuple[str, str, list[ReportImage]]] = []
     if isinstance(pair, Pair) and viewer is not None and (answers := _tested(runs[0])) is not None:
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
@@ -131,7 +131,7 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
             answer=_answer(names, runs, pair),
             sentence=sentence,
             facts=list(_facts(runs)),
-            rows=list(_rows(runs)),
+            rows=list(_metrics_and_settings(runs)),
             is_wide=len(runs) > _MOST_COLUMNS,
             names=names,
             samples=[line_sample(i) for i in range(len(runs))],
@@ -168,19 +168,16 @@ def _answer(
             return f"{abs(points):.1f} points", f"difference in {metric}, not significant"
         better = names[0] if points > 0 else names[1]
         return f"{abs(points):.1f} points", f"more {metric} with {better}"
-    tested = [
-        (found, name)
-        for run, name in zip(runs, names, strict=True)
-        if (found := headline(run)).split == "test" and found.num
-    ]
-    if not tested or len({found.metric for found, _ in tested}) > 1:
+    results = [(headline(run), name) for run, name in zip(runs, names, strict=True)]
+    tested = [(result, name) for result, name in results if result.split == "test" and result.num]
+    if not tested or len({result.metric for result, _ in tested}) > 1:
         return None
     best, name = max(tested, key=lambda row: row[0].share)
     return best.value, f"highest test {best.metric}, {name}"
 
 
 def _facts(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-    """Yield a few facts about all runs."""
+    """Yield the names and values of facts for the head of the page."""
     days = sorted(run.date[:10] for run in runs)
     yield "trained", days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     networks = dict.fromkeys(filter(None, map(network, runs)))
@@ -242,7 +239,7 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
     return f"They cannot be compared image by image: {pair}."
 
 
-def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
+def _sentence_of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     sentence = f"{len(names)} runs. Two runs alone are also compared image by image."
     tested = {
         name: {*_places(run)}
@@ -255,7 +252,8 @@ def _of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     return sentence
 
 
-def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
+def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of the table: a metric, or a setting that differs, and its value for each run."""
     have_labels = [run.has_labels for run in runs]
     if not all(have_labels):
         yield "test accuracy", ["" if run.has_labels else _accuracy(run) for run in runs]
@@ -282,27 +280,23 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _accuracy(run: RunRecord) -> str:
-    num, right = _counts(run)
-    return f"{percent(right / num)} ({interval(right, num)})" if num else "not tested"
-
-
-def _counts(run: RunRecord) -> tuple[int, int]:
-    """Return the number of test images, and of those that are predicted correctly."""
-    matrix: list[list[int]] = run.result.get("confusion_matrix") or []
-    return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
+    num_right, num = num_right_of(run.result.get("confusion_matrix") or [])
+    return f"{percent(num_right / num)} ({interval(num_right, num)})" if num else "not tested"
 
 
 def _mean_precision(run: RunRecord) -> str:
-    found = headline(run)
-    is_tested = found.split == "test" and found.metric == "mAP"
-    return f"{found.value} ({found.interval})" if is_tested else "not tested"
+    result = headline(run)
+    is_tested = result.split == "test" and result.metric == "mAP"
+    return f"{result.value} ({result.interval})" if is_tested else "not tested"
 
 
 def _charts(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
     for what in ("val/accuracy", "val/mAP", "val/loss", "train/loss_epoch"):
-        found = [(name, run.line(what)) for name, run in zip(names, runs, strict=True)]
-        lines: dict[str, Any] = dict(found)  # one without points keeps its colour
-        if drawn := [name for name, line in found if line[0]]:
+        # A line without points stays, so that each run has the same colour in all charts.
+        lines: dict[str, Any] = {
+            name: run.line(what) for name, run in zip(names, runs, strict=True)
+        }
+        if drawn := [name for name, line in lines.items() if line[0]]:
             about = (
                 what.removesuffix("_epoch")
                 .replace("val/", "validation ")

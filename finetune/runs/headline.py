@@ -7,7 +7,7 @@ import numpy as np
 
 from finetune.runs.outcome import approximate_interval, mean_precision_interval, mean_precision_text
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import accuracy_line, interval, percent, wilson
+from finetune.runs.statistics import accuracy_line, interval, num_right_of, percent, wilson
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ def headline(run: RunRecord) -> Headline:
         return _of_labels(run)
     matrix = run.result.get("confusion_matrix")
     if matrix:
-        num = sum(map(sum, matrix))
-        num_correct = sum(row[i] for i, row in enumerate(matrix))
+        num_correct, num = num_right_of(matrix)
         largest = max(range(len(matrix)), key=lambda i: sum(matrix[i]))
         baseline = sum(matrix[largest]) / max(1, num)
         name = run.result["class_names"][largest]

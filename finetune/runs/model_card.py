@@ -6,7 +6,7 @@ from finetune.runs.headline import headline, network
 from finetune.runs.licence import licence
 from finetune.runs.outcome import label_rows, num_in_split
 from finetune.runs.record import RunRecord
-from finetune.runs.statistics import interval, percent
+from finetune.runs.statistics import interval, num_right_of, percent
 
 
 def weights_and_licence(run: RunRecord) -> str:
@@ -73,8 +73,7 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
     matrix = run.result.get("confusion_matrix")
     if not matrix:
         return ["No test images: nothing was measured on held-out images."]
-    num = sum(map(sum, matrix))
-    right = sum(row[i] for i, row in enumerate(matrix))
+    num_right, num = num_right_of(matrix)
     rows = [
         f"{num} test images of {run.about.get('root', 'the data set')}.",
         "",
@@ -82,7 +81,7 @@ def _measured(run: RunRecord, names: list[str]) -> list[str]:
     ]
     rows += [
         "| --- | --- | --- |",
-        f"| all (accuracy) | {percent(right / max(1, num))} | {interval(right, num)} |",
+        f"| all (accuracy) | {percent(num_right / max(1, num))} | {interval(num_right, num)} |",
     ]
     for i, (name, row) in enumerate(zip(names, matrix, strict=True)):
         share = percent(row[i] / sum(row)) if sum(row) else "none"

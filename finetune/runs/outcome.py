@@ -1,13 +1,14 @@
 """The result of an evaluation in a line and, for several labels an image, in a row for each label, with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from finetune.data.batch_limits import num_within
 from finetune.runs.best_epoch import num_trials_of_labels
-from finetune.runs.statistics import outcome, percent, wilson
+from finetune.runs.statistics import accuracy_line, num_right_of, percent, wilson
 
 # Shapes: K labels.
 
@@ -87,7 +88,7 @@ def outcome_line(result: Mapping[str, Any], split: str = "test") -> str:
     """
     name = "test" if split == "test" else "validation"
     if result.get("confusion_matrix"):
-        return outcome(result["confusion_matrix"], name)
+        return accuracy_line(*num_right_of(result["confusion_matrix"]), name)
     if not result.get("label_counts") or result.get(f"{split}/mAP") is None:
         return ""
     counts: Sequence[Any] = result["label_counts"]
@@ -101,6 +102,18 @@ def num_in_split(about: Mapping[str, Any], split: str) -> int:
     """Return the number of images of a split from the content of about.json; 0 if it is unknown."""
     facts = about.get("splits", {}).get(split, {})
     return int(facts.get("num_images", sum(facts.get("counts", {}).values())))
+
+
+def num_validated(about: Mapping[str, Any], setting: Callable[..., Any]) -> int:
+    """Return the number of images of each validation of a fit; 0 if it is unknown.
+
+    Args:
+        about: The content of about.json.
+        setting: Returns a value of config.yaml by its keys; None if it is not there.
+    """
+    limit = setting("trainer", "overfit_batches") or setting("trainer", "limit_val_batches")
+    batch_size = setting("data", "init_args", "batch_size") or 1
+    return num_within(limit, num_in_split(about, "val"), batch_size)
 
 
 def label_trials(about: Mapping[str, Any], num_images: int) -> float:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import yaml
 
-from finetune.data.batch_limits import num_within
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
 from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
@@ -23,7 +22,7 @@ from finetune.runs.outcome import (
     approximate_interval,
     label_trials,
     mean_precision_text,
-    num_in_split,
+    num_validated,
 )
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
 from finetune.runs.statistics import accuracy_line
@@ -104,11 +103,7 @@ class RunRecord:
     @property
     def num_validated(self) -> int:
         """Number of images of each validation."""
-        num = num_in_split(self.about, "val")
-        limit = self.setting("trainer", "overfit_batches") or self.setting(
-            "trainer", "limit_val_batches"
-        )
-        return num_within(limit, num, self.setting("data", "init_args", "batch_size") or 1)
+        return num_validated(self.about, self.setting)
 
     @property
     def num_trials(self) -> float:

@@ -35,11 +35,13 @@ def runs_of(root: str | Path, command: str = "fit") -> list[Path]:
     dated = []
     latest = 0.0
     for folder in sorted(numbered, key=lambda folder: int(folder.name.removeprefix("version_"))):
-        latest = max(latest, began(folder))
+        latest = max(latest, start_time(folder))
         number = int(folder.name.removeprefix("version_"))
         dated.append((latest, number, folder))
     # A copy of a numbered run has the same start time. The original counts as newer.
-    dated += [(began(folder), -1, folder) for folder in folders if not is_numbered(folder.name)]
+    dated += [
+        (start_time(folder), -1, folder) for folder in folders if not is_numbered(folder.name)
+    ]
     return [folder for *_, folder in sorted(dated)]
 
 
@@ -73,7 +75,7 @@ def is_run_folder(path: Path) -> bool:
     return (path / "config.yaml").is_file() and bool(read_about(path))
 
 
-def began(run: Path) -> float:
+def start_time(run: Path) -> float:
     """Return when a run began, in seconds since 1970. If about.json lacks it, that is the time of its oldest file."""
     try:
         return datetime.datetime.fromisoformat(read_about(run)["began"]).timestamp()

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from finetune.data.batch_limits import num_within
 from finetune.data.data_place import place_of
 from finetune.runs.best_epoch import MONITORS, chosen_epoch
 from finetune.runs.fold_record import has_folds
@@ -21,12 +20,12 @@ from finetune.runs.outcome import (
     approximate_interval,
     label_trials,
     mean_precision_interval,
-    num_in_split,
+    num_validated,
 )
 from finetune.runs.run_lock import is_held
-from finetune.runs.run_search import began, find_runs
+from finetune.runs.run_search import find_runs, start_time
 from finetune.runs.side_files import are_seconds, is_about, read_side_file
-from finetune.runs.statistics import wilson
+from finetune.runs.statistics import num_right_of, wilson
 from finetune.system.messages import reason
 
 # The states of a run.
@@ -173,7 +172,7 @@ def read_row(run: Path) -> RunRow:
     return RunRow(
         folder=str(run),
         state=_state(files),
-        began=began(run),
+        began=start_time(run),
         data=str(root or ""),
         network=str(files.setting("model", "backbone") or ""),
         epochs=files.num_epochs(),
@@ -257,9 +256,8 @@ def _measured(files: _SideFiles) -> _Measured:
     matrix = files.result.get("confusion_matrix")
     try:
         if matrix:
-            num = sum(map(sum, matrix))
-            right = sum(row[i] for i, row in enumerate(matrix))
-            return _Measured(right / max(1, num), num, wilson(right, num), "test")
+            num_right, num = num_right_of(matrix)
+            return _Measured(num_right / max(1, num), num, wilson(num_right, num), "test")
         if files.result.get("label_counts"):
             return _tested_labels(files.result)
         return _validated(files)
@@ -281,11 +279,7 @@ def _validated(files: _SideFiles) -> _Measured:
     has_labels = bool(rows) and MONITORS["several"] in rows[0]
     monitor = MONITORS["several" if has_labels else "single"]
     values = [float(row[monitor]) for row in rows if row.get(monitor)]
-    limit = files.setting("trainer", "overfit_batches") or files.setting(
-        "trainer", "limit_val_batches"
-    )
-    batch_size = files.setting("data", "init_args", "batch_size") or 1
-    num_images = num_within(limit, num_in_split(files.about, "val"), batch_size)
+    num_images = num_validated(files.about, files.setting)
     if not values or not num_images:
         return _Measured()
 

@@ -35,11 +35,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def outcome(confusion: Sequence[Sequence[int]], split: str) -> str:
-    """Return a line with the accuracy on a split and its interval. Rows of `confusion` are the true classes."""
-    num = sum(map(sum, confusion))
+def num_right_of(confusion: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Return the number of images that are predicted correctly, and of all images.
+
+    Args:
+        confusion: The confusion matrix, (K, K). Rows are the true classes.
+    """
     num_right = sum(row[i] for i, row in enumerate(confusion))
-    return accuracy_line(num_right, num, split)
+    return num_right, sum(map(sum, confusion))
 
 
 def accuracy_line(num_right: int, num: int, split: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune.runs.run_checkpoint import run_of
-from finetune.runs.run_search import began, find_runs, is_run_folder, now, runs_of
+from finetune.runs.run_search import find_runs, is_run_folder, now, runs_of, start_time
 
 
 def write(folder: Path, began: str = "", **about: object) -> Path:
@@ -39,9 +39,11 @@ def test_a_run_of_an_earlier_version_began_with_its_oldest_file(tmp_path):
     run = write(tmp_path / "run")
     for name, seconds in (("about.json", 2000), ("config.yaml", 1000), ("checkpoints", 3000)):
         os.utime(run / name, (seconds, seconds))
-    assert began(run) == 1000
+    assert start_time(run) == 1000
     write(tmp_path / "other", now())
-    assert began(tmp_path / "other") == pytest.approx(os.stat(tmp_path / "other").st_mtime, abs=60)
+    assert start_time(tmp_path / "other") == pytest.approx(
+        os.stat(tmp_path / "other").st_mtime, abs=60
+    )
 
 
 def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):

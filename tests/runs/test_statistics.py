@@ -7,11 +7,12 @@ from sklearn.metrics import precision_recall_curve
 
 from finetune.runs import statistics
 from finetune.runs.statistics import (
+    accuracy_line,
     coverage,
     interval,
     mcnemar,
     num_reliability_bins,
-    outcome,
+    num_right_of,
     percent,
     reliability,
     unscaled,
@@ -69,9 +70,11 @@ def test_the_most_confident_are_answered_first():
 
 def test_words_for_shares():
     assert percent(0.8524) == "85.2 %" and interval(0, 0) == "0.0–100.0 %"
-    reported = outcome([[1_000, 20], [11, 300]], "test")
+    reported = accuracy_line(*num_right_of([[1_000, 20], [11, 300]]), "test")
     assert reported == "test accuracy 97.7 % (1,300 of 1,331; 95 % interval 96.7–98.4 %)"
-    assert outcome([[0, 0], [0, 0]], "val").startswith("val accuracy 0.0 % (0 of 0; ")
+    assert accuracy_line(*num_right_of([[0, 0], [0, 0]]), "val").startswith(
+        "val accuracy 0.0 % (0 of 0; "
+    )
 
 
 def test_before_a_temperature():
