@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,15 @@ from finetune.data.corrected_samples import label_set_name
 from finetune.data.datasets.listing import Listing
 from finetune.runs.answers import Answers, LabelAnswers
 
-_TWO_CLASSES, _DOUBTFUL, _LEAK, _UNREADABLE, _OTHERS = range(5)
+
+class _Tier(IntEnum):
+    """Parts of a review, in order."""
+
+    CONTRADICTION = 0  # copies with different labels
+    DOUBTFUL = 1  # other images or a run suggest other labels
+    LEAK = 2  # copies in several splits
+    UNREADABLE = 3
+    OTHERS = 4
 
 
 @dataclass(frozen=True)
@@ -86,15 +95,16 @@ def order_images(listing: Listing, evidence: Evidence) -> Order:
     images, and all others.
     """
     num = len(listing.paths)
-    tiers = np.full(num, _OTHERS)
+    tiers = np.full(num, _Tier.OTHERS)
+    # order within a tier: by the probability of the labels, copies by the number of their set
     keys = _probability_of_labels(evidence, num)
     reasons: dict[int, str] = {}
     names = listing.class_names
     for i in _images_in_doubt(evidence):
-        tiers[i] = _DOUBTFUL
+        tiers[i] = _Tier.DOUBTFUL
         reasons[i] = _reason_of_doubt(i, evidence, names)
     for i, error in evidence.errors.items():
-        tiers[i] = _UNREADABLE
+        tiers[i] = _Tier.UNREADABLE
         reasons[i] = f"cannot be decoded: {error}"
     label_sets = evidence.label_sets()
     for number, members in enumerate(evidence.copies):
@@ -102,13 +112,13 @@ def order_images(listing: Listing, evidence: Evidence) -> Order:
         splits = {int(listing.split_of[i]) for i in members}
         for i in members:
             if len(example) > 1:
-                tiers[i] = _TWO_CLASSES
+                tiers[i] = _Tier.CONTRADICTION
                 others = [example[k] for k in sorted(example) if k != label_sets[i]]
                 texts = [evidence.names_of(j, names) for j in others]
                 reasons[i] = f"the same image is also in {', '.join(texts)}"
                 keys[i] = number
-            elif len(splits) > 1 and tiers[i] != _DOUBTFUL:
-                tiers[i] = _LEAK
+            elif len(splits) > 1 and tiers[i] != _Tier.DOUBTFUL:
+                tiers[i] = _Tier.LEAK
                 of_others = [listing.splits[k] for k in sorted(splits - {int(listing.split_of[i])})]
                 reasons[i] = f"the same image is also in the {', '.join(of_others)} split"
                 keys[i] = number
@@ -141,6 +151,7 @@ def _probability_of_labels(evidence: Evidence, num: int) -> NDArray[np.float64]:
 
 
 def _images_in_doubt(evidence: Evidence) -> list[int]:
+    """Return the images for which the other images or a run suggest other labels."""
     in_doubt: NDArray[np.bool_] = np.zeros(len(evidence.labels), bool)
     agreement = _agreement(evidence)
     if agreement is not None and evidence.has_several:
@@ -152,6 +163,7 @@ def _images_in_doubt(evidence: Evidence) -> list[int]:
 
 
 def _reason_of_doubt(i: int, evidence: Evidence, names: Sequence[str]) -> str:
+    """Return which labels the other images and a run suggest for image i."""
     parts = []
     if evidence.probabilities is not None:
         suggested = _suggested(evidence.probabilities[i], evidence.labels[i], names)
@@ -200,7 +212,9 @@ def find_mistakes(
 def find_label_mistakes(
     answers: LabelAnswers, index_of: Mapping[str, int], labels: NDArray[np.uint8]
 ) -> dict[int, tuple[str, float]]:
-    """Return the same of images with several labels, with the probability of the least probable statement.
+    """Return the images with several labels that a run has predicted wrongly.
+
+    The values are the predicted labels, and the lowest probability that a label of the image, or its absence, is right.
 
     Args:
         answers: The predictions of the run for its test images.

@@ -1,6 +1,7 @@
-"""Looks for doubtful labels in a thread, while the page is open: by copies, and by out-of-fold probabilities.
+"""Collects evidence of doubtful labels in a thread, while the page is open: copies, and out-of-fold probabilities.
 
-Images are read once. When people have corrected labels, the probabilities are computed again with these labels.
+Images are read once (`RankingJob.inspect`). When people have corrected labels, only the probabilities are computed
+again, with these labels (`RankingJob.rank`).
 """
 
 import threading
@@ -60,7 +61,7 @@ class LabelsNow(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The result.
+    """The result of a ranking.
 
     Attributes:
         evidence: What is known about the labels, without the mistakes of a run.
@@ -74,7 +75,7 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What the pixels of N images tell. It does not depend on their labels.
+    """What is computed from the pixels of N images. It does not depend on their labels.
 
     Attributes:
         copies: Pairs of images that show the same photograph.
@@ -92,7 +93,7 @@ class ImageFacts:
 
 
 class _Stopped(Exception):
-    pass
+    """Ends the job between two images after `RankingJob.stop`."""
 
 
 class RankingJob(threading.Thread):
@@ -104,6 +105,11 @@ class RankingJob(threading.Thread):
         network: The network; None to look for copies only.
         on_ready: Called in the thread with each result.
         outdated: Set by others when the result is outdated.
+
+    Attributes:
+        done: Number of steps so far: an image that was read, or whose features were computed.
+        total: Number of all steps, at most.
+        error: Why the job has ended early; "" if it has not.
     """
 
     def __init__(
@@ -150,24 +156,24 @@ class RankingJob(threading.Thread):
                 self._ranked_by = now
         except _Stopped:
             return
-        except (
-            Exception
-        ) as error:  # of any decoder or network: the page then works without a ranking
+        except Exception as error:  # of any decoder or network: the page works without a ranking
             self.error = reason(error) or type(error).__name__
 
     def _until_stopped(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield the items, but raise `_Stopped` after `stop`."""
         for item in items:
             if self.stopping.is_set():
                 raise _Stopped
             yield item
 
     def _counted(self, items: Iterable[_T]) -> Iterator[_T]:
+        """Yield the items until the job is stopped, and count them in `done`."""
         for item in self._until_stopped(items):
             yield item
             self.done += 1
 
     def inspect(self) -> ImageFacts:
-        """Read all images."""
+        """Read all images: find copies and unreadable files, and compute features if there is a network."""
         paths = self.listing.paths
         num = len(paths)
         is_kept = self.labels_now().is_kept
@@ -200,12 +206,13 @@ class RankingJob(threading.Thread):
         return ImageFacts(copies, errors, measured, coordinates, unit)
 
     def _ranked(self, facts: ImageFacts, now: LabelsNow) -> Ranked:
+        """Return the evidence with these labels. Excluded images are no part of it."""
         sets = connected(facts.copies, len(self.listing.paths))
-        kept = [[i for i in members if now.is_kept[i]] for members in sets]
+        remaining = [[i for i in members if now.is_kept[i]] for members in sets]
         evidence = Evidence(
             now.labels,
             self._probabilities(facts, now),
-            copies=[members for members in kept if len(members) > 1],
+            copies=[members for members in remaining if len(members) > 1],
             errors={i: error for i, error in facts.errors.items() if now.is_kept[i]},
         )
         return Ranked(evidence, facts.features)
@@ -228,15 +235,17 @@ class RankingJob(threading.Thread):
         for members in connected(facts.copies, num):
             groups[members] = members[0]
         num_classes = len(self.listing.class_names)
-        found = np.full((num, num_classes), np.nan)
-        found[chosen] = out_of_fold(
+        probabilities = np.full((num, num_classes), np.nan)
+        probabilities[chosen] = out_of_fold(
             facts.coordinates[rows], labels, groups[chosen], num_classes, self._until_stopped
         )
         if labels.ndim == 2:
-            found[:, ~learnable_labels(labels, groups[chosen])] = np.nan
+            probabilities[:, ~learnable_labels(labels, groups[chosen])] = np.nan
         else:
-            found[chosen[~learnable_classes(labels, groups[chosen], num_classes)[labels]]] = np.nan
-        return found
+            probabilities[
+                chosen[~learnable_classes(labels, groups[chosen], num_classes)[labels]]
+            ] = np.nan
+        return probabilities
 
 
 def _unit(

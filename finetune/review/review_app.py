@@ -26,8 +26,9 @@ from finetune.system.messages import reason
 _MAX_BODY = 2**16  # bytes
 _MAX_DRAINED = 2**26  # bytes of a larger body that are read before it is refused
 _SECONDS_TO_DRAIN = 5.0
-_FRESH = {"Cache-Control": "no-store"}
-_KEPT = {"Cache-Control": "private, max-age=3600"}
+_MOST_DECODERS = 4  # since decoding a malicious image may take 2.5 GB
+_NOT_CACHED = {"Cache-Control": "no-store"}
+_CACHED = {"Cache-Control": "private, max-age=3600"}
 _ACTIONS = ("change", "exclude", "right", "none")
 
 
@@ -48,13 +49,13 @@ class Routes:
         self._decoders: anyio.CapacityLimiter | None = None
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers=_FRESH)
+        return HTMLResponse(self._page, headers=_NOT_CACHED)
 
     async def state(self, request: Request) -> Response:
         try:
             state = await run_in_threadpool(self.session.state)
         except (OSError, ValueError) as error:
-            return _not_read(error)
+            return _unreadable(error)
         progress = {
             "is_ready": self.session.version > 0,
             "done": self.job.done,
@@ -62,7 +63,7 @@ class Routes:
             "error": self.job.error,
             "has_network": self.job.network is not None,
         }
-        return JSONResponse({**state, "ranking": progress}, headers=_FRESH)
+        return JSONResponse({**state, "ranking": progress}, headers=_NOT_CACHED)
 
     async def item(self, request: Request) -> Response:
         try:
@@ -70,24 +71,24 @@ class Routes:
         except IndexError:
             return Refused(404, "there is no such image").response()
         except (OSError, ValueError) as error:
-            return _not_read(error)
-        return JSONResponse(item, headers=_FRESH)
+            return _unreadable(error)
+        return JSONResponse(item, headers=_NOT_CACHED)
 
     async def image(self, request: Request) -> Response:
         index = request.path_params["index"]
-        side = request.path_params["side"]
-        if side not in SIDES or not 0 <= index < len(self.session.images):
+        size = request.path_params["size"]
+        if size not in SIDES or not 0 <= index < len(self.session.images):
             return Refused(404, "there is no such image").response()
-        if self._decoders is None:  # decoding a malicious image may take 2.5 GB
-            self._decoders = anyio.CapacityLimiter(min(num_cores(), 4))
+        if self._decoders is None:  # it can only be made inside the event loop
+            self._decoders = anyio.CapacityLimiter(min(num_cores(), _MOST_DECODERS))
         content = await anyio.to_thread.run_sync(
-            partial(self.previews.get, index, side), limiter=self._decoders
+            partial(self.previews.get, index, size), limiter=self._decoders
         )
         if content is None:
             return Refused(
                 410, "the image cannot be read: it is damaged, or no longer exists"
             ).response()
-        return Response(content, media_type=TYPE, headers=_KEPT)
+        return Response(content, media_type=TYPE, headers=_CACHED)
 
     async def decide(self, request: Request) -> Response:
         try:
@@ -103,10 +104,10 @@ class Routes:
             return Refused(409, message).response()
         except (OSError, ValueError) as error:
             return Refused(507, f"not saved: {reason(error)}").response()
-        return JSONResponse(answer, headers=_FRESH)
+        return JSONResponse(answer, headers=_NOT_CACHED)
 
 
-def _not_read(error: Exception) -> Response:
+def _unreadable(error: Exception) -> Response:
     """Return the answer if the file of corrections cannot be read, for example after an edit by hand."""
     return Refused(503, f"cannot read the decisions: {reason(error)}").response()
 
@@ -131,7 +132,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """Return the arguments of `ReviewSession.decide`.
+    """Return the arguments of `ReviewSession.decide` that the JSON body of a request has.
 
     Raises:
         Refused: The body is not a decision.
@@ -177,7 +178,7 @@ def make_review_app(session: ReviewSession, job: RankingJob, token: str, title: 
         Route("/", routes.page),
         Route("/state", routes.state),
         Route("/item/{index:int}", routes.item),
-        Route("/image/{index:int}/{side}", routes.image),
+        Route("/image/{index:int}/{size}", routes.image),
         Route("/decide", routes.decide, methods=["POST"]),
     ]
     return Starlette(

@@ -32,12 +32,13 @@ from finetune.system.messages import shown
 NUM_NEIGHBOURS = 6
 DECISIONS_TO_RANK = 20  # new decisions after which the labels are ranked again
 _NUM_SUGGESTIONS = 9
+_NO_NEIGHBOUR = -2.0  # below any cosine similarity
 Action = Literal["change", "exclude", "right", "none"]
-NO_LINE = 0
+NO_LINE = 0  # lines are counted from 1
 
 
 class Decision(NamedTuple):
-    """The last decision about an image.
+    """The latest decision about an image.
 
     Attributes:
         action: What was decided: other labels, exclusion, or that the labels are right. `none` if nothing is decided.
@@ -82,11 +83,11 @@ class ReviewSession:
         self.mistakes = mistakes
         self.version = 0  # of the order
         self.outdated = threading.Event()
-        self._number = {composed(name): k for k, name in enumerate(images.class_names)}
+        self._index_of_class = {composed(name): k for k, name in enumerate(images.class_names)}
         self._lock = threading.RLock()
         self._lines = file.lines
-        self._num_taken = 0
-        self._num_ranked = 0  # lines that the last ranking knew
+        self._num_read = 0  # lines of the file that `_decisions` includes
+        self._num_ranked = 0  # those that the last ranking knew
         self._decisions: dict[int, Decision] = {}
         self._is_decided = np.zeros(len(images), bool)  # by index
         self._is_shown = np.zeros(len(images), bool)  # by index
@@ -99,7 +100,7 @@ class ReviewSession:
     def labels_now(self) -> LabelsNow:
         """Return the labels by the decisions so far."""
         with self._lock:
-            self._num_ranked = self._num_taken
+            self._num_ranked = self._num_read
             labels = self.images.targets.labels.copy()
             is_kept = np.ones(len(labels), bool)
             for i, decision in self._decisions.items():
@@ -124,6 +125,7 @@ class ReviewSession:
             self.version += 1
 
     def _put_order(self, order: Order) -> None:
+        """Set the order, and what is derived from it."""
         self.order = order
         self._position_of = np.empty(len(order.images), np.int64)
         self._position_of[order.images] = np.arange(len(order.images))
@@ -132,22 +134,23 @@ class ReviewSession:
     def _sync(self) -> None:
         """Read the decisions that other processes have made."""
         self.file.refresh()
-        self._take_lines()
+        self._read_lines()
 
-    def _take_lines(self) -> None:
+    def _read_lines(self) -> None:
+        """Add the decisions in new lines of the file. If they are many, mark the ranking as outdated."""
         lines = self.file.lines
         if lines is not self._lines:  # the file has been replaced
             self._decisions = {}
             self._is_decided[:] = False
-            self._num_taken = 0
-        for number, line in enumerate(lines[self._num_taken :], self._num_taken + 1):
+            self._num_read = 0
+        for number, line in enumerate(lines[self._num_read :], self._num_read + 1):
             i = self.images.index_of.get(composed(line.path))
             if i is not None:
                 self._decisions[i] = self._parse(i, line.now, number)
                 self._is_decided[i] = self._decisions[i].action != "none"
         self._lines = lines
-        self._num_taken = len(lines)
-        if abs(self._num_taken - self._num_ranked) >= DECISIONS_TO_RANK:
+        self._num_read = len(lines)
+        if abs(self._num_read - self._num_ranked) >= DECISIONS_TO_RANK:
             self.outdated.set()
 
     def _parse(self, i: int, now: str, line: int) -> Decision:
@@ -155,7 +158,7 @@ class ReviewSession:
         if now == EXCLUDED:
             return Decision("exclude", line=line)
         names = split_labels(now) if self.images.has_several else (composed(now),)
-        numbers = [self._number.get(name) for name in names]
+        numbers = [self._index_of_class.get(name) for name in names]
         # withdrawn, or with a class of an earlier state of the data set
         if now == WITHDRAWN or None in numbers:
             return Decision(line=line)
@@ -253,18 +256,23 @@ class ReviewSession:
         """
         with self._lock:
             self._check(index)
-            now = self._now(index, action, labels)
+            now = self._text_of_decision(index, action, labels)
             self._sync()
             if self._decisions.get(index, Decision()).line != line:
                 raise Conflict
             was = self._text(self.images.labels(index))
             when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             self.file.append(Correction(self.images.names[index], was, now, self.by, when))
-            self._take_lines()
+            self._read_lines()
             self._is_shown[index] = True
             return {"item": self._item(index), "counts": self._counts()}
 
-    def _now(self, index: int, action: Action, labels: Sequence[int] | None) -> str:
+    def _text_of_decision(self, index: int, action: Action, labels: Sequence[int] | None) -> str:
+        """Return a decision as the column `now` of the file has it; `_parse` reads it.
+
+        Raises:
+            IndexError: There is no such label, or not the number of labels that an image has.
+        """
         if action == "exclude":
             return EXCLUDED
         if action == "none":
@@ -289,8 +297,8 @@ class ReviewSession:
         if not is_open.any():
             return None
         after = is_open[position + 1 :]
-        found = position + 1 + int(after.argmax()) if after.any() else int(is_open.argmax())
-        return int(self.order.images[found])
+        following = position + 1 + int(after.argmax()) if after.any() else int(is_open.argmax())
+        return int(self.order.images[following])
 
     def _suggestions(self, i: int) -> list[dict[str, Any]]:
         """Return the most probable classes of an image; without probabilities, those of its neighbours.
@@ -310,24 +318,29 @@ class ReviewSession:
         order = dict.fromkeys(
             [*first, *probable.tolist(), *near, *range(len(self.images.class_names))]
         )
+        chosen = list(order)[:_NUM_SUGGESTIONS]
+        rounded = [
+            None if np.isnan(probability[k]) else round(float(probability[k]), 4) for k in chosen
+        ]
         return [
-            {"class": k, "probability": None if np.isnan(p) else round(p, 4)}
-            for k in list(order)[:_NUM_SUGGESTIONS]
-            for p in [float(probability[k])]
+            {"class": k, "probability": value} for k, value in zip(chosen, rounded, strict=True)
         ]
 
     def _neighbours(self, i: int) -> Sequence[int]:
+        """Return the images with the most similar features, the most similar first; none without features."""
         features = None if self._ranked is None else self._ranked.features
         if features is None or not self._has_features[i]:
             return []
-        alike = features @ features[i]
-        alike[i] = -2
-        alike[~self._has_features] = -2
-        num = min(NUM_NEIGHBOURS, len(alike) - 1)
-        nearest = np.argpartition(-alike, num - 1)[:num] if num > 0 else np.zeros(0, np.int64)
-        return [int(j) for j in nearest[np.argsort(-alike[nearest])] if alike[j] > -2]
+        similarity = features @ features[i]
+        similarity[i] = _NO_NEIGHBOUR
+        similarity[~self._has_features] = _NO_NEIGHBOUR
+        num = min(NUM_NEIGHBOURS, len(similarity) - 1)
+        nearest = np.argpartition(-similarity, num - 1)[:num] if num > 0 else np.zeros(0, np.int64)
+        ordered = nearest[np.argsort(-similarity[nearest])]
+        return [int(j) for j in ordered if similarity[j] > _NO_NEIGHBOUR]
 
     def _labels_by_decision(self, j: int) -> list[int]:
+        """Return the labels of an image as people have corrected them."""
         decision = self._decisions.get(j, Decision())
         return list(decision.labels) if decision.action == "change" else self.images.labels(j)
 

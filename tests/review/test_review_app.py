@@ -173,4 +173,4 @@ def test_previews_in_memory_are_bounded_and_images_are_decoded_when_asked_for(
     for i in range(20):
         previews.get(i, "small")
     assert previews._num_bytes <= max(sum(sizes[:2]), max(sizes) * 2)
-    assert previews._num_bytes == sum(map(len, previews._kept.values()))
+    assert previews._num_bytes == sum(map(len, previews._cached.values()))
