@@ -5,7 +5,7 @@ The folder:
 - `run_checkpoint` accepts a run's folder in the place of its best checkpoint.
 - `run_search` finds the folders of runs. `run_table` reads a row for each run from its small files.
 - `local_copies`, `run_upload` and `run_download` keep a run in object storage.
-- `removal` deletes a run, or only what resuming needs (`checkpoint_parts`).
+- `removal` deletes a run, or only what resuming needs. `checkpoint_parts` rewrites checkpoints without that.
 
 Checkpoints:
 - `model_checkpoint` decides when last.ckpt and best.ckpt are written, and stops a fit that has diverged.
@@ -23,10 +23,10 @@ Other files of a run:
   .parquet files. `unsure_images` writes the least certain images.
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
+- `fold_record`: folds.json, the record of a cross-validation.
 - `side_files` reads small JSON files, and renames damaged ones.
 
 Resuming:
-- `fold_record`: the folder of a cross-validation.
 - `newest_run` finds the run to resume. `resume` continues it. `run_lock` admits one process at a time.
 - `changes` compares the settings with those of the run.
 - `lightning_callbacks` restores Lightning's own callbacks, such as early stopping.

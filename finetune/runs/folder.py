@@ -35,8 +35,9 @@ _OF_NO_RESULT = {
     "loggers.json",
     "report.html",
     ".lock",
+    "checkpoints/start.ckpt",
+    "folds.json",
 }
-_OF_NO_RESULT |= {"checkpoints/start.ckpt", "folds.json"}
 _OF_LOCAL_COPIES = {RECORD, SYNC}
 _ROOT = "trainer.default_root_dir"
 
@@ -255,13 +256,8 @@ def is_dev_run(run: Path) -> bool:
         return bool(
             yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"]
         )
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        yaml.YAMLError,
-    ):  # the run ended before it wrote the file, or is of another version
+    # The run ended before it wrote the file, or is of another version.
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return False
 
 

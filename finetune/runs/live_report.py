@@ -15,9 +15,8 @@ log = logging.getLogger(__name__)
 # Seconds of training before the first page. A shorter run gets its page at the end only.
 _PATIENCE = 20.0
 _SHARE = 0.01  # share of the time for writing pages
-_RUNNING = (
-    '<meta http-equiv="refresh"'  # only the page of a running fit has this: it reloads itself
-)
+# Only the page of a running fit has this: it reloads itself.
+_RUNNING = '<meta http-equiv="refresh"'
 
 
 class LiveReport(pl.Callback):
@@ -52,7 +51,8 @@ class LiveReport(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.is_global_zero and self.run.path is not None:
             # If a finished run was continued, its page shows the test of a best.ckpt that no longer exists.
-            is_stale = self.run.file("report.html").exists() > self.run.file("test.json").exists()
+            has_page = self.run.file("report.html").exists()
+            is_stale = has_page and not self.run.file("test.json").exists()
             end_page(self.run, is_stale)
 
 

@@ -157,9 +157,7 @@ class Checkpoints(Checkpoint):
         lowest = lowest_acceptable(self.highest, task.num_trials(measured), task.standard_error)
         is_best = value >= lowest
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._is_best = (
-                is_best  # best.ckpt is written at the end of the epoch, together with last.ckpt
-            )
+            self._is_best = is_best  # written at the end of the epoch, together with last.ckpt
             return
         if is_best:
             self._save(trainer, "best")
@@ -185,14 +183,17 @@ class Checkpoints(Checkpoint):
                 logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         is_best = self._is_best
         self._is_best = False
-        names = (
-            ("best", "last") if is_best else ("last", "best") if self.highest is None else ("last",)
-        )
+        # In the order of writing: --resume would not reach the epoch of a last.ckpt again to write its best.ckpt.
+        if is_best:
+            names = ["best", "last"]
+        elif self.highest is None:  # without validation both are the same
+            names = ["last", "best"]
+        else:
+            names = ["last"]
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer, *names, may_wait=True)
-        elif (
-            self.highest is None and trainer.is_global_zero
-        ):  # a limit has ended the run inside the epoch, and last.ckpt is written already
+        elif self.highest is None and trainer.is_global_zero:
+            # a limit has ended the run inside the epoch, and last.ckpt is written already
             self._forget_results_of(["best"])
             link(self.run.checkpoint("last"), self.run.checkpoint("best"))
 

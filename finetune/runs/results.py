@@ -125,13 +125,11 @@ class Skipped(pl.Callback):
             self._report(trainer)
 
     def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
-        # alone: nobody knows what the other devices do
+        # Without a collective call: the other ranks may have failed.
         if self.run.path is not None and trainer.is_global_zero:
             try:
                 self._write(self.errors)
-            except (
-                OSError
-            ) as error:  # the exception is the news, and checkpoints are still to be written
+            except OSError as error:  # must not hide the exception, nor stop other callbacks
                 log.warning("skipped.txt is incomplete: %s", error)
 
     def _report(self, trainer: pl.Trainer) -> None:
@@ -157,7 +155,7 @@ class Skipped(pl.Callback):
         if paths:
             path = self.run.file("skipped.txt")
             own_bytes = "surrogateescape"  # of file names that are not UTF-8
-            # before a resume
+            # a run that was resumed has listed some before
             listed = (
                 set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()
             )

@@ -35,9 +35,8 @@ def check_free(run: Path) -> None:
         ValueError: Another process holds it.
     """
     path = run.resolve() / ".lock"
-    if (
-        path in _held or not path.exists()
-    ):  # closing another descriptor of the file would release a held lock
+    # Closing another descriptor of the file would release a lock that this process holds.
+    if path in _held or not path.exists():
         return
     if (descriptor := _locked(path, run, os.O_RDONLY, fcntl.LOCK_SH)) is not None:
         os.close(descriptor)

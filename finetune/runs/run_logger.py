@@ -20,9 +20,8 @@ from finetune.runs.side_files import are_names, continue_side_file, read_side_fi
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
-FILE = (
-    "loggers.json"  # in the run's folder: the names with which a resumed run continues its loggers
-)
+# In the run's folder: the names with which a resumed run continues its loggers.
+FILE = "loggers.json"
 # Methods that are called after a run has started.
 _LATER = ("log_metrics", "log_picture", "save", "finalize", "close")
 log = logging.getLogger(__name__)
