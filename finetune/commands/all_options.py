@@ -13,7 +13,7 @@ from finetune.commands.help_pages import PAGES
 from finetune.commands.options import OPTIONS, TABLE, WORDS, Option
 from finetune.data.datasets.image_folder import ImageFolderData
 
-# Options that have no meaning alone, and what `--resume` and the checkpoint decide.
+# Options that are not shown: they have no meaning alone, or `--resume`, the data or the checkpoint decides them.
 HIDDEN = (
     "help",
     "config",
@@ -57,7 +57,7 @@ class ParserOption(NamedTuple):
         return self.name.partition(".")[0] if "." in self.name else ""
 
 
-# Arguments of the optimizer and the scheduler that are the default.
+# Arguments of the default optimizer and of the default scheduler, which the parser has no options for.
 _OF_DEFAULTS = (
     ParserOption("model.optimizer.lr", None, "Learning rate of backbone and head."),
     ParserOption("model.optimizer.weight_decay", None, "Weight decay of the optimizer."),
@@ -105,9 +105,8 @@ def all_options_page(command: str, parser: ArgumentParser) -> str:
     sections: dict[str, list[ParserOption]] = {group: [] for group in _SECTIONS}
     for option in [*all_options(parser), *_OF_DEFAULTS]:
         if option.name in rows and option.group == "trainer":
-            sections[""].append(
-                option
-            )  # Lightning's options that have a short word are next to ours
+            # Lightning's options that have a short word are next to ours.
+            sections[""].append(option)
         elif option.name in OPTIONS[command]:
             sections[option.group].append(option)
     lines = [

@@ -54,17 +54,19 @@ from finetune.system.progress import duration, track
 
 log = logging.getLogger(__name__)
 
-_CHOICE = "FINETUNE_BACKBONE"  # the choice of rank 0, for the processes of the other devices
-_SHARE = 0.2  # of --minutes
-_SECONDS = 120.0  # without --minutes
+_CHOSEN_VARIABLE = "FINETUNE_BACKBONE"  # of the environment: the choice of rank 0, for other ranks
+# Time for the ranking: a share of --minutes; without --minutes seconds.
+_BUDGET_SHARE = 0.2
+_BUDGET_SECONDS = 120.0
 _WEIGHTS = "model.weights"
 _ACCURACY = "accuracy"
 _ACCURACY_OF_RAREST = "accuracy on the rarest label of each image"
+# Suffixes of weights that are paths, not the names of published weights.
 _FILES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
-class Choice(NamedTuple):
-    """What was chosen.
+class BackboneChoice(NamedTuple):
+    """How the network was chosen. The network itself is in the config.
 
     Attributes:
         messages: Lines to log.
@@ -75,7 +77,9 @@ class Choice(NamedTuple):
     record: dict[str, Any] | None = None
 
 
-def settle_backbone(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> Choice:
+def settle_backbone(
+    config: Any, explicit: ExplicitSettings, start: Start | None = None
+) -> BackboneChoice:
     """Choose the network of a fit if its config leaves that to the data.
 
     The choice is written to the config like an explicit setting, so that a repeated or resumed run does not rank again.
@@ -91,7 +95,7 @@ def settle_backbone(config: Any, explicit: ExplicitSettings, start: Start | None
     """
     options = config["fit"]
     if not is_choice(options.model.backbone):
-        return Choice([])
+        return BackboneChoice([])
     _check_configs(explicit)
     record = None
     messages = []
@@ -102,17 +106,17 @@ def settle_backbone(config: Any, explicit: ExplicitSettings, start: Start | None
             f"the network is that of {start.path}, {chosen.backbone}: nothing is ranked"
         )
     elif not is_rank_zero():
-        if _CHOICE not in os.environ:
+        if _CHOSEN_VARIABLE not in os.environ:
             raise WrongUsage(
                 f"{_option()} needs to start the other devices' processes itself: name a network to these"
             )
-        chosen = Candidate(*json.loads(os.environ[_CHOICE]))
+        chosen = Candidate(*json.loads(os.environ[_CHOSEN_VARIABLE]))
     else:
         _check_options(options, explicit)
         chosen, record, messages = _rank_candidates(config, explicit)
-        os.environ[_CHOICE] = json.dumps(chosen)
+        os.environ[_CHOSEN_VARIABLE] = json.dumps(chosen)
     _write_candidate(config, chosen)
-    return Choice([*messages, settle_preparation(config, explicit, start)], record)
+    return BackboneChoice([*messages, settle_preparation(config, explicit, start)], record)
 
 
 def _rank_candidates(
@@ -127,7 +131,7 @@ def _rank_candidates(
     if "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
     split = data.splits["train"]
-    budget = _SECONDS if options.minutes is None else _SHARE * 60 * options.minutes
+    budget = _BUDGET_SECONDS if options.minutes is None else _BUDGET_SHARE * 60 * options.minutes
     log.info(
         "ranking %d networks by their features, in at most about %s",
         len(candidates),

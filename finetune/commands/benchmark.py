@@ -33,6 +33,7 @@ class BenchmarkCLI(FinetuneCLI):
     ) -> None:
         with tempfile.TemporaryDirectory(prefix="finetune-benchmark-") as folder:
             self.folder = folder
+            # The constructor of LightningCLI also runs the command.
             super().__init__(["fit", *arguments[1:]], typed, began)
 
     def _prepare_subcommand_parser(

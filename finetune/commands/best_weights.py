@@ -85,14 +85,10 @@ def _choice_in(best: Mapping[str, Any]) -> dict[str, Any] | None:
 def _replace(
     trainer: Trainer, model: Classifier, data: ImageDataModule, run: Run, best: dict[str, Any]
 ) -> None:
-    """Replace the weights of best.ckpt.
+    """Measure the candidates, and write best.ckpt with the weights of the chosen one.
 
-    Args:
-        trainer: As for `keep_best_weights`.
-        model: As for `keep_best_weights`.
-        data: As for `keep_best_weights`.
-        run: As for `keep_best_weights`.
-        best: The content of best.ckpt; its weights, calibration and record are replaced.
+    The arguments are those of `keep_best_weights`, and the content of best.ckpt, in which weights, calibration and the
+    record of the choice are replaced.
     """
     began = time.monotonic()
     try:

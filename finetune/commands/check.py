@@ -96,8 +96,8 @@ def check(
             raise WrongUsage(
                 f"--out {output} must be a folder: check.html and check.json are written into it"
             )
-        for name in ("check.html", "check.json"):
-            check_target(Path(output, name), "--out")
+        for file in ("check.html", "check.json"):
+            check_target(Path(output, file), "--out")
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         options = TableOptions(
@@ -125,27 +125,16 @@ def check(
         findings = worst_first([*_findings(listing, facts, network)])
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
-        name = network.name if network else ""
-        write_page(Path(output, "check.html"), listing, findings, seconds, name)
-        write_json(Path(output, "check.json"), listing, findings, name)
+        network_name = network.name if network else ""
+        write_page(Path(output, "check.html"), listing, findings, seconds, network_name)
+        write_json(Path(output, "check.json"), listing, findings, network_name)
         num_unlisted = 0 if lists is None else write_lists(Path(lists), listing, findings)
     except OSError as error:
         raise WrongUsage(reason(error)) from error
     _print_findings(listing, findings)
     print(f"report in {Path(output, 'check.html')}, as JSON in {Path(output, 'check.json')}")
     if lists is not None:
-        print(f"lists in {lists}")
-        written = {f"{finding.kind}.txt" for finding in findings}
-        if others := sorted(
-            path.name for path in Path(lists).glob("*.txt") if path.name not in written
-        ):
-            print(
-                shorten(
-                    f"from an earlier check: {shown(', '.join(others))}",
-                    200,
-                    placeholder=" …",
-                )
-            )
+        _print_lists(lists, findings)
     if num_unlisted:
         print(
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
@@ -153,10 +142,30 @@ def check(
     sys.exit(any(finding.is_judged for finding in findings))
 
 
+def _print_lists(folder: str, findings: list[Finding]) -> None:
+    """Print the folder of lists, and which files in it are not of these findings."""
+    print(f"lists in {folder}")
+    written = {f"{finding.kind}.txt" for finding in findings}
+    others = sorted(path.name for path in Path(folder).glob("*.txt") if path.name not in written)
+    if others:
+        text = f"from an earlier check: {shown(', '.join(others))}"
+        print(shorten(text, 200, placeholder=" …"))
+
+
 def label_network(
     weights: str | None, backbone: str, image_size: int, ckpt_path: str | None
 ) -> LabelNetwork | None:
-    """Return the network for features, and how images are prepared for it; None without weights."""
+    """Return the network for features, and how images are prepared for it; None without weights.
+
+    Args:
+        weights: Weights, as `--model.weights` takes them.
+        backbone: The network of these weights.
+        image_size: Side in pixels of its input.
+        ckpt_path: A checkpoint, whose network, size and preparation are used instead.
+
+    Raises:
+        WrongUsage: Weights and a checkpoint are named, or the weights do not fit the network or the size.
+    """
     preparation: dict[str, Any] = {}
     if image_size < 1:
         raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
@@ -213,6 +222,7 @@ def label_network(
 
 
 def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> Iterator[Finding]:
+    """Yield all findings, those that need a network only if there is one."""
     shows_something = facts.is_readable & ~is_blank(facts)
     exact = equal_files(listing.paths, np.where(shows_something, facts.num_bytes, -1))
     copies = [i for members in exact for i in members[1:]]

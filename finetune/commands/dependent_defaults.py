@@ -1,7 +1,9 @@
 """Default settings of a fit that depend on its other settings.
 
-The learning rate depends on the optimizer, clipping on the head, the preparation of images on timm's network, and the
-stages that the head takes on what is frozen.
+- The learning rate depends on the optimizer.
+- Gradient clipping depends on how the head begins.
+- The preparation of images depends on timm's weights.
+- The number of stages whose features the head takes depends on whether the backbone is frozen.
 """
 
 import inspect
@@ -23,8 +25,9 @@ from finetune.system.messages import WrongUsage
 _COMMAND_LINE = "the command line"
 _OPTIMIZER = "model.optimizer"
 
-# Usual learning rates. Adam and similar optimizers normalise the gradient, so that the rate is the size of a step: with
-# SGD's rate the first steps would destroy pretrained weights. Other optimizers have no usual rate for fine-tuning.
+# Usual learning rates by optimizer; others have no usual rate for fine-tuning. Adam and similar optimizers normalise
+# the gradient, so that the rate is the size of a step. With SGD's rate their first steps would destroy pretrained
+# weights.
 USUAL = {
     "SGD": 3e-2,  # chosen by measurements (benchmarks/NOTEBOOK.md)
     "Adam": 1e-3,  # arXiv:1412.6980, algorithm 1; torch's default
@@ -97,9 +100,8 @@ def _settle_other_arguments(optimizer: Any, name: str, explicit: ExplicitSetting
     module, _, class_name = optimizer.class_path.rpartition(".")
     parameters = inspect.signature(getattr(import_module(module), class_name)).parameters
     explicit_names = _explicit_arguments(explicit)
-    for argument in optimizer.init_args.as_dict().keys() & parameters.keys() - explicit_names - {
-        "lr"
-    }:
+    common = optimizer.init_args.as_dict().keys() & parameters.keys()
+    for argument in common - explicit_names - {"lr"}:
         value = _SGD.get(argument) if name == "SGD" else None
         optimizer.init_args[argument] = parameters[argument].default if value is None else value
     if name == "SGD" and not optimizer.init_args.momentum and "nesterov" not in explicit_names:

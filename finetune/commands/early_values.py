@@ -75,7 +75,7 @@ def check_values(config: Any) -> None:
     has_gpu = trainer.accelerator not in ("cpu", "auto") or (
         trainer.accelerator == "auto" and torch.accelerator.is_available()
     )
-    if not has_gpu and not _is_number(trainer.devices):
+    if not has_gpu and not _is_number_of_processes(trainer.devices):
         option = f"{flag_names('fit', 'trainer.devices')} {trainer.devices}"
         raise WrongUsage(
             f"{option}: there is no GPU on this machine; on a CPU give a number of processes, such as 2"
@@ -115,7 +115,7 @@ def _check_trainer(trainer: Any) -> None:
         Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
 
 
-def _is_number(devices: Any) -> bool:
+def _is_number_of_processes(devices: Any) -> bool:
     """Return whether `trainer.devices` is a number of processes or `auto`, not a list of GPUs."""
     text = str(devices)
     return text == "auto" or (text.isdigit() and int(text) > 0)

@@ -41,10 +41,9 @@ def find_interruption(error: BaseException) -> BaseException:
 
 
 def exit_code(error: BaseException) -> int:
-    wrong_usage = (
-        type(error).__name__ == "MisconfigurationException"
-    )  # Lightning's class for wrong usage
-    return getattr(unwrap(error), "exit_code", 2 if wrong_usage else 1)
+    """Return the exit code of the program after an error: 2 for wrong usage, else 1."""
+    is_wrong_usage = type(error).__name__ == "MisconfigurationException"  # Lightning's class for it
+    return getattr(unwrap(error), "exit_code", 2 if is_wrong_usage else 1)
 
 
 def one_line(error: BaseException) -> str | None:
@@ -97,6 +96,7 @@ def _unfit_weights(text: str) -> str | None:
 
 
 def _nondeterministic(text: str) -> str | None:
+    """Return a line if an operation has no deterministic form, and `--trainer.deterministic` requires one."""
     if " does not have a deterministic implementation" not in text:
         return None
     operation = text.partition(" ")[0]

@@ -67,7 +67,7 @@ def merged_result(runs: Sequence[RunRecord], joined: AnyCalibration) -> dict[str
         "calibration": None,
         "joined_calibration": joined.as_plain(),
         "interpolation": None,
-        "folds": [_fold(number, run) for number, run in enumerate(runs, 1)],
+        "folds": [_row_of_fold(number, run) for number, run in enumerate(runs, 1)],
     }
 
 
@@ -144,8 +144,8 @@ def _loss(results: Sequence[dict[str, Any]]) -> float:
     return float(np.average(losses, weights=weights))
 
 
-def _fold(number: int, run: RunRecord) -> dict[str, Any]:
-    """Return the row of a fold."""
+def _row_of_fold(number: int, run: RunRecord) -> dict[str, Any]:
+    """Return the row of a fold in test.json."""
     answers = answers_of(run)
     row = {
         "fold": number,

@@ -62,10 +62,10 @@ def folder_to_continue(line: ParsedLine, num_folds: int | None) -> Path | None:
         return root / "fit" / name if has_folds(root / "fit" / name) else None
     if num_folds is None:
         return _newest_unfinished(line, root)
-    found = (
+    matching = (
         run for run in _cross_validations(line, root) if read_folds(run).num_folds == num_folds
     )
-    return next(found, None)
+    return next(matching, None)
 
 
 def root_of(line: ParsedLine) -> Path:

@@ -9,7 +9,6 @@ from pytorch_lightning import Trainer
 
 from finetune.commands.sheet import (
     RIGHT,
-    SIDE,
     WRONG,
     caption_text,
     draw_sheet,
@@ -57,12 +56,12 @@ def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> 
     red with the true class or labels.
     """
     wrong = np.flatnonzero(~answers.is_right)
-    mistakes = wrong[np.argsort(-_certainty(answers)[wrong], kind="stable")][:_MISTAKES]
-    others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
-    chosen = [
-        *mistakes,
-        *others[np.sort(draw_indices(len(others), _NUM_IMAGES - len(mistakes), SHEET, run_seed()))],
+    mistakes = wrong[np.argsort(-_confidence_of_mistakes(answers)[wrong], kind="stable")][
+        :_MISTAKES
     ]
+    others = np.setdiff1d(np.arange(len(answers.paths)), mistakes)
+    drawn = draw_indices(len(others), _NUM_IMAGES - len(mistakes), SHEET, run_seed())
+    chosen = [*mistakes, *others[np.sort(drawn)]]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
     dataset = data.pictures("test")
     shown: list[np.ndarray] = []
@@ -75,7 +74,7 @@ def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> 
         is_right = answers.is_right[i]
         captions.append((text if is_right else f"{text}, is {true}", RIGHT if is_right else WRONG))
         shown.append(image)
-    return draw_sheet(np.stack(shown), captions, _COLUMNS, SIDE) if shown else None
+    return draw_sheet(np.stack(shown), captions, _COLUMNS) if shown else None
 
 
 def caption_of(answers: Answers | LabelAnswers, i: int) -> tuple[str, str]:
@@ -88,10 +87,13 @@ def caption_of(answers: Answers | LabelAnswers, i: int) -> tuple[str, str]:
     return text, names[answers.labels[i]]
 
 
-def _certainty(answers: Answers | LabelAnswers) -> np.ndarray:
-    """Return by how much the mistakes of each image are certain, (N,): the probability of the surest wrong decision."""
+def _confidence_of_mistakes(answers: Answers | LabelAnswers) -> np.ndarray:
+    """Return the confidence of the mistake in each image, (N,).
+
+    If images have several labels, it is the highest probability of a wrong decision about a label; 0 without one.
+    """
     if isinstance(answers, Answers):
         return answers.confidence
     p = answers.probabilities
-    of_decisions = np.where(answers.predicted, p, 1 - p)
-    return np.where(answers.predicted != answers.labels, of_decisions, 0.0).max(axis=1)
+    of_decision = np.where(answers.predicted, p, 1 - p)
+    return np.where(answers.predicted != answers.labels, of_decision, 0.0).max(axis=1)

@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 # Other limits of the length of training, and their values if unset.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # values of a config are overruled
-# Share of the training that several networks should get. It is enough after a trial of them, which takes time, too.
+# Share of the usual length that is long enough for several networks after a trial of them, which takes time, too.
 _NEARLY = 0.9
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The length of a fit, and the settings that were chosen with it.
+class ChosenLength:
+    """The length of a fit with `--minutes`, and the settings that were chosen with it.
 
     Attributes:
         max_epochs: Epochs.
@@ -119,12 +119,12 @@ def settle_minutes(
         raise WrongUsage(
             "--minutes needs to start the other devices' processes itself: give --epochs to these"
         )
-    choice = _choice_of_resumed_run(config, explicit)
+    choice = _length_of_resumed_run(config, explicit)
     message = ""
     if choice is None:
         deadline = Deadline(60 * minutes, began, config, rank_0_seconds)
         length = _measure(deadline, make, config, explicit)
-        choice = _choice(minutes, length, config)
+        choice = _chosen_length(minutes, length, config)
         message = _message(length, choice, config, began)
     choice.put(config)
     # Lightning starts the processes of the other devices with these arguments.
@@ -145,7 +145,7 @@ def _measure(deadline: Deadline, make: Make, config: Any, explicit: ExplicitSett
         )
     length = deadline.measure_length(make)
     data = config.data.init_args
-    if not length.is_enough() and _may_shrink(config, explicit) and (sizes := _smaller(make)):
+    if not length.is_enough() and _may_shrink(config, explicit) and (sizes := _smaller_sizes(make)):
         enough = (size for size in sizes if length.at_scale(size / data.image_size).is_enough())
         data.image_size = next(enough, sizes[-1])
         length = deadline.measure_length(make)
@@ -154,8 +154,8 @@ def _measure(deadline: Deadline, make: Make, config: Any, explicit: ExplicitSett
     return length
 
 
-def _choice(minutes: float, length: Length, config: Any) -> Choice:
-    """Return the choice for a length.
+def _chosen_length(minutes: float, length: Length, config: Any) -> ChosenLength:
+    """Return the settings for a measured length.
 
     Raises:
         ValueError: The time is not enough for a step.
@@ -174,7 +174,7 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
         minutes, config.trainer, {"min_epochs": epochs, "min_steps": _steps(length, config)}
     )
     data = config.data.init_args
-    return Choice(
+    return ChosenLength(
         max_epochs=epochs,
         limit_train_batches=length.training.batches,
         image_size=data.image_size,
@@ -185,12 +185,13 @@ def _choice(minutes: float, length: Length, config: Any) -> Choice:
 
 
 def _steps(length: Length, config: Any) -> int:
+    """Return the number of optimizer steps of a fit of this length."""
     assert length.training is not None
     batches = length.training.batches or length.num_batches
     return length.training.epochs * math.ceil(batches / config.trainer.accumulate_grad_batches)
 
 
-def _message(length: Length, choice: Choice, config: Any, began: float) -> str:
+def _message(length: Length, choice: ChosenLength, config: Any, began: float) -> str:
     """Return the message about the choice."""
     assert length.training is not None
     part = f" of {choice.limit_train_batches} batches each" if choice.limit_train_batches else ""
@@ -227,7 +228,7 @@ def _choose_members(
     try:
         several = deadline.measure_length(make)
     except (RuntimeError, MemoryError) as error:
-        if not _is_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
     else:
         # several networks may take longer than their number times one network
@@ -238,7 +239,7 @@ def _choose_members(
     return 1, single.now()
 
 
-def _is_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return whether a device has run out of memory; cuDNN and the CPU report it only in the message."""
     words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
@@ -288,6 +289,16 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
 
 
 def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> None:
+    """Check that the chosen length is not below `min_epochs` and `min_steps`.
+
+    Args:
+        minutes: The time for the fit.
+        trainer: The settings of the Trainer.
+        chosen: The chosen number for each of these settings.
+
+    Raises:
+        WrongUsage: It is.
+    """
     for name, num in chosen.items():
         if (least := trainer[name]) is not None and least > num:
             what = name.removeprefix("min_")
@@ -297,14 +308,14 @@ def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> Non
             )
 
 
-def _choice_of_resumed_run(config: Any, explicit: ExplicitSettings) -> Choice | None:
+def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLength | None:
     """Return the choice that the resumed run began with; None for a new run."""
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
         return None
     try:
         before = yaml.safe_load(file.read_text("utf-8"))
         data = before["data"]["init_args"]
-        choice = Choice(
+        choice = ChosenLength(
             max_epochs=before["trainer"]["max_epochs"],
             limit_train_batches=before["trainer"]["limit_train_batches"],
             image_size=data["image_size"],
@@ -359,7 +370,7 @@ def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:
     )
 
 
-def _smaller(make: Make) -> list[int]:
+def _smaller_sizes(make: Make) -> list[int]:
     """Return the smaller image sizes that the network supports: torchvision's transformers support only one size."""
     _, model = make()
     supported = []

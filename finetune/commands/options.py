@@ -303,8 +303,8 @@ POSITIONS = MappingProxyType(
 )
 # full name: names in other tools
 SYNONYMS = MappingProxyType({option.full: option.synonyms for option in TABLE if option.synonyms})
-# options whose values are paths
-_PATH_VALUES = ("CKPT", "FILE", "FOLDER", "PICTURES", "TABLE")
+# Options whose values are paths. Those of images to predict are not: `data.prediction_paths` reads lists and globs.
+_PATH_VALUES = ("CKPT", "FILE", "FOLDER", "TABLE")
 PATHS = frozenset(
     {
         *(option.full for option in TABLE if option.value in _PATH_VALUES),

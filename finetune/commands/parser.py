@@ -48,10 +48,8 @@ _NO_CLASS = re.compile(
 _NO_IMPORT = re.compile(r"(No module named '\S+?'|Multiple subclasses with name .+)$", re.M)
 _CLASS = re.compile(r"<class '([^']+)'>|typing\.Literal\[([^]]+)\]")
 
-_OF_CLASSES = (
-    "path but ",
-    "dot import path",
-)  # jsonargparse's attempts to read the arguments of a class
+# Beginnings of types in messages about jsonargparse's attempts to read the arguments of a class.
+_OF_CLASSES = ("path but ", "dot import path")
 
 _load_yaml = get_loader("yaml")
 

@@ -73,15 +73,7 @@ def review(
     if not os.path.exists(folder):
         raise NotFound(f"{folder!r} does not exist: name a folder of images, or a table")
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
-    path = Path(output or place / _FILE)
-    try:
-        check_target(path, "--out")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _check_writable(path)
-    except OSError as error:
-        what = f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
-        raise OSError(f"{what}. --out FILE writes it elsewhere") from error
-    file = CorrectionsFile(path)
+    file = _corrections_file(Path(output or place / _FILE))
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
     except ImportError as error:
@@ -129,9 +121,26 @@ def review(
             "columns": columns,
             "labels": labels if labels != "auto" else None,
             "label_separator": label_separator,
-            "corrections": str(path),
+            "corrections": str(file.path),
         }
         print(f"train with the corrections: {_fit_command(folder, flags)}")
+
+
+def _corrections_file(path: Path) -> CorrectionsFile:
+    """Return the file of corrections, with the decisions that it has already. Its folder is created.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: It is not a file of corrections.
+    """
+    try:
+        check_target(path, "--out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_writable(path)
+    except OSError as error:
+        what = f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
+        raise OSError(f"{what}. --out FILE writes it elsewhere") from error
+    return CorrectionsFile(path)
 
 
 def _fit_command(folder: str, flags: dict[str, str | None]) -> str:
@@ -173,6 +182,7 @@ def _folder_of_run(run: str) -> str:
 
 
 def _network(weights: str | None, ckpt_path: str | None) -> "Network | None":
+    """Return the network for features, with weights for a ResNet-18 or that of a checkpoint; None without either."""
     from finetune.commands.check import label_network
     from finetune.review.ranking_job import Network
 
@@ -191,6 +201,7 @@ def _mistakes(images: "ReviewImages", place: str) -> dict[int, tuple[str, float]
 
 
 def _find_mistakes(images: "ReviewImages", record: "RunRecord") -> dict[int, tuple[str, float]]:
+    """Return the mistakes of a run among the images, as in `Evidence`; none if it has other classes or labels."""
     from finetune.review.doubts import find_label_mistakes, find_mistakes
 
     by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.listing.paths)}

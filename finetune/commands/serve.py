@@ -77,9 +77,8 @@ def serve(
         from finetune.serving.uploads import Limits
     except ImportError as error:
         raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
-    with listen(
-        host, port
-    ) as listener:  # before the model is loaded, so that a used port is reported at once
+    # Before the model is loaded, so that a used port is reported at once.
+    with listen(host, port) as listener:
         be_quiet()
         _set_log_level(log_level)
         limits = Limits(

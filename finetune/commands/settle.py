@@ -66,6 +66,7 @@ def _class_weights(plan: Plan, command: Command) -> Plan:
 
 
 def _run_settings(plan: Plan, command: Command) -> Plan:
+    """Take the settings of a run that continues, where they may not change, and check `--name`."""
     changes = put_settings_of_run(plan, command.parser, command.options)
     check_run_name(command.options)
     return replace(plan, changes=changes)
@@ -82,11 +83,9 @@ def _start(plan: Plan, command: Command) -> Plan:
 
 
 def _rate(plan: Plan, command: Command) -> Plan:
-    return (
-        plan
-        if plan.has_config
-        else plan.with_messages(settle_rate(command.config, command.explicit))
-    )
+    if plan.has_config:  # which has the rate of the run
+        return plan
+    return plan.with_messages(settle_rate(command.config, command.explicit))
 
 
 def _clipping(plan: Plan, command: Command) -> Plan:
@@ -116,14 +115,17 @@ def _backbone(plan: Plan, command: Command) -> Plan:
 
 
 def _head_stages(plan: Plan, command: Command) -> Plan:
-    if plan.run is not None:
+    if plan.run is not None:  # the run has their number
         return plan
     return plan.with_messages(settle_head_stages(command.options.model, command.explicit))
 
 
 def _minutes(plan: Plan, command: Command) -> Plan:
-    ranked = plan.ranking["seconds"] if plan.ranking else 0.0
-    message = settle_minutes(command.options, command.explicit, command.began, command.make, ranked)
+    # Only rank 0 ranks networks.
+    seconds = plan.ranking["seconds"] if plan.ranking else 0.0
+    message = settle_minutes(
+        command.options, command.explicit, command.began, command.make, rank_0_seconds=seconds
+    )
     return plan.with_messages(message)
 
 

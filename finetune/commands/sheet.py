@@ -59,11 +59,11 @@ def sheet(
     shown = list[np.ndarray]()
     prepared = list[np.ndarray]()
     parts = list[np.ndarray]()
-    for num, i in enumerate(chosen, 1):
+    for place, i in enumerate(chosen, 1):
         image = decode(paths[int(i)])  # only one image at a time is in memory at full size
         shown.append(predictor.prepare(image, SIDE))
         prepared.append(predictor.prepare(image))
-        if num == len(chosen) or len(prepared) == predictor.batch_size:
+        if place == len(chosen) or len(prepared) == predictor.batch_size:
             parts.append(predictor.classify(np.stack(prepared)))
             prepared.clear()
     names = predictor.class_names
@@ -71,7 +71,7 @@ def sheet(
     classes = predictor.decide(predicted, [paths[int(i)] for i in chosen])
     rows = zip(predicted, classes, chosen, strict=True)
     if predictor.label_kind == "several":
-        captions = [(labels_text(names, p, is_chosen), _GREY) for p, is_chosen, _ in rows]
+        captions = [(labels_text(names, p, is_predicted), _GREY) for p, is_predicted, _ in rows]
     else:
         captions = [caption(p[k], names[k], names, Path(paths[int(i)])) for p, k, i in rows]
     with replacing(Path(output)) as file:

@@ -60,7 +60,7 @@ def complete(
     Args:
         config: `options.trainer` with its classes instantiated; changed in place.
         options: The options of the command; the precision is written there, too, for config.yaml.
-        folder: The callback that writes config.yaml of the run, whose files the other callbacks and the loggers write.
+        folder: The callback that writes config.yaml. All callbacks and loggers write into the folder of its run.
         automatic: Returns the precision if none is set.
         monitor: Name of the metric by which the best epoch is chosen.
 

@@ -57,9 +57,9 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
     modules = [name for name in trusted if name]
     class_path = public_paths(checkpoint["finetune"].get("data_class"))
     if _module(class_path) != _OURS:
-        _check(class_path, modules)
+        _check_is_trusted(class_path, modules)
     for transform in class_paths(settings):
-        _check(transform, [_TRANSFORMS, *modules])
+        _check_is_trusted(transform, [_TRANSFORMS, *modules])
     return {
         "class_path": class_path,
         "init_args": at_place(settings, explicit.arguments_of("data")),
@@ -106,7 +106,12 @@ def check_root(
     )
 
 
-def _check(class_path: Any, modules: Sequence[str]) -> None:
+def _check_is_trusted(class_path: Any, modules: Sequence[str]) -> None:
+    """Check that a class is in one of these modules, or in a module below one.
+
+    Raises:
+        ValueError: It is in another module.
+    """
     module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
     if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
         hint = f"--{_FLAG} {module.partition('.')[0]} allows it, if you trust that module"
