@@ -12,7 +12,7 @@ from finetune.data.batch_limits import num_within
 from finetune.data.datamodule import ImageDataModule
 from finetune.profiling.stopwatch import Costs
 from finetune.profiling.time_trial import num_devices_of, startup_seconds, trial
-from finetune.runs.deferred_checkpoints import is_worth_it, seconds_of_each
+from finetune.runs.deferred_checkpoints import is_worth_deferring, seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
 from finetune.training.run_length import fewest_epochs, usual_epochs
@@ -22,9 +22,8 @@ Make = Callable[[], tuple[ImageDataModule, Classifier]]
 MOST_EPOCHS = 100
 _TIMED_SHARE = 0.05  # share of the fit's time in which the trial times steps
 _LONGEST_TIMED = 5.0  # seconds in which the trial times steps, at most
-_TRIAL_SHARE = (
-    0.1  # share of the fit's time that all steps of the trial may take, with the untimed ones
-)
+# Share of the fit's time that all steps of the trial may take, untimed ones included.
+_TRIAL_SHARE = 0.1
 # Epochs of each member of an ensemble: at least so many, and at least this share of the usual number. Below that a
 # single network gains more from longer training. See benchmarks/NOTEBOOK.md, "Number of epochs" and "Several networks".
 _FEWEST_OF_SEVERAL = 15
@@ -76,25 +75,28 @@ def longest_training(
         batch_size: The global batch size.
         most: The largest number of epochs.
     """
-    whole = math.ceil(num_images / batch_size)
-    filled = max(1.0, num_images / batch_size)
-    fitting = seconds / (filled * batch + between)
-    num_epochs = math.floor(fitting) if fitting >= _MIN_COMPLETE_EPOCHS else math.ceil(fitting)
+    num_batches = math.ceil(num_images / batch_size)
+    full_batches = max(1.0, num_images / batch_size)  # a smaller last batch counts as a part of one
+
+    def affordable_batches(epochs: int) -> int:
+        """Return the number of batches of each epoch that there is time for."""
+        left = seconds / epochs - between
+        if left >= full_batches * batch:
+            return num_batches
+        return min(num_batches - 1, math.floor(left / batch))
+
+    complete = seconds / (full_batches * batch + between)
+    num_epochs = math.floor(complete) if complete >= _MIN_COMPLETE_EPOCHS else math.ceil(complete)
     epochs = min(most, num_epochs)
-    batches = _fitting(seconds / epochs - between, batch, whole, filled) if epochs > 0 else 0
+    batches = affordable_batches(epochs) if epochs > 0 else 0
     while epochs > 1 and batches < 1:  # validation and checkpoints take too long for so many epochs
         epochs -= 1
-        batches = _fitting(seconds / epochs - between, batch, whole, filled)
+        batches = affordable_batches(epochs)
     if batches < 1:
         return None
     seen = epochs * min(num_images, batches * batch_size)
-    each = min(filled, batches) * batch + between
-    return TrainingLength(epochs, batches if batches < whole else None, seen, epochs * each)
-
-
-def _fitting(seconds: float, batch: float, whole: int, filled: float) -> int:
-    """Return the number of batches of an epoch that there is time for."""
-    return whole if seconds >= filled * batch else min(whole - 1, math.floor(seconds / batch))
+    each = min(full_batches, batches) * batch + between
+    return TrainingLength(epochs, batches if batches < num_batches else None, seen, epochs * each)
 
 
 class Length(NamedTuple):
@@ -176,6 +178,14 @@ class _Reading(NamedTuple):
     is_val_decoded: bool  # whether each validation decodes its images again
 
 
+class _Events(NamedTuple):
+    """Mean numbers in an epoch."""
+
+    validations: float
+    inside: float  # validations before the end of the epoch
+    checkpoints: float  # by --checkpoint_every_n_steps
+
+
 class Deadline:
     """The time at which a fit must have ended.
 
@@ -223,8 +233,10 @@ class Deadline:
         return self._length(costs, reading)
 
     def _length(self, costs: Costs, reading: _Reading) -> Length:
+        """Return how long a fit with these costs can be, in the time that is left now."""
         sizes = reading.sizes
         batch_size = reading.batch_size
+        # Costs are those of one device, which evaluates its share of the images.
         num_devices = num_devices_of(self.trainer["accelerator"], self.trainer["devices"])
         num_tested, num_validated = (
             num_within(self.trainer[f"limit_{split}_batches"], sizes.get(split, 0), batch_size)
@@ -233,7 +245,7 @@ class Deadline:
         )
         others = self.startup + costs.start + _ENDING + time.monotonic() - self.began
         # Three checkpoints: the first, and the deferred last.ckpt and best.ckpt at the end.
-        if is_worth_it(costs.checkpoint, costs.size):
+        if is_worth_deferring(costs.checkpoint, costs.size):
             others += 3 * costs.checkpoint
         num_decoders = max(1, min(reading.num_workers, num_cores() // num_devices))
 
@@ -249,26 +261,18 @@ class Deadline:
         batches = num_batches = math.ceil(num / batch_size)
         # Two rounds: the number of validations and checkpoints depends on the length of an epoch, and vice versa.
         for _ in range(2):
-            validations, inside, saves = self._occasions(batches)
-            between = (
-                costs.between
-                + validations * num_validated * evaluate
-                + (inside + saves) * costs.checkpoint
-            )
-            epoch = min(batches, num / batch_size) * costs.batch + between
-            waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, epoch)
-            # A best.ckpt inside an epoch makes the deferred last.ckpt be written before it.
-            written = costs.checkpoint + costs.copying
-            between += waiting + min(1.0, inside) * (max(waiting, written) - waiting)
+            steps = min(batches, num / batch_size) * costs.batch
             longest = longest_training(
                 self.seconds - others,
                 batch=costs.batch,
-                between=between,
+                between=self._seconds_between(costs, batches, steps, num_validated * evaluate),
                 num_images=num,
                 batch_size=batch_size,
                 most=MOST_EPOCHS,
             )
-            batches = (longest and longest.batches) or num_batches
+            batches = num_batches
+            if longest is not None and longest.batches is not None:
+                batches = longest.batches
         return Length(
             costs=costs,
             training=longest,
@@ -279,12 +283,27 @@ class Deadline:
             recompute=partial(self._length, reading=reading),
         )
 
-    def _occasions(self, batches: int) -> tuple[float, float, float]:
-        """Return the mean numbers of validations, of those before its end, and of checkpoints inside an epoch.
+    def _seconds_between(
+        self, costs: Costs, batches: int, steps: float, validation: float
+    ) -> float:
+        """Return the seconds per epoch that are not spent on steps: for validations, checkpoints and its end.
 
         Args:
-            batches: Number of batches in the epoch.
+            costs: The costs of the fit.
+            batches: Number of batches in an epoch.
+            steps: Seconds of their steps.
+            validation: Seconds of a validation.
         """
+        events = self._events_per_epoch(batches)
+        inside = (events.inside + events.checkpoints) * costs.checkpoint
+        between = costs.between + events.validations * validation + inside
+        waiting = seconds_of_each(costs.checkpoint, costs.size, costs.copying, steps + between)
+        # A best.ckpt inside an epoch makes the deferred last.ckpt be written before it.
+        written = costs.checkpoint + costs.copying
+        return between + waiting + min(1.0, events.inside) * (max(waiting, written) - waiting)
+
+    def _events_per_epoch(self, batches: int) -> _Events:
+        """Return the mean numbers of validations and checkpoints in an epoch of so many batches."""
         share = self.trainer["val_check_interval"]
         every = self.trainer["check_val_every_n_epoch"] or 1
         each = batches if share is None else max(1, int(batches * share))
@@ -293,8 +312,8 @@ class Deadline:
             num_inside -= 1  # the last validation comes at the end of the epoch
         inside = num_inside / every
         steps = batches / self.trainer["accumulate_grad_batches"]
-        return (
-            batches // each / every,
-            inside,
-            steps / self.every_n_steps if self.every_n_steps else 0.0,
+        return _Events(
+            validations=batches // each / every,
+            inside=inside,
+            checkpoints=steps / self.every_n_steps if self.every_n_steps else 0.0,
         )

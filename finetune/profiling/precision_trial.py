@@ -11,8 +11,6 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.launch import count_devices, is_launched, num_machines
 from finetune.models.size_check import check_first_pass
+from finetune.profiling.step_timing import torch_threads
 from finetune.system.cache_dir import MARK, PRECISIONS, cache_dir
 from finetune.system.files import one_at_a_time, replacing
 from finetune.system.machine import processor
@@ -138,7 +137,7 @@ def time_ratio(model: Classifier, image_size: int) -> float:
     network = copy.deepcopy(model.image_classifier.members[0]).cpu().float().train()
     network.to(memory_format=torch.channels_last)
     shape = (_NUM_IMAGES, 3, image_size, image_size)
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with torch_threads(1), torch.random.fork_rng(devices=[]):
         images = torch.randn(shape).contiguous(memory_format=torch.channels_last)
         for is_bf16 in (False, True):  # compiles kernels
             _seconds(network, images, is_bf16)
@@ -156,6 +155,7 @@ def time_ratio(model: Classifier, image_size: int) -> float:
 
 
 def _seconds(network: nn.Module, images: Tensor, is_bf16: bool) -> float:
+    """Return the processor's seconds of a forward and a backward pass."""
     began = time.process_time()
     with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
         logits = network(images)
@@ -163,13 +163,3 @@ def _seconds(network: nn.Module, images: Tensor, is_bf16: bool) -> float:
     seconds = time.process_time() - began
     network.zero_grad()
     return seconds
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -18,7 +18,7 @@ from finetune.system.machine import num_cores, processor
 
 _WARM_UP = 4  # fewest steps before the first measurement
 _SECONDS = 2.0  # approximate time of a measurement
-_CHUNK = (3, 50)  # fewest and most steps of a measurement
+_CHUNK = (3, 50)  # fewest and most timed steps of a measurement
 
 
 class MeasurementDone(Exception):
@@ -45,11 +45,17 @@ class DataWaitProfiler(Profiler):
 class Recorder(pl.Callback):
     """Measures a fit, and ends it with `MeasurementDone`.
 
-    A measurement times some consecutive steps of the fit. The parts of a step are measured only if there is one device:
-    several devices would have to pause the fit at the same step.
+    A measurement times some consecutive steps of the fit, after a warm-up. The parts of a step are measured only if
+    there is one device: several devices would have to pause the fit at the same step.
 
     Args:
         repeats: Number of measurements.
+
+    Attributes:
+        parts: Seconds per batch of each part of a step, one number for each measurement.
+        whole: Seconds per step of each measurement.
+        waited: Share of the time of each measurement in which training waited for data.
+        other: Seconds per step in another precision, by its name.
     """
 
     def __init__(self, repeats: int) -> None:
@@ -105,22 +111,24 @@ class Recorder(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._step += 1
-        taken = self._step - self._warm_up
-        if taken < -1:
+        # The number of timed steps; 0 after the last step of the warm-up.
+        timed = self._step - self._warm_up
+        # The clock also starts one step earlier: the time of that step decides how many steps are timed.
+        if timed < -1:
             return
         # Synchronize only before and after a measurement: within it, a GPU's queue must not run empty.
-        if taken <= 0 or taken == self._chunk:
+        if timed <= 0 or timed == self._chunk:
             synchronize(pl_module.device)
-        if taken == 0 and self._chunk == 0:
+        if timed == 0 and self._chunk == 0:  # before the first measurement
             is_full = len(batch["label"]) == self._batch_size or trainer.world_size > 1
             if not is_full:  # the short last batch of an epoch: take the next one
                 self._step -= 1
             else:
                 self._prepare(trainer, pl_module, batch)
-        if taken <= 0:
+        if timed <= 0:
             self._began = time.perf_counter()
             self.waiting.seconds = 0.0
-        elif taken == self._chunk:
+        elif timed == self._chunk:
             seconds = time.perf_counter() - self._began
             self.whole.append(seconds / self._chunk)
             self.waited.append(self.waiting.seconds / seconds)

@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,17 @@ def synchronize(device: torch.device) -> None:
     """Wait until a GPU has finished all queued work; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def torch_threads(num: int) -> Iterator[None]:
+    """Let torch compute with so many threads within the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def clocked(action: Callable[[], Any], device: torch.device) -> tuple[Any, float]:

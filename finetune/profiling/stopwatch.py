@@ -16,7 +16,7 @@ from finetune import lightning_private
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import MeasurementDone
-from finetune.runs.deferred_checkpoints import copy_of, is_worth_it
+from finetune.runs.deferred_checkpoints import copy_of, is_worth_deferring
 
 _WARM_UP = 3  # untimed steps, in which libraries choose their kernels and workers read ahead
 _FEWEST = 4  # timed steps, at least
@@ -28,8 +28,8 @@ class Costs(NamedTuple):
     """Seconds that the parts of a fit take on one of its devices.
 
     Attributes:
-        start: Until the end of the warm-up, without the time that its steps take later. It includes compiling. It
-            excludes the decoding for the image cache, which the fit finds complete.
+        start: For all that happens once before and in the first steps, such as compiling. It excludes the decoding for
+            the image cache, which the fit finds complete.
         batch: To train on a full batch.
         evaluate: To validate or test an image.
         decode: To decode an image on one core.
@@ -54,7 +54,8 @@ class Stopwatch(pl.Callback):
 
     Args:
         seconds: Seconds in which steps are timed.
-        most: Seconds after which slow steps end the measurement early, but not before the third step.
+        most: Seconds since the start after which the measurement ends early if steps are slow. It has at least three
+            steps.
         folder: Folder for a checkpoint.
     """
 
@@ -69,7 +70,7 @@ class Stopwatch(pl.Callback):
         self.began = time.perf_counter()
 
     def paused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does the same while the clock is stopped."""
+        """Return a function that does the same, but whose time is not counted."""
 
         def uncounted(**arguments: Any) -> Any:
             before = time.perf_counter()
@@ -86,7 +87,7 @@ class Stopwatch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not after every step, or a GPU's queue would run empty: in the warm-up, and at the ends of an epoch.
+        # Only in the warm-up and at the ends of an epoch: after every step, a GPU's queue would run empty.
         if (
             len(self.ends) <= _WARM_UP
             or batch_idx == 0
@@ -96,11 +97,23 @@ class Stopwatch(pl.Callback):
         self.ends.append(time.perf_counter())
         self.is_first.append(batch_idx == 0)
         self.sizes.append(len(batch["image"]))
-        if (warm_up := self._warm_up()) is None:
+        last_untimed = self._last_untimed_step()
+        if last_untimed is None:
             return
         step_timing.synchronize(pl_module.device)
         self.ends[-1] = time.perf_counter()
-        timed = slice(warm_up, None)
+        self.costs = self._measure_costs(trainer, pl_module, last_untimed)
+        raise MeasurementDone
+
+    def _measure_costs(self, trainer: pl.Trainer, pl_module: Any, last_untimed: int) -> Costs:
+        """Return the costs by the times of the steps so far, and measure the costs that are not part of a step.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The model.
+            last_untimed: Index of the step after which steps are timed.
+        """
+        timed = slice(last_untimed, None)
         seconds, between = _batch_and_between(
             self.ends[timed], self.sizes[timed], self.is_first[timed]
         )
@@ -109,11 +122,18 @@ class Stopwatch(pl.Callback):
         decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
-        epochs = sum(self.is_first[1 : warm_up + 1])
-        start = self.ends[warm_up] - self.began - (warm_up + 1) * seconds - epochs * between
+        epochs = sum(self.is_first[1 : last_untimed + 1])
+        # the time until the end of the warm-up, without what its steps and ends of epochs take later
+        start = (
+            self.ends[last_untimed] - self.began - (last_untimed + 1) * seconds - epochs * between
+        )
         size = os.path.getsize(path)
-        copying = _copy_seconds(trainer, pl_module.device) if is_worth_it(checkpoint, size) else 0.0
-        self.costs = Costs(
+        copying = (
+            _copy_seconds(trainer, pl_module.device)
+            if is_worth_deferring(checkpoint, size)
+            else 0.0
+        )
+        return Costs(
             start=max(0.0, start),
             batch=seconds,
             evaluate=evaluate,
@@ -123,9 +143,8 @@ class Stopwatch(pl.Callback):
             copying=copying,
             between=between,
         )
-        raise MeasurementDone
 
-    def _warm_up(self) -> int | None:
+    def _last_untimed_step(self) -> int | None:
         """Return the index of the step after which steps are timed; None while the measurement continues."""
         num = len(self.ends)
         now = self.ends[-1]

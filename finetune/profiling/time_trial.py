@@ -1,12 +1,11 @@
 """A trial of a fit: some of its steps on its own images, to measure what the parts of the fit cost here."""
 
-import logging
 import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,16 @@ from finetune.profiling.recorder import MeasurementDone
 from finetune.profiling.stopwatch import Costs, Stopwatch
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
 from finetune.system.machine import num_cores
+from finetune.system.messages import only_errors
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
 from finetune.training.precision import allow_tf32
 
 _NUM_DECODED = 24  # images
-_SOON = 1.0  # if decoding all images for the cache takes less, in seconds, the cache is always worthwhile
+# Loggers whose messages the fit will log again. What trial and fit share is computed in the trial, and only it logs it.
+_LOGGED_AGAIN = ("finetune.training", "finetune.features.linear_probe")
+# Seconds. If decoding all images for the cache takes less, the cache is always worthwhile.
+_SOON = 1.0
 
 
 def trial(
@@ -58,62 +61,18 @@ def trial(
     with (
         _folder(trainer["default_root_dir"]) as folder,
         _per_device_threads(num_devices),
-        _quiet(),
+        only_errors(*_LOGGED_AGAIN),
         _unchanged_gpu_order(),
     ):
         stopwatch = Stopwatch(seconds, most, folder)
-        fit = pl.Trainer(
-            accelerator=trainer["accelerator"],
-            devices=_first(trainer["accelerator"], trainer["devices"]),
-            precision=trainer["precision"],
-            accumulate_grad_batches=trainer["accumulate_grad_batches"],
-            benchmark=trainer["benchmark"],
-            deterministic=trainer["deterministic"],
-            # With more than one epoch the image cache is built, as in the fit.
-            max_epochs=10**6,
-            limit_val_batches=0,
-            callbacks=[stopwatch],
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-            plugins=[AtomicCheckpointIO()],
-        )
-        model.scheduler = (
-            None  # it takes no time, but may need the length of the fit or a validation
-        )
+        fit = _trial_trainer(trainer, stopwatch, folder)
+        # It takes no time, but may need the length of the fit or a validation.
+        model.scheduler = None
         check_fit(fit, model, data)
         # The fit fits the head again, so that counts. Otherwise the hook only fills caches, which the fit reuses.
         if model.head_init != "probe":
             model.on_fit_start = stopwatch.paused(model.on_fit_start)  # type: ignore[method-assign]
-        load = data.train_dataloader
-        setup = data.setup
-
-        def set_up_without_cache(stage: str) -> None:
-            limit = data.cache_limit_gb
-            data.cache_limit_gb = 0.0
-            setup(stage)
-            data.cache_limit_gb = limit
-
-        # A head that is fitted first reads all images. Otherwise `train_dataloader` decides about the cache, because
-        # a step can only be timed after `setup`.
-        is_head_fitted = model.head_init == "probe" or model.is_solved
-        data.setup = stopwatch.paused(setup if is_head_fitted else set_up_without_cache)  # type: ignore[method-assign]
-
-        def train_dataloader() -> Any:
-            seconds = decode_seconds(data)
-            if seconds > _SOON:
-                num_steps = (end - time.monotonic() - seconds) / _step_seconds(model, data)
-                num_seen = num_steps * data.batch_size * num_devices
-                if num_seen < 2 * len(data.splits["train"]):
-                    data.cache_limit_gb = 0.0
-            data.use_cache()
-            return load()
-
-        data.train_dataloader = stopwatch.paused(train_dataloader)  # type: ignore[method-assign]
+        _pause_while_reading(stopwatch, model, data, num_devices, end)
         # At least two images: batch norm cannot train on a batch of one.
         data.batch_size = min(data.batch_size, max(2, math.ceil(data.batch_size / num_devices)))
         if data.num_workers == "auto":
@@ -129,6 +88,76 @@ def trial(
             end_workers()
     assert stopwatch.costs is not None, "a fit of a million epochs ends in no other way"
     return stopwatch.costs
+
+
+def _trial_trainer(trainer: Any, stopwatch: Stopwatch, folder: str) -> pl.Trainer:
+    """Return the Trainer of a trial: the arithmetic of the fit on its first device, without end, writing nothing.
+
+    Args:
+        trainer: As for `trial`.
+        stopwatch: The callback that ends the trial.
+        folder: The temporary folder of the trial.
+    """
+    return pl.Trainer(
+        accelerator=trainer["accelerator"],
+        devices=_first(trainer["accelerator"], trainer["devices"]),
+        precision=trainer["precision"],
+        accumulate_grad_batches=trainer["accumulate_grad_batches"],
+        benchmark=trainer["benchmark"],
+        deterministic=trainer["deterministic"],
+        # With more than one epoch the image cache is built, as in the fit.
+        max_epochs=10**6,
+        limit_val_batches=0,
+        callbacks=[stopwatch],
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        plugins=[AtomicCheckpointIO()],
+    )
+
+
+def _pause_while_reading(
+    stopwatch: Stopwatch, model: Classifier, data: ImageDataModule, num_devices: int, end: float
+) -> None:
+    """Pause the stopwatch while the trial lists images and fills the image cache, which the fit finds complete.
+
+    Without time to train on each image twice after all were decoded, the cache is switched off.
+
+    Args:
+        stopwatch: The stopwatch.
+        model: The model of the trial.
+        data: Its images; two methods of this object are replaced.
+        num_devices: Number of devices of the fit.
+        end: As for `trial`.
+    """
+    load = data.train_dataloader
+    setup = data.setup
+
+    def set_up_without_cache(stage: str) -> None:
+        limit = data.cache_limit_gb
+        data.cache_limit_gb = 0.0
+        setup(stage)
+        data.cache_limit_gb = limit
+
+    def decide_about_cache_and_load() -> Any:
+        decoding = decode_seconds(data)
+        if decoding > _SOON:
+            num_steps = (end - time.monotonic() - decoding) / _step_seconds(model, data)
+            num_seen = num_steps * data.batch_size * num_devices
+            if num_seen < 2 * len(data.splits["train"]):
+                data.cache_limit_gb = 0.0
+        data.use_cache()
+        return load()
+
+    # A head that is fitted first reads all images. Otherwise the decision about the cache comes after `setup`, because
+    # only then a step can be timed.
+    is_head_fitted = model.head_init == "probe" or model.is_solved
+    data.setup = stopwatch.paused(setup if is_head_fitted else set_up_without_cache)  # type: ignore[method-assign]
+    data.train_dataloader = stopwatch.paused(decide_about_cache_and_load)  # type: ignore[method-assign]
 
 
 def decode_seconds(data: ImageDataModule) -> float:
@@ -185,26 +214,6 @@ def _folder(root: Any) -> tempfile.TemporaryDirectory[str]:
         ) from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress messages that the fit will log again.
-
-    Other loggers stay on: what trial and fit share is computed in the trial, and only the trial can log it.
-    """
-    loggers = (
-        logging.getLogger("finetune.training"),
-        logging.getLogger("finetune.features.linear_probe"),
-    )
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
 def num_devices_of(accelerator: Any, devices: Any) -> int:
     """Return the number of this machine's devices that the fit will use."""
     return (
@@ -214,29 +223,23 @@ def num_devices_of(accelerator: Any, devices: Any) -> int:
 
 def _first(accelerator: Any, devices: Any) -> list[int] | int:
     """Return the `devices` of a trainer for the first device of the fit, which need not be the machine's first."""
-    names = (
-        [name for name in devices.split(",") if name]
-        if isinstance(devices, str) and "," in devices
-        else devices
-    )
+    names = devices
+    if isinstance(devices, str) and "," in devices:
+        names = [name for name in devices.split(",") if name]
     return [int(names[0])] if isinstance(names, list) and names and _is_cuda(accelerator) else 1
 
 
 def _is_cuda(accelerator: Any) -> bool:
+    """Return whether `trainer.accelerator` means CUDA devices on this machine."""
     wants = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
     return wants and torch.cuda.is_available()
 
 
-@contextmanager
-def _per_device_threads(num_devices: int) -> Iterator[None]:
+def _per_device_threads(num_devices: int) -> AbstractContextManager[None]:
     """Limit torch's threads to one device's share of the cores, as Lightning does when it starts several processes."""
-    before = torch.get_num_threads()
-    if num_devices > 1:
-        torch.set_num_threads(max(1, num_cores() // num_devices))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    if num_devices == 1:
+        return nullcontext()
+    return step_timing.torch_threads(max(1, num_cores() // num_devices))
 
 
 @contextmanager

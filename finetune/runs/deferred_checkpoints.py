@@ -20,9 +20,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 SHARE = 0.02  # share of the time that is spent on checkpoints at the ends of epochs
-LONGEST = (
-    60.0  # seconds after which a checkpoint is written even if its share of the time is larger
-)
+# Seconds after which a checkpoint is written even if its share of the time is larger.
+LONGEST = 60.0
 QUICK = 0.05  # seconds: a checkpoint that is written faster is never deferred
 # Bytes of a checkpoint that may be deferred. There may be two in memory, and a third during a copy.
 MOST = 500_000_000
@@ -35,11 +34,14 @@ class DeferredCheckpoints:
         # In the order in which they must be written.
         self._waiting: dict[str, dict[str, Any]] = {}
         # seconds and bytes of the latest written checkpoint
-        self._writing = 0.0
-        self._size = 0
-        # Seconds of writing: up to the latest last.ckpt, including other checkpoints before it, and since then.
-        self._seconds = self._since_last = 0.0
-        self._ended = self._asked = -math.inf  # times: last.ckpt was written, an epoch ended
+        self._write_seconds = 0.0
+        self._num_bytes = 0
+        # Seconds of writing all checkpoints: between the latest two last.ckpt, and since the latest one.
+        self._seconds_before_last = 0.0
+        self._seconds_since_last = 0.0
+        # Times of `time.monotonic`: the latest last.ckpt was written, the latest epoch ended.
+        self._last_written = -math.inf
+        self._epoch_ended = -math.inf
 
     @contextmanager
     def timed(self, path: Path, names: Sequence[str]) -> Iterator[None]:
@@ -52,15 +54,16 @@ class DeferredCheckpoints:
         began = time.monotonic()
         yield
         now = time.monotonic()
-        self._writing = now - began
-        self._size = path.stat().st_size
-        self._since_last += self._writing
-        self._asked += self._writing  # the time of writing is not part of the next epoch
+        self._write_seconds = now - began
+        self._num_bytes = path.stat().st_size
+        self._seconds_since_last += self._write_seconds
+        # The time of writing is not part of the next epoch.
+        self._epoch_ended += self._write_seconds
         # Only a last.ckpt restarts the wait: a best.ckpt inside each epoch would otherwise defer last.ckpt forever.
         if "last" in names:
-            self._seconds = self._since_last
-            self._since_last = 0.0
-            self._ended = now
+            self._seconds_before_last = self._seconds_since_last
+            self._seconds_since_last = 0.0
+            self._last_written = now
 
     def may_wait(self) -> bool:
         """Return whether the checkpoint at the end of an epoch may be deferred. It is called once per epoch.
@@ -69,11 +72,11 @@ class DeferredCheckpoints:
         would not become too long with a next epoch as long as this one.
         """
         now = time.monotonic()
-        epoch = now - self._asked
-        self._asked = now
-        waited = now - self._ended
-        is_soon = waited < self._seconds / SHARE and waited + epoch < LONGEST
-        return is_soon and is_worth_it(self._writing, self._size)
+        epoch = now - self._epoch_ended
+        self._epoch_ended = now
+        waited = now - self._last_written
+        is_soon = waited < self._seconds_before_last / SHARE and waited + epoch < LONGEST
+        return is_soon and is_worth_deferring(self._write_seconds, self._num_bytes)
 
     def hold(self, names: Sequence[str], checkpoint: dict[str, Any]) -> bool:
         """Defer a copy of a checkpoint. It replaces the deferred checkpoints of the same names.
@@ -83,10 +86,7 @@ class DeferredCheckpoints:
         """
         try:
             copied = copy_of(checkpoint)
-        except (
-            MemoryError,
-            RuntimeError,
-        ):  # torch raises the latter; any other problem shows when it is written
+        except (MemoryError, RuntimeError):  # torch raises the latter, also for other reasons
             return False
         self.drop(names)
         self._waiting |= dict.fromkeys(names, copied)
@@ -121,14 +121,14 @@ def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> 
         copying: Seconds to copy a checkpoint in memory.
         epoch: Seconds of an epoch.
     """
-    if not is_worth_it(writing, size):
+    if not is_worth_deferring(writing, size):
         return writing
     # One of `num` checkpoints is written, the others are copied.
     num = max(1, min(math.ceil(writing / SHARE / epoch), math.ceil(LONGEST / epoch) - 1))
     return (writing + (num - 1) * copying) / num
 
 
-def is_worth_it(writing: float, size: int) -> bool:
+def is_worth_deferring(writing: float, size: int) -> bool:
     """Return whether it is worthwhile to defer checkpoints that take so many seconds to write, and so many bytes."""
     return writing > QUICK and size <= MOST
 

@@ -15,7 +15,7 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune.runs.run_logger import RunLogger
-from finetune.system.messages import reason
+from finetune.system.messages import only_errors, reason
 
 log = logging.getLogger(__name__)
 _TIMEOUT = 10.0  # seconds for a server to answer
@@ -39,7 +39,10 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
     """
 
     package = place = "mlflow"
-    _initialized = _is_set_up = False
+    _initialized = (
+        False  # Lightning's, which reads it at the end of a run even if nothing was logged
+    )
+    _is_set_up = False
 
     def __init__(
         self,
@@ -59,8 +62,8 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         self.check_package()
         settings = {"experiment_name": experiment_name, "tags": tags, "prefix": prefix}
         self._settings: dict[str, Any] = {**settings, "artifact_location": artifact_location}
-        self._given_name = run_name
-        self._given_id = run_id
+        self._requested_name = run_name
+        self._requested_id = run_id
         self.is_continued = run_id is not None
         self._uri = tracking_uri or (None if save_dir else os.environ.get("MLFLOW_TRACKING_URI"))
         self._dir = save_dir
@@ -71,18 +74,15 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
     def experiment(self) -> Any:
         if self._is_set_up:
             return super().experiment
-        name = self._given_name or self._title()
+        name = self._requested_name or self._title()
         run_id = self._earlier_name()
         uri = self._uri or Path(self._dir or self._run_folder()).absolute().as_uri()
         _check_server(uri)
-        lightning_log = logging.getLogger("pytorch_lightning.loggers.mlflow")
-        level = lightning_log.level
-        lightning_log.setLevel(logging.ERROR)  # no message that the experiment is new
-        try:
+        with only_errors(
+            "pytorch_lightning.loggers.mlflow"
+        ):  # no message that the experiment is new
             # This creates the folder, so it comes late.
-            client = self._client(uri, name, self._given_id or run_id)
-        finally:
-            lightning_log.setLevel(level)
+            client = self._client(uri, name, self._requested_id or run_id)
         self._is_set_up = True
         self._remember(str(self._run_id))
         return client
@@ -97,7 +97,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
             is_gone = getattr(
                 error, "error_code", ""
             ) == "RESOURCE_DOES_NOT_EXIST" or "does not exist" in str(error)
-            if run_id is None or self._given_id or not is_gone:
+            if run_id is None or self._requested_id or not is_gone:
                 raise
         log.warning("MLFlowLogger: the earlier logs of this run no longer exist: it starts again")
         self.is_continued = False

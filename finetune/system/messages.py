@@ -113,6 +113,20 @@ def be_quiet() -> None:
     )
 
 
+@contextmanager
+def only_errors(*names: str) -> Iterator[None]:
+    """Let the loggers of these names log only errors within the context."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def counted(num: int, what: str, plural: str = "") -> str:
     """Return a number with its noun, such as `1 image` or `1,200 images`."""
     return f"{num:,} {what if num == 1 else plural or what + 's'}"
