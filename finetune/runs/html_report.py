@@ -20,7 +20,13 @@ from finetune.runs.highlights import (
     max_per_cell,
     report_images,
 )
-from finetune.runs.label_report import label_charts, label_highlights, label_sections
+from finetune.runs.label_report import (
+    MAX_MATRIX,
+    NUM_PAIRS,
+    label_charts,
+    label_highlights,
+    label_sections,
+)
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import INTERVAL, num_in_split, outcome_line
 from finetune.runs.record import RunRecord
@@ -36,9 +42,6 @@ from finetune.runs.statistics import (
 )
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
-
-_MANY = 25  # classes: a larger matrix cannot be read; a list of its largest cells can
-_NUM_PAIRS = 40
 
 
 def write_report(
@@ -69,13 +72,11 @@ def write_report(
     labels = label_sections(run, viewer)
     if run.label_answers and viewer:
         chosen = list(label_highlights(run, viewer))
-    images = [shown_image for cell in cells for shown_image in cell["images"]]
-    images += [
-        shown_image for one in (labels.mistakes if labels else ()) for shown_image in one.images
-    ]
-    images += [
-        shown_image for kind in chosen for shown_image in kind["images"] if run.label_answers
-    ]
+    images = [image for cell in cells for image in cell["images"]]
+    if labels is not None:
+        images += [image for mistakes in labels.mistakes for image in mistakes.images]
+    if run.label_answers:
+        images += [image for kind in chosen for image in kind["images"]]
     replace_text(
         target,
         render(
@@ -88,7 +89,7 @@ def write_report(
             headline=str(answer),
             summary=list(_summary(run)),
             facts=list(_facts(run, versions)),
-            charts=list(learning(run)),
+            charts=list(training_charts(run)),
             seconds=[
                 (phase, PHASES[phase], run.seconds[phase])
                 for phase in PHASES
@@ -99,13 +100,13 @@ def write_report(
             classes=classes,
             cells=cells,
             labels=labels,
-            unseen=_unseen(run, viewer, images),
-            matrix=_matrix(run) if classes and len(classes) <= _MANY else None,
+            why_no_images=_why_no_images(run, viewer, images),
+            matrix=_matrix(run) if classes and len(classes) <= MAX_MATRIX else None,
             kinds=chosen,
             no_heat_map=next(
                 (p.no_overlay for kind in chosen for p in kind["images"] if p.no_overlay), ""
             ),
-            judgement=list(label_charts(run) if run.has_labels else _judgement(run)),
+            calibration=list(label_charts(run) if run.has_labels else _calibration_charts(run)),
             augmented=base64.b64encode(augmented.read_bytes()).decode()
             if augmented.is_file()
             else "",
@@ -129,10 +130,10 @@ def _corrections(run: RunRecord) -> dict[str, Any] | None:
     return corrections if corrections and are_corrections(corrections) else None
 
 
-def _unseen(run: RunRecord, viewer: ImageViewer | None, images: list[ReportImage]) -> str:
+def _why_no_images(run: RunRecord, viewer: ImageViewer | None, images: list[ReportImage]) -> str:
     """Return a sentence with the reason why the report has no test images; "" if it has some or needs none."""
     answers = run.answers or run.label_answers
-    if answers is None or not answers.paths or any(shown_image.image for shown_image in images):
+    if answers is None or not answers.paths or any(image.image for image in images):
         return ""
     if viewer is None:
         return "The test images are not shown: the checkpoint that predicted them is missing."
@@ -178,6 +179,7 @@ def _duration(seconds: float) -> str:
 
 
 def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what is needed to repeat the run."""
     for line in run.about.get("lines", ()):
         what, _, text = line.partition(": ")
         yield what, text
@@ -191,8 +193,8 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def learning(run: RunRecord) -> Iterator[str]:
-    """Yield charts of the loss, the accuracy and the learning rates, if they were logged."""
+def training_charts(run: RunRecord) -> Iterator[str]:
+    """Yield charts of the loss, the metrics and the learning rates, if they were logged."""
     best = (run.best[0], "best.ckpt") if run.best else None
     for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else f"train/{what}"
@@ -246,6 +248,7 @@ def _test_folder(run: RunRecord) -> str:
 
 
 def _classes(run: RunRecord) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of each class in the test, and the class that its images are most often predicted as."""
     matrix = run.result.get("confusion_matrix") or []
     names = run.result.get("class_names", ())
     num_predicted = np.array(matrix).sum(axis=0) if matrix else []
@@ -271,17 +274,18 @@ def _matrix(run: RunRecord) -> list[list[tuple[int, float]]]:
 
 
 def _cells(answers: Answers, viewer: ImageViewer | None) -> Iterator[dict[str, Any]]:
+    """Yield the cells of the confusion matrix that have images, the largest first; of many classes only mistakes."""
     names = answers.class_names
     pairs, counts = np.unique(answers.labels * len(names) + answers.predicted, return_counts=True)
-    found = sorted(
-        zip(counts.tolist(), pairs.tolist(), strict=True), key=lambda cell: (-cell[0], cell[1])
-    )
-    if len(names) > _MANY:
-        wrong = [cell for cell in found if cell[1] // len(names) != cell[1] % len(names)]
-        found = wrong[:_NUM_PAIRS]
-    most = max_per_cell([count for count, _ in found])
-    for count, pair in found:
-        label, predicted = divmod(pair, len(names))
+    cells = [
+        (count, *divmod(pair, len(names)))
+        for count, pair in zip(counts.tolist(), pairs.tolist(), strict=True)
+    ]
+    cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
+    if len(names) > MAX_MATRIX:
+        cells = [cell for cell in cells if cell[1] != cell[2]][:NUM_PAIRS]
+    most = max_per_cell([count for count, _, _ in cells])
+    for count, label, predicted in cells:
         chosen = answers.of(label, predicted)[:most].tolist()
         images = report_images(answers, chosen, viewer, has_overlay=False) if viewer else []
         key = f"cell-{label}-{predicted}"
@@ -301,7 +305,7 @@ def _kinds(answers: Answers, viewer: ImageViewer) -> Iterator[dict[str, Any]]:
         yield {"heading": heading, "sentence": sentence, "images": images, "count": len(chosen)}
 
 
-def _judgement(run: RunRecord) -> Iterator[tuple[str, str]]:
+def _calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield charts of calibration, each with a caption."""
     answers = run.answers
     if answers is None or not len(answers.labels):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from finetune.runs.headline import headline
-from finetune.runs.html_report import learning
+from finetune.runs.html_report import training_charts
 from finetune.runs.record import RunRecord
 from finetune.system.html_page import render
 
@@ -23,7 +23,7 @@ def inline_report(run: RunRecord, sheet: str = "", about_sheet: str = "") -> str
         "runs/inline_report.html",
         place=place,
         headline=str(headline(run)),
-        charts=list(learning(run))[:2],  # the loss and the accuracy
+        charts=list(training_charts(run))[:2],  # the loss and the accuracy
         sheet=sheet,
         about_sheet=about_sheet,
         report=report if report.is_file() else "",

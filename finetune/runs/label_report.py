@@ -19,8 +19,10 @@ from finetune.runs.outcome import LabelRow, label_rows
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import num_reliability_bins, precision_recall, reliability
 
-_MANY = 25  # labels: a larger matrix cannot be read; a list of its largest cells can
-_NUM_PAIRS = 40  # of labels, and sections of mistakes, if there are many labels
+MAX_MATRIX = (
+    25  # classes or labels: a larger matrix cannot be read; a list of its largest cells can
+)
+NUM_PAIRS = 40  # largest cells, and sections of mistakes, instead of a larger matrix
 _MOST_CURVES = 8
 _MOST_PANELS = 4
 _TINY = 1e-12
@@ -92,7 +94,7 @@ def label_sections(run: RunRecord, viewer: ImageViewer | None) -> LabelSections 
     if not run.result.get("label_counts"):
         return None
     counts = run.result["cooccurrence"]
-    is_small = len(counts) <= _MANY
+    is_small = len(counts) <= MAX_MATRIX
     return LabelSections(
         metrics=list(_metrics(run)),
         together=[_with_shares(row, i) for i, row in enumerate(counts)] if is_small else None,
@@ -139,23 +141,23 @@ def _with_shares(row: Sequence[int], i: int) -> list[tuple[int, float]]:
 def _frequent_pairs(names: Sequence[str], counts: np.ndarray) -> list[tuple[str, str, int]]:
     first, second = np.triu_indices(len(names), 1)
     of_pairs = counts[first, second]
-    order = np.argsort(-of_pairs, kind="stable")[:_NUM_PAIRS]
+    order = np.argsort(-of_pairs, kind="stable")[:NUM_PAIRS]
     return [(names[first[i]], names[second[i]], int(of_pairs[i])) for i in order if of_pairs[i] > 0]
 
 
 def _mistakes(answers: LabelAnswers, viewer: ImageViewer | None) -> Iterator[Mistakes]:
-    found = []
+    rows = []
     for k, name in enumerate(answers.class_names):
         missed = answers.missed(k)
         false = answers.false(k)
-        found.append((f"missed-{k}", f"{name}, missed", "The least probable first", k, missed))
-        found.append(
+        rows.append((f"missed-{k}", f"{name}, missed", "The least probable first", k, missed))
+        rows.append(
             (f"false-{k}", f"{name}, falsely predicted", "The most probable first", k, false)
         )
-    if len(answers.class_names) > _MANY:
-        found = sorted(found, key=lambda one: -len(one[-1]))[:_NUM_PAIRS]
-    most = max_per_cell([len(images) for *_, images in found])
-    for key, heading, order, k, images in found:
+    if len(answers.class_names) > MAX_MATRIX:
+        rows = sorted(rows, key=lambda row: -len(row[-1]))[:NUM_PAIRS]
+    most = max_per_cell([len(images) for *_, images in rows])
+    for key, heading, order, k, images in rows:
         if len(images):
             chosen = [(int(i), k) for i in images[:most]]
             reported = (
