@@ -127,9 +127,11 @@ class MetricsCSV(Logger):
         # Earlier versions wrote the rows of steps to metrics.csv, and no other file.
         if epochs.exists() and not steps.exists():
             epochs.rename(steps)
-        earlier = _keep(steps, lambda row: int(row["step"]) < global_step)
+        earlier = _keep_rows(steps, lambda row: int(row["step"]) < global_step)
         self._columns = list(earlier[0]) if earlier else []
-        ended = _keep(epochs, lambda row: int(row["epoch"]) > 0 and int(row["step"]) <= global_step)
+        ended = _keep_rows(
+            epochs, lambda row: int(row["epoch"]) > 0 and int(row["step"]) <= global_step
+        )
         current = int(ended[-1]["epoch"]) if ended else 0  # Lightning's count, from zero
         for row in earlier:
             if not row.get("epoch") or int(row["epoch"]) >= current:
@@ -156,12 +158,15 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
-def _keep(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
-    """Rewrite a file with only the rows for which `is_wanted` returns True, and return them; rename a damaged file."""
+def _keep_rows(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
+    """Rewrite a file without the rows for which `is_wanted` returns False, and return the others.
+
+    A damaged file is renamed, and the result is empty.
+    """
     try:
         rows = read_metrics(path)
         for row in rows:
-            _check(row)
+            _check_numbers(row)
         wanted = [row for row in rows if is_wanted(row)]
     except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
         set_aside(
@@ -177,7 +182,7 @@ def _keep(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[dict[
     return wanted
 
 
-def _check(row: dict[str, str]) -> None:
+def _check_numbers(row: dict[str, str]) -> None:
     """Raise ValueError or TypeError if a value is not a number, or a row has more values than columns."""
     for name, value in row.items():
         if value:

@@ -9,9 +9,9 @@ if TYPE_CHECKING:  # pages read the separator without torch
     from torch import Tensor
 
 UNSURE = "unsure"  # predicted instead of a class that is not probable enough
-_DIGITS = 7
+DIGITS = 7  # of a probability
 _MOST_PRINTED = 4  # classes of a single image, next to the predicted ones
-_MANY = 50  # with more classes, the rows of `test` have the five most probable classes only
+_MANY_CLASSES = 50  # with more classes, the rows of `test` have the five most probable classes only
 _SEPARATORS = (";", "|", "\t")
 
 # Shapes: B images, K classes.
@@ -39,7 +39,7 @@ class ClassRows:
         self, names: Sequence[str], split: str, top_k: int | None, abstain_below: float
     ) -> None:
         if split == "test":
-            top_k = 5 if len(names) > _MANY else None
+            top_k = 5 if len(names) > _MANY_CLASSES else None
         elif top_k is not None and top_k > len(names):
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
         if split != "test" and abstain_below and UNSURE in names:
@@ -78,13 +78,13 @@ class ClassRows:
         is_sure = values[predicted] >= self.abstain_below
         row: Row = {
             "class": self.names[predicted] if is_sure else UNSURE,
-            "probability": round(values[predicted], _DIGITS),
+            "probability": round(values[predicted], DIGITS),
         }
         if self.top_k is None:
             return row | _columns_of(self.names, values)
         for i in range(2, self.top_k + 1):
             k = best[i - 1]
-            row |= {f"class_{i}": self.names[k], f"probability_{i}": round(values[k], _DIGITS)}
+            row |= {f"class_{i}": self.names[k], f"probability_{i}": round(values[k], DIGITS)}
         return row
 
     def counted(self, row: Row) -> list[str | None]:
@@ -188,7 +188,7 @@ class LabelRows:
 
 
 def _columns_of(names: Sequence[str], values: Sequence[float]) -> Row:
-    return {f"p_{name}": round(value, _DIGITS) for name, value in zip(names, values, strict=True)}
+    return {f"p_{name}": round(value, DIGITS) for name, value in zip(names, values, strict=True)}
 
 
 def _most_common(counts: Mapping[str | None, int]) -> list[tuple[str | None, int]]:

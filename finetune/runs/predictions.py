@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch.distributed as dist
@@ -39,6 +39,22 @@ FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 # How a file name that is not UTF-8 is written: as its bytes, as \udcXX in JSON, or with question marks.
 _NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
+
+
+class _OfRank(NamedTuple):
+    """What rank 0 needs of another rank at the end.
+
+    Attributes:
+        counts: Counts of the predicted classes or labels.
+        num_rows: Number of rows.
+        sent: The text of rows that this rank did not write to a file itself.
+        last: Its last row; empty if it has none.
+    """
+
+    counts: Counter[str | None]
+    num_rows: int
+    sent: str
+    last: list[dict[str, Any]]
 
 
 class PredictionWriter(pl.Callback):
@@ -85,7 +101,7 @@ class PredictionWriter(pl.Callback):
         self._has_begun = False
 
     @property
-    def is_kept(self) -> bool:
+    def is_written(self) -> bool:
         """Whether the rows are written: the prediction for a single image is only printed unless a file is named."""
         return self.output is not None or self.run.path is not None
 
@@ -104,11 +120,11 @@ class PredictionWriter(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.split = "test"
-        self._rows_of = self._format(pl_module)
+        self._row_format = self._format(pl_module)
         self._begin(trainer)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rows_of = self._format(pl_module)
+        self._row_format = self._format(pl_module)
         if trainer.is_global_zero:
             num = len(trainer.datamodule.splits["predict"])  # type: ignore[attr-defined]
             log.info("predicting %s", counted(num, "image"))
@@ -126,14 +142,13 @@ class PredictionWriter(pl.Callback):
         return LabelRows(module.class_names, self.split, module.calibration.thresholds)
 
     def _begin(self, trainer: pl.Trainer) -> None:
-        self.columns = self._rows_of.columns
-        token = [
-            os.urandom(4).hex()
-        ]  # two runs that write the same target must not share part files
+        self.columns = self._row_format.columns
+        # Two runs that write the same target must not share part files.
+        token = [os.urandom(4).hex()]
         if trainer.world_size > 1:
             dist.broadcast_object_list(token)
         self._token = token[0]
-        if not self.is_kept:
+        if not self.is_written:
             self._part = io.StringIO(newline="")
             return
         if trainer.is_global_zero:
@@ -157,18 +172,18 @@ class PredictionWriter(pl.Callback):
         samples = trainer.datamodule.splits[self.split]  # type: ignore[attr-defined]
         rows = list(self._rows(outputs, samples))
         for row in rows:
-            self.counts.update(self._rows_of.counted(row))
+            self.counts.update(self._row_format.counted(row))
         self.num_rows += len(rows)
         self._last = rows[-1:] or self._last
         part = self._part
-        if not self.is_kept:
+        if not self.is_written:
             return
         with self._keep_part_on_error(trainer):
             if self.suffix == ".csv":
                 # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
                 lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
                 writer = csv.DictWriter(lines, self.columns, lineterminator="\r\n")
-                writer.writerows(map(self._rows_of.as_text, rows))
+                writer.writerows(map(self._row_format.as_text, rows))
             else:
                 self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -180,24 +195,25 @@ class PredictionWriter(pl.Callback):
         with self._keep_part_on_error(trainer):
             self._part.close()
         self._part = None
-        mine = self.counts, self.num_rows, sent, self._last
-        gathered: list[Any] = [mine] * trainer.world_size
+        own = _OfRank(self.counts, self.num_rows, sent, self._last)
+        of_ranks = [own] * trainer.world_size
         if trainer.world_size > 1:
             # This is also a barrier: afterwards all parts are complete.
-            dist.all_gather_object(gathered, mine)
-        if trainer.is_global_zero and self.is_kept:
+            dist.all_gather_object(of_ranks, own)
+        if trainer.is_global_zero and self.is_written:
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
                 with parts[0].open(
                     "a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]
                 ) as part:
-                    part.writelines(text for *_, text, _ in gathered)
+                    part.writelines(rank.sent for rank in of_ranks)
                 self._join(parts)
         if trainer.is_global_zero and self.split == "predict":
-            rows = [row for *_, last in gathered for row in last]
-            counts = sum((counts for counts, *_ in gathered), Counter[str | None]())
-            self._summary(counts, sum(num for _, num, *_ in gathered), rows[-1])
+            counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
+            num_rows = sum(rank.num_rows for rank in of_ranks)
+            last_rows = [row for rank in of_ranks for row in rank.last]
+            self._print_summary(counts, num_rows, last_rows[-1])
 
     on_test_end = on_predict_end
 
@@ -225,16 +241,19 @@ class PredictionWriter(pl.Callback):
 
     def _rows(self, outputs: dict[str, Any], samples: Samples) -> Iterator[dict[str, Any]]:
         """Yield the rows of a batch, in the order of the input."""
-        results = self._rows_of.predictions(outputs["probabilities"].cpu(), outputs["class"].cpu())
+        results = self._row_format.predictions(
+            outputs["probabilities"].cpu(), outputs["class"].cpu()
+        )
         good = dict(zip(outputs["index"].tolist(), results, strict=True))
         errors = dict(outputs["bad"])
         for index in sorted([*good, *errors]):
             row: dict[str, Any] = dict.fromkeys(self.columns) | {"path": samples.paths[index]}
             if self.split == "test":
-                row |= self._rows_of.target(samples.targets[index])  # type: ignore[arg-type]
+                row |= self._row_format.target(samples.targets[index])  # type: ignore[arg-type]
             yield row | ({"error": errors[index]} if index in errors else good[index])
 
     def _join(self, parts: list[Path]) -> None:
+        """Write the target from the files of all ranks, and delete them."""
         if self.suffix == ".parquet":
             with replacing(self.target) as joined:
                 write_parquet(joined, parts, self.columns)
@@ -244,15 +263,17 @@ class PredictionWriter(pl.Callback):
         for part in parts:
             part.unlink(missing_ok=True)
 
-    def _summary(self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]) -> None:
+    def _print_summary(
+        self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]
+    ) -> None:
         if num_rows == 1:  # `row` is the row of this image
-            print(f"{shown(row['path'])}: {self._rows_of.describe(row)}")
+            print(f"{shown(row['path'])}: {self._row_format.describe(row)}")
         else:
-            print(f"{num_rows:,} images: {self._rows_of.count_text(counts)}")
-        if not self.is_kept:
+            print(f"{num_rows:,} images: {self._row_format.count_text(counts)}")
+        if not self.is_written:
             if row["error"] is not None:
                 raise ValueError(f"the image cannot be read: {row['error']}")
-            if others := self._rows_of.others(row):
+            if others := self._row_format.others(row):
                 print(others, flush=True)
             return
         print(f"predictions in {self.target}", flush=True)

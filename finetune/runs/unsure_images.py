@@ -14,13 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from finetune.runs.folder import Run
-from finetune.runs.prediction_rows import LabelRows, Row
+from finetune.runs.prediction_rows import DIGITS, LabelRows, Row
 from finetune.runs.predictions import FILES
 from finetune.system.files import check_target, replace_text, replacing
 from finetune.system.messages import WrongUsage, counted
 
 COLUMNS = ("path", "class", "probability")  # of images with one class
-_DIGITS = 7
 _TINY = 1e-12
 
 # Shapes: B images, K classes.
@@ -89,7 +88,7 @@ class UnsureImages(pl.Callback):
             thresholds = list(self._rows_of.thresholds.values())
             certainty = label_certainty(probabilities, thresholds)
         for i, index in enumerate(outputs["index"].tolist()):
-            value = round(float(certainty[i]), _DIGITS)
+            value = round(float(certainty[i]), DIGITS)
             if len(self._least) == self.num and (-value, -index) < self._least[0][:2]:
                 continue
             row: Row = {"path": paths[index]}
