@@ -88,13 +88,9 @@ def _thresholds(p: Predictor) -> dict[str, Any]:
         return {"label_kind": p.label_kind, "thresholds": thresholds}
     aim = calibration.aim
     choice = calibration.choice
-    threshold = (
-        aim
-        and choice
-        and choice.value
-        and {"label": p.class_names[aim.positive], "at_least": choice.value}
-    )
-    return {"threshold": threshold}
+    if aim is None or choice is None or choice.value is None:
+        return {"threshold": None}
+    return {"threshold": {"label": p.class_names[aim.positive], "at_least": choice.value}}
 
 
 def make_app(
@@ -128,15 +124,12 @@ def make_app(
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         paths = " ".join(route.path for route in routes)
-        what = {404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}"}
-        what[405] = (
-            f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET"
-        )
-        return Refused(
-            error.status_code,
-            what.get(error.status_code, error.detail),
-            headers=dict(error.headers or {}),
-        ).response()
+        messages = {
+            404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}",
+            405: f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET",
+        }
+        message = messages.get(error.status_code, error.detail)
+        return Refused(error.status_code, message, headers=dict(error.headers or {})).response()
 
     def internal_error(request: Request, error: Exception) -> Response:
         return Refused(500, "the service failed: see its log").response()

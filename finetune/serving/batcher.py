@@ -55,6 +55,7 @@ class Batcher:
         self._thread.shutdown(cancel_futures=True)
 
     def _start_batch(self) -> None:
+        """Compute the next batch of waiting images, unless one is being computed."""
         if self.is_busy:
             return
         batch: list[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = []
@@ -73,6 +74,7 @@ class Batcher:
     def _answer(
         self, rows: Sequence[asyncio.Future[np.ndarray]], done: asyncio.Future[np.ndarray]
     ) -> None:
+        """Pass the rows of a finished batch, or its error, to the callers, and start the next batch."""
         self.is_busy = False
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         for i, row in enumerate(rows):

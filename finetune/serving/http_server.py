@@ -21,6 +21,8 @@ _FILES = 24  # open file descriptors that are not connections
 
 
 class _Server(uvicorn.Server):
+    """Calls `on_start` once it listens and `on_stop` at a signal. A second Ctrl-C ends the process at once."""
+
     def __init__(
         self, config: uvicorn.Config, on_start: Callable[[], None], on_stop: Callable[[], None]
     ) -> None:
@@ -81,11 +83,12 @@ def listen(host: str, port: int) -> socket.socket:
     except UnicodeError as error:  # the name cannot be a host name
         raise WrongUsage(f"--host {host} --port {port}: that is not a host name") from error
     except OSError as error:
-        raise _taken(host, port, error) from error
+        raise _address_error(host, port, error) from error
     return listener
 
 
-def _taken(host: str, port: int, error: OSError) -> WrongUsage:
+def _address_error(host: str, port: int, error: OSError) -> WrongUsage:
+    """Return the error to raise if the server cannot listen at an address."""
     hint = "; --port 0 takes a free one" if is_loopback(host) else ""
     return WrongUsage(f"--host {host} --port {port}: {reason(error)}{hint}")
 
@@ -148,7 +151,7 @@ def serve_until_stopped(
             listener.listen(_backlog())
         except OSError as error:
             host, port = listener.getsockname()[:2]
-            raise _taken(host, port, error) from error
+            raise _address_error(host, port, error) from error
         # Without `freeze` each full garbage collection scans all loaded modules while every client waits. With 64
         # clients the 99th percentile of the response time was twice as long.
         gc.collect()

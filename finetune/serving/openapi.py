@@ -103,14 +103,15 @@ def description(
 
 
 def _operation(operation: Operation, limits: Limits, needs_token: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"summary": operation.summary}
+    """Return the description of a handler as an Operation Object of OpenAPI."""
+    result: dict[str, Any] = {"summary": operation.summary}
     if operation.description:
-        found["description"] = operation.description.format(limits=limits)
+        result["description"] = operation.description.format(limits=limits)
     if operation.options is not None:
-        found["parameters"] = _parameters(operation.options)
+        result["parameters"] = _parameters(operation.options)
     if operation.body is not None:
         content = {kind: {"schema": schema} for kind, schema in operation.body.items()}
-        found["requestBody"] = {"required": True, "content": content}
+        result["requestBody"] = {"required": True, "content": content}
     answers = {200: _answer(operation.text or operation.summary, operation.answer)}
     for status, text in (operation.errors or {}).items():
         answers[status] = _answer(text.format(limits=limits), operation.error_type or _ERROR)
@@ -119,21 +120,21 @@ def _operation(operation: Operation, limits: Limits, needs_token: bool) -> dict[
     )
     if needs_token:
         answers |= {status: _answer(text, _ERROR) for status, text in _TOKEN_ANSWERS.items()}
-    found["responses"] = {str(status): answer for status, answer in sorted(answers.items())}
+    result["responses"] = {str(status): answer for status, answer in sorted(answers.items())}
     if needs_token:
-        found["security"] = [{}, {"token": []}]
-    return found
+        result["security"] = [{}, {"token": []}]
+    return result
 
 
 def _parameters(options: Any) -> list[dict[str, Any]]:
     """Return the description of query options: a named tuple whose fields are annotated with a text."""
     parameters = []
     for name, hint in get_type_hints(options, include_extras=True).items():
-        kind, text, *more = get_args(hint)
+        kind, text, *constraints = get_args(hint)
         (plain,) = set(get_args(kind) or [kind]) - {NoneType}
         schema: Schema = {"type": _TYPES[plain]}
-        for extra in more:
-            schema |= extra
+        for constraint in constraints:
+            schema |= constraint
         default = options._field_defaults[name]
         if default is not None:
             schema["default"] = default
@@ -143,6 +144,7 @@ def _parameters(options: Any) -> list[dict[str, Any]]:
 
 
 def _answer(text: str, answer: Any) -> dict[str, Any]:
+    """Return a Response Object of OpenAPI: a description, and the schema or type of the answer; None for text."""
     if answer is None:
         return {"description": text, "content": {"text/plain": {"schema": schema_of(str)}}}
     schema = answer if isinstance(answer, dict) else schema_of(answer)

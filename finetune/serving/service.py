@@ -17,6 +17,7 @@ from finetune.data.decode import DecodeError, decode
 from finetune.inference.class_activation import why_not_shown
 from finetune.inference.image_viewer import overlay_heat_map
 from finetune.inference.predictor import Predictor
+from finetune.runs.prediction_rows import DIGITS
 from finetune.serving.batcher import Batcher
 from finetune.serving.openapi import IMAGES, PREDICTIONS, Operation, described
 from finetune.serving.refusal import Refused, drain, too_late
@@ -31,7 +32,6 @@ from finetune.training.multilabel_calibration import MultilabelCalibration
 
 log = logging.getLogger(__name__)
 AnyPrediction = Prediction | LabelsPrediction
-_DIGITS = 7  # of a probability, as in `finetune predict`
 
 
 class RequestOptions(NamedTuple):
@@ -106,6 +106,7 @@ class Service:
         return response
 
     async def _answer(self, request: Request) -> Response:
+        """Return the response to a prediction request, also if it is refused, late or abandoned."""
         body = Body(request, self.capacity)
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -121,7 +122,7 @@ class Service:
             if not body.has_arrived:
                 return Refused(408, f"the request took longer than {seconds} to arrive").response()
             message = f"there was no answer within {seconds}"
-            return too_late(message, self.capacity.seconds).response()
+            return too_late(message, self.capacity.wait_seconds).response()
         except Refused as refused:
             if not body.has_arrived:
                 await drain(request.receive, self.limits.seconds)
@@ -133,6 +134,11 @@ class Service:
             body.release()
 
     def _options(self, request: Request) -> RequestOptions:
+        """Return the options in the query of a request.
+
+        Raises:
+            Refused: An option does not exist or has an invalid value.
+        """
         query = request.query_params
         names = self.predictor.class_names
         for name in query:
@@ -152,6 +158,28 @@ class Service:
     async def _predict_uploads(
         self, uploads: Sequence[Upload], options: RequestOptions
     ) -> list[AnyPrediction]:
+        images = await self._decode(uploads)
+        probabilities = await self.batcher(images)
+        self._check(uploads, probabilities)
+        predicted = self._predicted_classes(self.predictor.decide(probabilities))
+        names = self.predictor.class_names
+        self.metrics.count_predictions([names[k] for classes in predicted for k in classes])
+        predictions = [
+            self._prediction(upload, row, classes, options)
+            for upload, row, classes in zip(uploads, probabilities, predicted, strict=True)
+        ]
+        if options.looked_at:
+            for prediction, image, classes in zip(predictions, images, predicted, strict=True):
+                maps = await self._heat_maps(image, classes)
+                prediction["looked_at"] = maps  # type: ignore[arg-type] # its kind has it so
+        return predictions
+
+    async def _decode(self, uploads: Sequence[Upload]) -> list[np.ndarray]:
+        """Return uploads as prepared images, (h, w, 3) uint8 each.
+
+        Raises:
+            Refused: Some uploads are not images.
+        """
         loop = asyncio.get_running_loop()
         pending = list(uploads)
         tasks = [
@@ -163,30 +191,20 @@ class Service:
         finally:
             # The executor's queue holds cancelled calls until a thread is free: they must not hold the bytes.
             pending.clear()
-        bad: list[FailedImage] = [
-            {"index": i, "name": uploads[i].name, "error": str(result)}
-            for i, result in enumerate(results)
-            if _is_bad(result)
-        ]
-        if bad:
-            raise Refused(422, str(bad[0]["error"]), bad)
-        images = [image for image in results if isinstance(image, np.ndarray)]
-        probabilities = await self.batcher(images)
-        self._check(uploads, probabilities)
-        chosen = self._chosen(self.predictor.decide(probabilities))
-        names = self.predictor.class_names
-        self.metrics.count_predictions([names[k] for of_image in chosen for k in of_image])
-        predictions = [
-            self._prediction(upload, row, of_image, options)
-            for upload, row, of_image in zip(uploads, probabilities, chosen, strict=True)
-        ]
-        if options.looked_at:
-            for prediction, image, of_image in zip(predictions, images, chosen, strict=True):
-                maps = await self._heat_maps(image, of_image)
-                prediction["looked_at"] = maps  # type: ignore[arg-type] # its kind has it so
-        return predictions
+        images: list[np.ndarray] = []
+        failed: list[FailedImage] = []
+        for i, result in enumerate(results):
+            if isinstance(result, DecodeError):
+                failed.append({"index": i, "name": uploads[i].name, "error": str(result)})
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                images.append(result)
+        if failed:
+            raise Refused(422, str(failed[0]["error"]), failed)
+        return images
 
-    def _chosen(self, decided: np.ndarray) -> list[list[int]]:
+    def _predicted_classes(self, decided: np.ndarray) -> list[list[int]]:
         """Return the predicted class of each image in a list, or its predicted labels."""
         if self.predictor.label_kind == "single":
             return [[int(k)] for k in decided]
@@ -208,31 +226,36 @@ class Service:
                 f"{Path(self.predictor.path).name} gives probabilities that are not finite numbers"
             )
             rows = np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist()
-            bad: list[FailedImage] = [
+            failed: list[FailedImage] = [
                 {"index": i, "name": uploads[i].name, "error": f"{_name(uploads[i], i)}: {message}"}
                 for i in rows
             ]
-            raise Refused(500, str(bad[0]["error"]), bad) from error
+            raise Refused(500, str(failed[0]["error"]), failed) from error
 
     def _prediction(
-        self, upload: Upload, probabilities: np.ndarray, chosen: list[int], options: RequestOptions
+        self,
+        upload: Upload,
+        probabilities: np.ndarray,
+        predicted: list[int],
+        options: RequestOptions,
     ) -> AnyPrediction:
+        """Return the answer for an image, from the probability of each class (K,) and the predicted ones."""
         order = (-probabilities).argsort(kind="stable")[: options.top_k]
         names = self.predictor.class_names
-        of_classes = {names[k]: round(float(probabilities[k]), _DIGITS) for k in order}
+        of_classes = {names[k]: round(float(probabilities[k]), DIGITS) for k in order}
         calibration = self.predictor.calibration
         if isinstance(calibration, MultilabelCalibration):
             return LabelsPrediction(
                 name=upload.name,
-                labels=[names[k] for k in chosen],
+                labels=[names[k] for k in predicted],
                 probabilities=of_classes,
                 thresholds={names[k]: calibration.thresholds[k] for k in order},
             )
-        predicted = chosen[0]
+        (k,) = predicted
         return Prediction(
             name=upload.name,
-            label=names[predicted],
-            probability=round(float(probabilities[predicted]), _DIGITS),
+            label=names[k],
+            probability=round(float(probabilities[k]), DIGITS),
             probabilities=of_classes,
         )
 
@@ -248,6 +271,7 @@ class Service:
         )
 
     def _classify(self, images: np.ndarray) -> np.ndarray:
+        """Return the probabilities (N, K) of images (N, h, w, 3), and measure the rate for `Retry-After`."""
         start = time.perf_counter()
         rows = self.predictor.classify(images)
         seconds = time.perf_counter() - start
@@ -256,16 +280,16 @@ class Service:
         return rows
 
     async def _heat_maps(
-        self, image: np.ndarray, chosen: list[int]
+        self, image: np.ndarray, predicted: list[int]
     ) -> str | dict[str, str | None] | None:
         """Return the heat map of the predicted class; of several labels one for each predicted label, by name."""
         if self.predictor.label_kind == "single":
-            return await self.batcher.run(self._heat_map, image, chosen[0])
+            return await self.batcher.run(self._heat_map, image, predicted[0])
         names = self.predictor.class_names
-        return {names[k]: await self.batcher.run(self._heat_map, image, k) for k in chosen}
+        return {names[k]: await self.batcher.run(self._heat_map, image, k) for k in predicted}
 
-    def _heat_map(self, image: np.ndarray, predicted: int) -> str | None:
-        maps = self.predictor.activation(image[None], [predicted])
+    def _heat_map(self, image: np.ndarray, k: int) -> str | None:
+        maps = self.predictor.activation(image[None], [k])
         if maps is None or why_not_shown(maps):
             return None
         return thumbnail(overlay_heat_map(image, maps[0]), max(image.shape))
@@ -273,13 +297,6 @@ class Service:
 
 def _name(upload: Upload, index: int) -> str:
     return upload.name or f"image {index}"
-
-
-def _is_bad(result: Any) -> bool:
-    """Return whether an image could not be decoded. Any other exception is raised."""
-    if isinstance(result, BaseException) and not isinstance(result, DecodeError):
-        raise result
-    return isinstance(result, DecodeError)
 
 
 async def _cancel_on_disconnect(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+# Upper bounds of the buckets, in seconds.
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -21,23 +22,35 @@ class ServiceMetrics:
     def __init__(self, class_names: Sequence[str], waiting: Callable[[], float]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        text = "Accepted requests to /predict, by the status of their answer."
-        self._requests = Counter("finetune_requests", text, ["status"], registry=registry)
-        text = "Seconds from the headers of a good request to its answer."
+        self._requests = Counter(
+            "finetune_requests",
+            "Accepted requests to /predict, by the status of their answer.",
+            ["status"],
+            registry=registry,
+        )
         self._seconds = Histogram(
-            "finetune_request_seconds", text, buckets=_SECONDS, registry=registry
+            "finetune_request_seconds",
+            "Seconds from the headers of a good request to its answer.",
+            buckets=_SECONDS,
+            registry=registry,
         )
-        text = "Images by predicted class."
-        self._predicted = Counter("finetune_pictures", text, ["label"], registry=registry)
-        text = "Images per batch."
+        self._predicted = Counter(
+            "finetune_pictures", "Images by predicted class.", ["label"], registry=registry
+        )
         self._batches = Histogram(
-            "finetune_batch_size", text, buckets=[2**i for i in range(8)], registry=registry
+            "finetune_batch_size",
+            "Images per batch.",
+            buckets=[2**i for i in range(8)],
+            registry=registry,
         )
-        text = "Accepted images without an answer yet."
-        Gauge("finetune_waiting_pictures", text, registry=registry).set_function(waiting)
-        for name in (
-            class_names
-        ):  # a counter must start at zero, or Prometheus computes no rate from its first count
+        gauge = Gauge(
+            "finetune_waiting_pictures",
+            "Accepted images without an answer yet.",
+            registry=registry,
+        )
+        gauge.set_function(waiting)
+        # A counter must start at zero, or Prometheus computes no rate from its first count.
+        for name in class_names:
             self._predicted.labels(name)
 
     def count_request(self, status: int, seconds: float) -> None:

@@ -73,7 +73,7 @@ class Capacity:
         self.rate: float | None = None
 
     @property
-    def seconds(self) -> float:
+    def wait_seconds(self) -> float:
         """Estimated time in seconds until the waiting images are classified."""
         return self.waiting / self.rate if self.rate else 1.0
 
@@ -86,7 +86,7 @@ class Capacity:
         if self.waiting + num_images > self.limits.max_waiting:
             raise busy(
                 f"{self.waiting} images are waiting, and at most {self.limits.max_waiting} may wait",
-                self.seconds,
+                self.wait_seconds,
             )
 
     @contextmanager
@@ -110,7 +110,7 @@ class Capacity:
             Refused: The bodies in memory are too large.
         """
         if self.num_bytes + number > _REQUESTS_HELD * self.limits.max_bytes:
-            raise busy("too many large requests are being sent", self.seconds)
+            raise busy("too many large requests are being sent", self.wait_seconds)
         self.num_bytes += number
 
     def update_rate(self, number: int, seconds: float) -> None:
