@@ -35,7 +35,8 @@ TARGET_CLASSES = ("hotdog", "not-hotdog")
 NUM_SOURCE = {"train": 200, "val": 25, "test": 50}  # images per class
 NUM_TARGET = {"train": 40, "val": 200, "test": 200}
 NUM_SEVERAL = {"train": 400, "val": 100, "test": 200}  # images
-OTHERS = (
+# What images of not-hotdog show; a name occurs twice if it is drawn twice as often.
+NEGATIVES = (
     "bun",
     "sausage",
     "sandwich",
@@ -47,6 +48,7 @@ OTHERS = (
     "donut",
     "pizza",
 )
+# Small objects near the edge of an image.
 CLUTTER = ("knife", "cup", "napkin", "crumbs")
 SUPERSAMPLING = 2  # images are drawn larger by this factor, then averaged down
 
@@ -363,6 +365,10 @@ def draw_crumbs(c: Canvas, bread: Colour, turns: float) -> None:
     c.dots([BREAD, CRUST], 14, 1, (0.08, 0.06), 0.4)
 
 
+def draw_nothing(c: Canvas, bread: Colour, turns: float) -> None:
+    """Draw no support: the dish is on the table."""
+
+
 # Each takes the colour of bread and the frequency of a ripple, even if it uses neither: `draw_thing` always draws both
 # random numbers.
 _DRAWINGS: dict[str, Callable[[Canvas, Colour, float], None]] = {
@@ -382,41 +388,48 @@ _DRAWINGS: dict[str, Callable[[Canvas, Colour, float], None]] = {
     "knife": draw_knife,
     "cup": draw_cup,
     "board": draw_board,
+    "nothing": draw_nothing,
     "napkin": draw_board,
     "crumbs": draw_crumbs,
 }
 
 
 def draw_thing(c: Canvas, name: str) -> None:
-    """Draw a dish, a part of one, or another object on the table, in the pose of the canvas."""
+    """Draw a dish, a part of one, or another object on the table, in the pose of the canvas.
+
+    Args:
+        c: The canvas.
+        name: One of `_DRAWINGS`.
+    """
     bread = c.pick(BREAD, CRUST, TOAST)
     turns = c.rng.uniform(9, 20)
-    if name in _DRAWINGS:
-        _DRAWINGS[name](c, bread, turns)
+    _DRAWINGS[name](c, bread, turns)
 
 
 def draw_table(c: Canvas) -> None:
     """Fill the image with wood, checked cloth, marble or a plain colour."""
     rng = c.rng
     size = len(c.image)
-    kind = c.rng.integers(4)
+    kind = rng.integers(4)
     v, u = np.indices((size, size), np.float32) / size
-    cos = math.cos(turn := rng.uniform(0, 3))
-    sin = math.sin(turn)
+    angle = rng.uniform(0, 3)
+    cos = math.cos(angle)
+    sin = math.sin(angle)
     period = rng.uniform(8, 24)
-    field = 3 * u
     x = u * cos + v * sin
     y = v * cos - u * sin
-    if kind == 0:
+    if kind == 0:  # wood
         field = (
             np.sin(40 * y + 1.5 * noise(rng, size, 4))
             + noise(rng, size, 6)
             - 4 * (0.2 * period * y % 1 < 0.04)
         )
-    elif kind == 1:
+    elif kind == 1:  # checked cloth
         field = 1.6 * (np.tanh(6 * np.sin(period * x)) + np.tanh(6 * np.sin(period * y)))
-    elif kind == 2:
+    elif kind == 2:  # marble
         field = 1.5 * np.tanh(4 * np.abs(noise(rng, size, 6) + 0.5 * noise(rng, size, 13)))
+    else:  # a plain colour that is brighter on one side
+        field = 3 * u
     colour = c.pick(PATTY, CRUST, BREAD, WHITE, SLATE, STEEL, BLUE, TOMATO, MINT, (112, 140, 150))
     c.image[:] = (
         np.array(colour, np.float32)
@@ -429,7 +442,7 @@ def draw(class_name: str, seed: Sequence[int], size: int = 96) -> np.ndarray:
     if class_name not in SOURCE_CLASSES + TARGET_CLASSES:
         raise ValueError(f"unknown class {class_name!r}, not in {SOURCE_CLASSES + TARGET_CLASSES}")
     rng = np.random.default_rng([*class_name.encode(), *seed])
-    name = rng.choice(OTHERS) if class_name == "not-hotdog" else class_name
+    name = rng.choice(NEGATIVES) if class_name == "not-hotdog" else class_name
     sun, tilt, radius = rng.uniform([0, 0.8, 0.32], [6.3, 1, 0.46]).tolist()
     x, y, warm = rng.normal([0.5, 0.5, 0], [0.06, 0.06, 0.08]).tolist()
     c = _empty_canvas(rng, size, sun)

@@ -95,7 +95,7 @@ def test_each_name_draws_its_own_thing():
     # On the same empty table with the same random numbers; a misspelt name would leave the table empty.
     names = {
         *drawing.SOURCE_CLASSES,
-        *drawing.OTHERS,
+        *drawing.NEGATIVES,
         *drawing.CLUTTER,
         "hotdog",
         "plate",
@@ -117,7 +117,7 @@ def test_each_name_draws_its_own_thing():
 
 @pytest.mark.slow
 def test_a_hot_dog_is_a_bun_and_a_sausage():
-    assert "hotdog" not in drawing.OTHERS + drawing.SOURCE_CLASSES
+    assert "hotdog" not in drawing.NEGATIVES + drawing.SOURCE_CLASSES
     names = ("salad_bowl", "sandwich", "hotdog")
     middle = {
         c: np.mean([drawing.draw(c, (9, i))[40:56, 40:56] for i in range(16)], (0, 1, 2))
