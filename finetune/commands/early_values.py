@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LRSchedulerCallable, instantiate_class
 from torch.optim import Optimizer
@@ -15,10 +16,11 @@ from finetune.models.ensemble import check_members
 from finetune.models.multi_stage import check_num_stages
 from finetune.models.stages import check_solved
 from finetune.runs.model_checkpoint import check_interval
-from finetune.system.messages import WrongUsage, as_wrong_usage, reason
+from finetune.system.messages import WrongUsage, reason
 from finetune.training.loss import check_smoothing
 from finetune.training.lr_schedulers import at_each_rate, with_total_steps
 from finetune.training.param_groups import check_rates
+from finetune.training.threshold import check_form
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
 _LIMITS = (
@@ -58,6 +60,8 @@ def check_values(config: Any) -> None:
             raise WrongUsage(f"nothing to train: {flag_names('fit', f'trainer.{name}')} is 0")
     if config.patience is not None:
         patience(config.patience)
+    if config.threshold is not None:
+        check_form(config.threshold)
     check_interval(config.checkpoint_every_n_steps)
     check_allowed(trainer)
     _check_trainer(trainer)
@@ -110,9 +114,15 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
 def _check_trainer(trainer: Any) -> None:
     """Let Lightning check limits now, which it would otherwise do after images are listed and weights are read."""
     limits = {name: trainer[name] for name in _LIMITS}
-    with as_wrong_usage("trainer"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Trainer(
+                accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, **limits
+            )
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        # without backticks, `with_options` finds the arguments, and writes them as flags
+        raise WrongUsage(reason(error).replace("`", "")) from error
 
 
 def _is_number_of_processes(devices: Any) -> bool:

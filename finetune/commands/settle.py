@@ -20,6 +20,9 @@ from finetune.commands.minutes import settle_minutes
 from finetune.commands.plan import Plan
 from finetune.commands.resumption import check_run_name, put_settings_of_run
 from finetune.data.class_weights import parse_class_weights
+from finetune.models.backbones import check_name
+from finetune.models.candidates import is_choice
+from finetune.models.weights import check_weights
 from finetune.profiling.fit_length import Make
 from finetune.runs.resume import check_resumable, read_start
 from finetune.training.run_length import settle_solved_head
@@ -105,6 +108,15 @@ def _hub_backbone(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(settle_hub_backbone(command.options.model, command.explicit))
 
 
+def _weights(plan: Plan, command: Command) -> Plan:
+    """Check that the weights exist. A fit that continues takes those of its checkpoint."""
+    model = command.options.model
+    if plan.start is None and model.weights is not None and not is_choice(model.backbone):
+        check_name(model.backbone)
+        check_weights(model.weights, model.backbone)
+    return plan
+
+
 def _preparation(plan: Plan, command: Command) -> Plan:
     return plan.with_messages(settle_preparation(command.config, command.explicit, plan.start))
 
@@ -141,8 +153,8 @@ SETTINGS: tuple[Step, ...] = (
     _hub_backbone,
     _preparation,
 )
-# These steps read the images.
-TRIALS: tuple[Step, ...] = (_backbone, _head_stages, _minutes)
+# The first of these steps looks for a file; the others read the images.
+TRIALS: tuple[Step, ...] = (_weights, _backbone, _head_stages, _minutes)
 # After the last: the usual number of epochs (`training.run_length`) and the precision (`trainer.complete`), which need
 # the data module and the plugins.
 

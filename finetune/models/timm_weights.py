@@ -20,7 +20,7 @@ from finetune.models.timm_backbones import (
     read_config,
 )
 from finetune.models.weight_files import Pretrained, check_single_network, read_file
-from finetune.system.messages import WrongUsage, reason
+from finetune.system.messages import NotFound, WrongUsage, reason
 
 _FILES = ("model.safetensors", "pytorch_model.bin")  # file names of `save_for_hf`
 _MISSING = re.compile(r"Missing keys \((.+?)\)")
@@ -49,10 +49,26 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
             raise FileNotFoundError(f"there is neither {' nor '.join(_FILES)} in {weights}")
         pool = (read_config(backbone, path).get("model_args") or {}).get("global_pool")
         return _convert(read_file(file), backbone, image_size, about, pool)
-    if path.is_file():
-        return _convert(read_file(path), backbone, image_size)
+    check_timm_weights(weights, backbone)
+    return _convert(read_file(path), backbone, image_size)
+
+
+def check_timm_weights(weights: str, backbone: str) -> None:
+    """Check that weights are `DEFAULT`, a folder or a file, without reading them.
+
+    Args:
+        weights: As `read_timm` takes it.
+        backbone: The name of the network.
+
+    Raises:
+        NotFound: There is no such file or folder.
+        WrongUsage: `weights` is none of the three.
+    """
+    path = Path(weights)
+    if weights == "DEFAULT" or path.exists():
+        return
     if path.suffix or len(path.parts) > 1:
-        raise FileNotFoundError(f"there is no weights file or folder {weights}")
+        raise NotFound(f"there is no weights file or folder {weights}")
     hint = f"select other weights of timm in the backbone, as {backbone.partition('.')[0]}.TAG"
     raise WrongUsage(f"{weights!r} is neither DEFAULT nor a file or folder; {hint}")
 

@@ -19,11 +19,11 @@ from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import backbone_of, is_timm
-from finetune.models.timm_weights import read_timm
+from finetune.models.timm_weights import check_timm_weights, read_timm
 from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
 from finetune.system.file_names import composed
 from finetune.system.files import one_at_a_time
-from finetune.system.messages import WrongUsage, did_you_mean, shown
+from finetune.system.messages import NotFound, WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +50,10 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
     """
     if is_hub(weights):
         return _read_hub(weights, backbone, image_size)
+    check_weights(weights, backbone)
     if is_timm(backbone):
         return read_timm(weights, backbone, image_size)
-    published: dict[str, Any] = {}
-    if backbone not in SMALL_NETWORKS:
-        enum = models.get_model_weights(backbone)
-        published = {
-            name: weight
-            for key, weight in enum.__members__.items()
-            for name in (key, f"{enum.__name__}.{key}")
-        }
+    published = _published(backbone)
     if weights in published:
         entry = published[weights]
         side = vit_size(backbone, image_size)
@@ -67,18 +61,40 @@ def read_weights(weights: str, backbone: str, image_size: int | None = None) -> 
             sizes = f"images of {own}x{own} pixels, not {side}x{side}"
             raise WrongUsage(f"{entry} is for {sizes}: image_size must be {own}")
         return _read_published(entry)
+    return read_file(Path(weights))
+
+
+def check_weights(weights: str, backbone: str) -> None:
+    """Check that weights are published, on the hub or a file, without reading or downloading them.
+
+    Args:
+        weights: As `read_weights` takes it.
+        backbone: The name of the network.
+
+    Raises:
+        WrongUsage: It is neither a file nor a name of weights.
+        NotFound: There is no such file.
+    """
+    if is_hub(weights):  # the download finds out
+        return
+    if is_timm(backbone):
+        check_timm_weights(weights, backbone)
+        return
+    published = _published(backbone)
     path = Path(weights)
+    if weights in published:
+        return
     if path.suffix == ".onnx":
         raise WrongUsage(
             f"training cannot start from {weights}: an .onnx file only predicts; give the checkpoint"
         )
     if path.is_file():
-        return read_file(path)
+        return
     if path.is_dir():
         hint = "only networks of timm's (--model.backbone timm/NAME) take one; give a file"
         raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
-        raise FileNotFoundError(f"there is no weights file {weights}")
+        raise NotFound(f"there is no weights file {weights}")
     valid = ", ".join(name for name in published if "." not in name)
     hint = (
         f"valid are: {valid}, a file, and null"
@@ -96,6 +112,18 @@ def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained
         )
     pretrained = read_timm(str(folder), backbone, image_size)
     return replace(pretrained, origin=name_with_commit(weights, folder))
+
+
+def _published(backbone: str) -> dict[str, Any]:
+    """Return the weights that torchvision publishes for a network, by each of their names."""
+    if backbone in SMALL_NETWORKS:
+        return {}
+    enum = models.get_model_weights(backbone)
+    return {
+        name: weight
+        for key, weight in enum.__members__.items()
+        for name in (key, f"{enum.__name__}.{key}")
+    }
 
 
 def _read_published(weights: Any) -> Pretrained:

@@ -11,7 +11,7 @@ from finetune.system.messages import WrongUsage
 
 RATES = ("precision", "recall")  # measures for which an aim states the least value
 MEASURES = ("accuracy", "f1", *RATES)
-_FORMS = "accuracy, f1, precision:P or recall:P, with P above 0 and at most 1; add :CLASS for the second class"
+_FORMS = "accuracy, f1, precision:P or recall:P, with P above 0 and at most 1; add :CLASS for the second of two classes"
 _LABEL_FORMS = "f1, accuracy, precision:P or recall:P with P above 0 and at most 1"
 
 
@@ -54,6 +54,17 @@ class Choice(NamedTuple):
     reached: float | None
 
 
+def check_form(text: str) -> None:
+    """Check the value of `--threshold` as far as that is possible without classes.
+
+    Raises:
+        WrongUsage: The value has another form.
+    """
+    measure, least, _ = _parts(text)
+    if measure not in MEASURES or (least is not None and not 0 < least <= 1):
+        raise WrongUsage(f"--threshold {text}: give {_FORMS}")
+
+
 def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
     """Parse the value of `--threshold`, such as `recall:0.99` or `f1:hotdog`.
 
@@ -61,9 +72,8 @@ def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
         WrongUsage: The value has another form.
         ValueError: It names an unknown class, or the number of classes is not two.
     """
+    check_form(text)
     measure, least, name = _parts(text)
-    if measure not in MEASURES or (least is not None and not 0 < least <= 1):
-        raise WrongUsage(f"--threshold {text}: give {_FORMS}")
     if len(class_names) != 2:
         raise ValueError(f"--threshold is for two classes, these are {len(class_names)}")
     names = list(map(composed, class_names))

@@ -22,6 +22,7 @@ WRONG = [
         ["--class_weights", "cat:2,dog:-1"],
         r"^--class_weights \(--model.class_weights\): the weight of 'dog' must be 0 or a number",
     ),
+    (["--epochs", "-3"], r"^--epochs \(--trainer.max_epochs\) must be a non-negative integer"),
     (["--epochs=0"], r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"),
     (
         [
@@ -47,7 +48,15 @@ WRONG = [
         ["--devices", "5000", "--trainer.accelerator", "cpu"],
         r"^--devices \(--trainer.devices\) 5000: at most \d+ processes on \d+ CPU cores?, 8 for each",
     ),
-    (["--size", "1000000"], r"^--size \(--data.image_size\) must be at most 8192, got 1000000"),
+    (
+        ["--threshold", "recall:2"],
+        r"^--threshold recall:2: give accuracy, f1, precision:P or recall:P",
+    ),
+    (["--weights", "nosuch.pt"], r"^there is no weights file nosuch.pt$"),
+    (
+        ["--size", "1000000", "--weights", "null"],
+        r"^--size \(--data.image_size\) must be at most 8192, got 1000000",
+    ),
 ]
 MORE = [
     (
@@ -76,7 +85,7 @@ MORE = [
     (["--trainer.limit_val_batches", "-1"], "limit_val_batches"),
     (["--trainer.gradient_clip_algorithm", "x"], "gradient_clip_algorithm"),
     (
-        ["--batch", "0"],
+        ["--batch", "0", "--weights", "null"],
         r"^--batch \(--data.batch_size\) must be at least 1, got 0$",
     ),
 ]
