@@ -79,14 +79,14 @@ def with_images(arguments: Sequence[str]) -> list[str]:
     """
     command = arguments[0]
     line = parse_line(arguments[1:])
-    pictures = _images_option(command)
-    if pictures and line.positionals:
+    option = _images_option(command)
+    if option and line.positionals:
         paths = line.positionals
         line.positionals = []
         is_one = (
             len(paths) == 1 and paths[0][0] not in "[-"
         )  # which would start a YAML list or a flag
-        line.flags.append((pictures, paths[0] if is_one else flow_yaml(paths)))
+        line.flags.append((option, paths[0] if is_one else flow_yaml(paths)))
     return format_line(command, line)
 
 
@@ -148,7 +148,8 @@ def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
         return local_checkpoint(command, path)
     path, message = checkpoint_of(path)
     if must_exist and not os.path.exists(path):
-        raise NotFound(f"there is no checkpoint {path!r}{_nearest(path)}")
+        hint = _nearest(path) or ": give the folder of a run, or a file such as best.ckpt"
+        raise NotFound(f"there is no checkpoint {path!r}{hint}")
     if path.lower().endswith(_IMAGE_SUFFIXES):
         raise WrongUsage(
             f"{path!r} is an image: a checkpoint, or a run's folder, comes before the images"
@@ -261,11 +262,11 @@ def _take_run(line: ParsedLine) -> None:
 
 
 def _take_checkpoint(command: str, line: ParsedLine) -> None:
-    pictures = _images_option(command)
+    option = _images_option(command)
     if (
-        pictures
+        option
         and len(line.positionals) == 1
-        and not line.has("ckpt_path", pictures)
+        and not line.has("ckpt_path", option)
         and not _is_checkpoint(line.positionals[0])
     ):
         raise WrongUsage(

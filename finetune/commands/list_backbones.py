@@ -52,7 +52,8 @@ def list_backbones(arguments: Sequence[str]) -> None:
     if options.local:
         found = [network for network in found if network.is_local()]
     elif options.pattern and not found:
-        raise NotFound(f"no network matches {options.pattern!r}{_without_timm(options.pattern)}")
+        hint = _without_timm(options.pattern) or "; patterns are such as 'resnet*' and '*vit*'"
+        raise NotFound(f"no network matches {options.pattern!r}{hint}")
     if options.json:
         print(json.dumps([network.as_dict() for network in found], indent=1))
         return

@@ -129,7 +129,7 @@ machine: serve
   --max_batch N                            images classified at a time, at most [32]
 limits: serve
   --max_waiting N                          images without an answer; more are refused [256]
-  --max_pictures N                         images in a request [32]
+  --max_images, --max_pictures N           images in a request [32]
   --max_megabytes MB                       size of a request [32.0]
   --max_megapixels MPX                     width times height of an image [64.0]
   --timeout SECONDS                        for a request [30.0]
@@ -315,7 +315,7 @@ PATHS = frozenset(
     }
 )
 
-# The kind of an option's value: "number", a list of choices, or None if only the parser knows.
+# The kind of an option's value: "number", "whole number", a list of choices, or None if only the parser knows.
 Kind = str | list[str] | None
 
 FILE = Path(__file__).with_name("options.json")

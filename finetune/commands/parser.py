@@ -18,6 +18,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.config_files import has_words, in_full_names
+from finetune.commands.help_pages import PAGES
 from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,
@@ -37,6 +38,8 @@ _UNKNOWN = (
     re.compile(r"Unknown argument:? '?(?P<key>[^\s']+)'?"),
 )
 
+_REQUIRED = re.compile(r"the following arguments are required: (.+)")
+_NO_CHOICE = re.compile(r"argument --([\w.]+): invalid choice: '(.*)' \(choose from (.+)\)")
 _NO_VALUE = re.compile(r"argument --([\w.]+): expected one argument")
 # Parts of the message about a value that fits none of the types of a key.
 _KEY = re.compile(r'Parser key "([^"]+)":')
@@ -67,13 +70,23 @@ def _load(text: str) -> Any:
 set_loader("yaml", _load, (yaml.YAMLError,))
 
 
-def _with_full_names(command: str, text: str) -> str:
-    """Return the text of a config with full names in the place of short words."""
+def _with_full_names(command: str, text: str, path: str) -> str:
+    """Return the text of a config with full names in the place of short words.
+
+    Raises:
+        TypeError: The text is not a mapping in YAML; the parser reports the message.
+    """
+    name = path or "the config"
     try:
         content = _load_yaml(text)
-    except yaml.YAMLError:  # the parser reports it
-        return text
-    if not isinstance(content, dict) or not has_words(command, content):
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise TypeError(f"{name}{where}: not valid YAML: {problem}") from error
+    if not isinstance(content, dict):
+        raise TypeError(f"{name} is not a config: it has no settings such as `epochs: 10`")
+    if not has_words(command, content):
         return text
     return yaml.safe_dump(in_full_names(command, content), sort_keys=False)
 
@@ -111,11 +124,12 @@ class OneLineErrorParser(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
-    def _load_config_parser_mode(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+    def _load_config_parser_mode(
+        self, content: str, path: Any = "", *args: Any, **kwargs: Any
+    ) -> Namespace:
         """Read a config, which may have short words."""
-        return super()._load_config_parser_mode(
-            _with_full_names(command_of(self), content), *args, **kwargs
-        )
+        text = _with_full_names(command_of(self), content, str(path))
+        return super()._load_config_parser_mode(text, path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         line = f"finetune: error: {shown(explain(self, message))}"
@@ -137,6 +151,12 @@ def explain(parser: ArgumentParser, message: str) -> str:
             return unknown_option_message(command, key, valid)
     if match := _NO_VALUE.match(message):
         return missing_value_message(command, match[1])
+    if (match := _REQUIRED.match(message)) and command in PAGES:
+        usage = f"finetune {command} {PAGES[command].usage}"
+        return f"{match[1].upper()} is missing: {usage}"
+    if match := _NO_CHOICE.match(message):
+        choices = [choice.strip(" '") for choice in match[3].split(",")]
+        return f"{flag_names(command, match[1])} {wrong_value(match[2], choices)}"
     if key := _KEY.match(message):
         return _explain_value(command, key[1], message)
     return _in_one_line(message)
@@ -181,6 +201,8 @@ def command_of(parser: ArgumentParser) -> str:
 def _kind(expected: Sequence[str]) -> Kind:
     """Return the kind of value that the types in a message mean."""
     types = [name for name in expected if name != "<class 'NoneType'>"]
+    if types == ["<class 'int'>"]:
+        return "whole number"
     if types and all(name in ("<class 'int'>", "<class 'float'>") for name in types):
         return "number"
     literals = [re.fullmatch(r"typing\.Literal(\[[^]]+\])", name) for name in types]

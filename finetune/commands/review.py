@@ -71,7 +71,7 @@ def review(
         labels=labels,
     )
     if not os.path.exists(folder):
-        raise NotFound(f"{folder!r} does not exist: name a folder of images, or a table")
+        raise NotFound(f"{folder!r} does not exist: give a folder of images, or a table of them")
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
     file = _corrections_file(Path(output or place / _FILE))
     try:
@@ -109,7 +109,7 @@ def review(
             num = len(images)
             print(f"{shown(folder)}: {counted(num, 'image')} in {len(images.class_names)} classes")
             if network is None:
-                print("without --weights or a run, only copies are looked for, no doubtful labels")
+                print("without --weights or a run, the page shows only copies, not doubtful labels")
             print(f"open {address_of(listener)}/{token}/ in a browser; Ctrl-C stops", flush=True)
             job.start()
 

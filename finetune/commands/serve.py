@@ -57,14 +57,14 @@ def serve(
         log_level: What is logged to stderr: debug adds each batch and answer with milliseconds; warning and error omit
             what is less important.
     """
-    numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_pictures": max_pictures}
+    numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_images": max_pictures}
     sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
     for name, value in {**numbers, **sizes}.items():
         if not 0 < value < 1e6 or (name in numbers and value < 1):
             raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
     if max_pictures > max_waiting:
         raise WrongUsage(
-            f"--max_pictures {max_pictures} must not be above --max_waiting {max_waiting}"
+            f"--max_images {max_pictures} must not be above --max_waiting {max_waiting}"
         )
     token = os.environ.get(TOKEN) if token is None else token
     if token == "":

@@ -28,7 +28,9 @@ _CLASSES = {
 _BASES = {"Optimizer", "LRScheduler", "Callback"}  # base classes, which cannot be used
 
 
-_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")  # other values are left to the parser
+# Other values are left to the parser.
+_NO_NUMBER = re.compile(r"[A-Za-z]+|\d*,\d+")
+_NO_WHOLE_NUMBER = re.compile(rf"{_NO_NUMBER.pattern}|[+-]?\d*\.\d*|\d+[eE]\d+")
 # YAML may read these as something other than text
 _YAML_WORDS = ("", "~", "null", "none", "true", "false", "inf", "nan")
 
@@ -84,6 +86,8 @@ def wrong_value(value: str, kind: Kind) -> str:
         return ""
     if isinstance(kind, list) and value not in kind:
         return f"cannot be {value!r}{did_you_mean(value, kind)}"
+    if kind == "whole number" and _NO_WHOLE_NUMBER.fullmatch(value):
+        return f"takes a whole number, such as 3, not {value!r}"
     if kind == "number" and _NO_NUMBER.fullmatch(value):
         return f"takes a number, such as 3 or 0.01, not {value!r}"
     return ""

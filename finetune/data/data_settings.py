@@ -184,10 +184,10 @@ def check_loading(batch_size: int, num_workers: int | str, cache_limit_gb: float
     if not 1 <= batch_size <= MAX_IN_A_BATCH:
         limit = "at least 1" if batch_size < 1 else f"at most {MAX_IN_A_BATCH:,}"
         raise WrongUsage(f"batch_size must be {limit}, got {batch_size:,}")
-    if not cache_limit_gb >= 0 or (isinstance(num_workers, int) and num_workers < 0):
-        raise WrongUsage(
-            f"cache_limit_gb {cache_limit_gb} and num_workers {num_workers} must not be negative"
-        )
+    if not cache_limit_gb >= 0:
+        raise WrongUsage(f"cache_limit_gb must be at least 0, got {cache_limit_gb}")
+    if isinstance(num_workers, int) and num_workers < 0:
+        raise WrongUsage(f"num_workers must be at least 0, got {num_workers}")
 
 
 def check_lists(exclude: Sequence[str], merge: Sequence[str] | str | None) -> None:

@@ -116,7 +116,7 @@ def load_safely(path: str | Path) -> Any:
     with open(path, "rb") as file:
         head = file.read(8)
     # torch reads a file that is not a zip archive as a pickle of its early versions. Our checkpoints are zip archives.
-    reason = f"it begins with {head!r}, unlike what torch writes" if head else "it is empty"
+    reason = f"it begins with {repr(head)[1:]}, unlike what torch writes" if head else "it is empty"
     if head.startswith(b"PK"):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -169,7 +169,10 @@ def read_run(path: Path) -> RunRecord:
         ValueError: A file in it is damaged.
     """
     if not (path / "config.yaml").is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not the folder of a run: it has no config.yaml")
+        fault = "it has no config.yaml" if path.exists() else "it does not exist"
+        raise FileNotFoundError(
+            f"{str(path)!r} is not the folder of a run: {fault}. `finetune runs` lists the runs"
+        )
     config_text, config = _config(path / "config.yaml")
     about = read_side_file(path / "about.json", is_about)
     result = _result(path / "test.json")

@@ -54,7 +54,7 @@ _DESCRIPTION = Operation(
     errors={
         400: "an unreadable option or form",
         408: "the request took longer than {limits.seconds:g} s to arrive",
-        413: "more than {limits.max_pictures} images or {limits.max_bytes:,} bytes",
+        413: "more than {limits.max_images} images or {limits.max_bytes:,} bytes",
         415: "a compressed body, or JSON, base64 or another text where the bytes of an image are expected",
         422: "no image, or an unreadable one: `pictures` lists which, and why",
         429: "more than {limits.max_waiting} images or too many large requests: retry after Retry-After seconds",

@@ -30,14 +30,14 @@ class Limits:
 
     Attributes:
         max_bytes: Bytes of a request's body.
-        max_pictures: Images in a request.
+        max_images: Images in a request.
         max_pixels: Width times height of an image.
         max_waiting: Accepted images without a response yet, of all requests.
         seconds: Time for a request, from its headers to its response.
     """
 
     max_bytes: int
-    max_pictures: int
+    max_images: int
     max_pixels: int
     max_waiting: int
     seconds: float
@@ -232,13 +232,13 @@ class Body:
                 raise MultiPartException("it ends before its last boundary")
 
         parser = _InMemory(
-            self.request.headers, complete_body(), max_files=limits.max_pictures, max_fields=8
+            self.request.headers, complete_body(), max_files=limits.max_images, max_fields=8
         )
         try:
             form = await parser.parse()
         except MultiPartException as error:
             if error.message.startswith("Too many files"):
-                raise Refused(413, f"a request has at most {limits.max_pictures} images") from error
+                raise Refused(413, f"a request has at most {limits.max_images} images") from error
             raise Refused(400, f"the multipart form is unreadable: {error.message}") from error
         uploads = []
         for field, value in form.multi_items():

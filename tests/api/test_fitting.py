@@ -88,12 +88,12 @@ WRONG = [
     (
         {"epochs": "many"},
         ValueError,
-        "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'many'",
+        "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not 'many'",
     ),
     (
         {"epochs": 2.5},
         ValueError,
-        "trainer.max_epochs (--epochs): 2.5 is not valid; expected int or null",
+        "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not '2.5'",
     ),
     ({"epochs": 0}, ValueError, "nothing to train: --epochs (--trainer.max_epochs) is 0"),
     ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),

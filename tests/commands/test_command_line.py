@@ -121,7 +121,7 @@ WRONG = {
     "fit pictures --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'pictures' and 'run'",
     "fit pictures --config hotdg.yaml": "there is no config 'hotdg.yaml', and none of that name is shipped; did you",
     "fit pictures --weights ./pictures": "the folder ./pictures is not a run",
-    "fit pictures --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt'",
+    "fit pictures --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt': give the folder of a run, or a file",
     "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
     "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
     "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",

@@ -147,7 +147,11 @@ VALUES = {
     (
         "--trainer.max_epochs",
         "ten",
-    ): "--epochs (--trainer.max_epochs) takes a number, such as 3 or 0.01, not 'ten'",
+    ): "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not 'ten'",
+    (
+        "--trainer.max_epochs",
+        "3.5",
+    ): "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not '3.5'",
     (
         "--model.optimizer.lr",
         "0,01",

@@ -38,7 +38,7 @@ FROZEN = {
     "sheet": "out",
     "export": "out",
     "push": "",
-    "serve": "",
+    "serve": "max_images",
     "check": "out size",
     "review": "out",
     "demo": "",
@@ -161,7 +161,8 @@ def test_control_a_changed_option_changes_the_file():
 @pytest.mark.parametrize(
     ("hint", "kind"),
     [
-        (int, "number"),
+        (int, "whole number"),
+        (int | None, "whole number"),
         (int | float | None, "number"),
         (float | torch.Tensor, "number"),
         (int | bool, None),

@@ -86,8 +86,8 @@ def test_a_misspelt_key_in_a_config(tmp_path, capsys, text, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--max_epochs", "many"), ["max_epochs takes a number, such as 3 or 0.01, not 'many'"]),
-        (("--max_epochs", "1e3"), ["max_epochs: 1", "is not valid; expected int"]),
+        (("--max_epochs", "many"), ["max_epochs takes a whole number, such as 3, not 'many'"]),
+        (("--max_epochs", "1e3"), ["max_epochs takes a whole number, such as 3, not '1000.0'"]),
         (
             ("--model.head_init", "prob"),
             ["model.head_init cannot be 'prob'; did you mean 'probe'?"],
@@ -119,6 +119,36 @@ def test_a_function_s_own_flags(capsys):
     assert failing(capsys, lambda: run("--sed", "3")).endswith(
         "finetune demo has no option --sed; did you mean --seed?"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "one: 1\ntwo words: 2: 3\n",
+            "a.yaml, line 2: not valid YAML: mapping values are not allowed",
+        ),
+        ("epoch 1/3  images 20\n", "a.yaml is not a config: it has no settings"),
+    ],
+)
+def test_a_file_that_is_no_config_is_named(tmp_path, capsys, text, message):
+    (tmp_path / "a.yaml").write_text(text)
+    line = failing(capsys, lambda: parse("--config", str(tmp_path / "a.yaml")))
+    assert message in line and "unicode string" not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "FOLDER is missing: finetune check FOLDER|TABLE [options]"),
+        (["x", "--sort", "size2"], "--sort cannot be 'size2'; did you mean 'size'?"),
+    ],
+)
+def test_what_argparse_itself_refuses(capsys, arguments, message):
+    parser = OneLineErrorParser(prog="finetune check")
+    parser.add_argument("folder")
+    parser.add_argument("--sort", choices=("when", "size"))
+    assert failing(capsys, lambda: parser.parse_args(arguments)) == f"finetune: error: {message}"
 
 
 def test_right_arguments_pass(tmp_path):
@@ -255,9 +285,9 @@ def test_typos_as_the_parser_itself_reports_them(capsys, monkeypatch, tmp_path, 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (["--num", "many"], "--num takes a number, such as 3 or 0.01, not 'many'"),
+        (["--num", "many"], "--num takes a whole number, such as 3, not 'many'"),
         (["--kind", "c"], "--kind cannot be 'c'; valid are a, b"),
-        (["--num", "2.5"], "num: 2.5 is not valid; expected int"),
+        (["--num", "2.5"], "--num takes a whole number, such as 3, not '2.5'"),
     ],
 )
 def test_a_value_of_a_function_s_argument_that_does_not_fit(capsys, value, message):

@@ -216,7 +216,7 @@ def reported(capsys, *args: object) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max_pictures", "0"], "--max_pictures 0"),
+        (["--max_pictures", "0"], "--max_images 0"),
         (["--timeout", "nan"], "timeout: nan is not valid"),
         (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting 9"),
         (["--token", "two words"], "--token"),

@@ -164,7 +164,7 @@ def test_every_command_has_help(command, capsys):
         ),
         (
             ["fit", "--data.root", "x", "--epochs", "1.5"],
-            "trainer.max_epochs (--epochs): 1.5 is not valid; expected int or",
+            "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not '1.5'",
         ),
         (["fit", "--trainer.max_epoch", "2"], "did you mean --epochs (--trainer.max_epochs)?"),
         (["fit", "--config", "hotdgo.yaml"], "hotdog.yaml"),

@@ -16,7 +16,7 @@ from finetune.serving.app import make_app
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
 
-LIMITS = Limits(max_bytes=200_000, max_pictures=4, max_pixels=100_000, max_waiting=8, seconds=20)
+LIMITS = Limits(max_bytes=200_000, max_images=4, max_pixels=100_000, max_waiting=8, seconds=20)
 NAMES = ("blue", "green", "red")
 
 

@@ -33,8 +33,8 @@ class Code:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("photo.jpg", r"begins with b'\xff\xd8\xff\xe0"),
-        ("fit.yaml", "begins with b'model:"),
+        ("photo.jpg", r"begins with '\xff\xd8\xff\xe0"),
+        ("fit.yaml", "begins with 'model:"),
         ("other.zip", "an archive of something else"),
         ("empty", "it is empty"),
         ("half", ""),

@@ -15,7 +15,7 @@ from finetune.serving.app import make_app
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
 
-LIMITS = Limits(max_bytes=200_000, max_pictures=4, max_pixels=10_000, max_waiting=8, seconds=20)
+LIMITS = Limits(max_bytes=200_000, max_images=4, max_pixels=10_000, max_waiting=8, seconds=20)
 
 
 @pytest.fixture(scope="session")

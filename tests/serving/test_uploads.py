@@ -10,7 +10,7 @@ from finetune.serving.refusal import Refused
 from finetune.serving.uploads import Body, Capacity, Limits, Upload
 
 KIND = "multipart/form-data; boundary=edge"
-LIMITS = Limits(max_bytes=1000, max_pictures=2, max_pixels=10_000, max_waiting=3, seconds=5)
+LIMITS = Limits(max_bytes=1000, max_images=2, max_pixels=10_000, max_waiting=3, seconds=5)
 
 
 def form(*files: tuple[str, bytes]) -> tuple[dict[str, str], bytes]:

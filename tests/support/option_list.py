@@ -25,7 +25,7 @@ from finetune.commands.options import FILE, WORDS
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.backbones import SMALL_NETWORKS
 
-# The kind of an option's value: "number", a list of choices, or None where the parser decides.
+# The kind of an option's value: "number", "whole number", a list of choices, or None where the parser decides.
 Kind = str | list[str] | None
 
 # Options of the classes that `--model.optimizer` and `--model.scheduler` may be replaced by: only
@@ -143,8 +143,10 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def kind_of(hint: Any) -> Kind:
-    """Return the kind of value that a type has: "number", its choices, or None for any other."""
+    """Return the kind of value that a type has: a number, a whole number, its choices, or None for any other."""
     parts = [part for part in _alternatives(hint) if part not in (type(None), torch.Tensor)]
+    if parts and all(part is int for part in parts):
+        return "whole number"
     if parts and all(part in (int, float) for part in parts):
         return "number"
     if parts and all(get_origin(part) is Literal for part in parts):

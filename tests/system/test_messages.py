@@ -17,6 +17,7 @@ from finetune.system.messages import (
 
 def test_names_that_are_near_are_suggested_and_few_are_listed():
     assert did_you_mean("hotdgo", ["hotdog", "sample"]) == "; did you mean 'hotdog'?"
+    assert did_you_mean("adamww", ["Adam", "AdamW"]) == "; did you mean 'AdamW' or 'Adam'?"
     assert did_you_mean("xyz", ["hotdog", "sample"]) == "; valid are hotdog, sample"
     assert did_you_mean("xyz", [f"name{i}" for i in range(20)]) == ""
 

@@ -24,6 +24,7 @@ from finetune.data.datasets.folders import (
 )
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import normal_path, refresh
+from finetune.data.tables.table_file import SUFFIXES
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles, num_loose
 from finetune.system.messages import WrongUsage, counted
@@ -93,7 +94,9 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     root = normal_path(root)
     refresh(root)
     if fault := folder_fault(root):
-        raise WrongUsage(f"{root!r} {fault}")
+        raise WrongUsage(
+            f"{root!r} {fault}: give a folder of images, or a table of them ({' '.join(SUFFIXES)})"
+        )
     try:
         split_dirs = split_folders(root) or {"all": root}
     except ValueError as error:
