@@ -14,16 +14,14 @@ from finetune.data.prediction_paths import files_to_predict
 ImageInput: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
 
-def iterate_images(pictures: object) -> Iterator[tuple[str, ImageInput]]:
+def iterate_images(images: object) -> Iterator[tuple[str, ImageInput]]:
     """Yield the name of each image for error messages, and the image; a path as text."""
     is_one = isinstance(
-        pictures, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+        images, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     )
-    items: Iterable[object] = (
-        [pictures] if is_one or not isinstance(pictures, Iterable) else pictures
-    )
+    items: Iterable[object] = [images] if is_one or not isinstance(images, Iterable) else images
     for i, image in enumerate(items):
-        name = "the image" if is_one else f"pictures[{i}]"
+        name = "the image" if is_one else f"images[{i}]"
         if isinstance(image, (str, os.PathLike)):
             for path in files_to_predict(os.fsdecode(image)):
                 yield path, path

@@ -53,7 +53,7 @@ class LoadedModel:
 
     def predict(
         self,
-        pictures: ImageInput | Iterable[ImageInput],
+        images: ImageInput | Iterable[ImageInput],
         *,
         on_bad_image: Literal["error", "skip"] = "error",
         abstain_below: float = 0.0,
@@ -64,7 +64,7 @@ class LoadedModel:
         `torch.set_float32_matmul_precision("high")`.
 
         Args:
-            pictures: One or several of: the path of an image, a folder, a glob or a .txt file with a path on each
+            images: One or several of: the path of an image, a folder, a glob or a .txt file with a path on each
                 line; the bytes of an image file; a PIL image; an RGB array (H, W, 3) or a grey one (H, W), uint8.
             on_bad_image: `error` raises at an image that cannot be decoded; `skip` skips it, and `index` gives the
                 positions of the others.
@@ -91,20 +91,20 @@ class LoadedModel:
                 "abstain_below is for one class per image, and this network predicts several labels"
             )
         predictions: list[Prediction | LabelsPrediction] = []
-        for batch in self._batches(pictures, on_bad_image):
+        for batch in self._batches(images, on_bad_image):
             predictions += self._predictions(batch, abstain_below)
         return predictions
 
     def embed(
         self,
-        pictures: ImageInput | Iterable[ImageInput],
+        images: ImageInput | Iterable[ImageInput],
         *,
         on_bad_image: Literal["error", "skip"] = "error",
     ) -> np.ndarray:
         """Compute the features of each image: the input of the network's last linear layer, in float32.
 
         Args:
-            pictures: As for `predict`.
+            images: As for `predict`.
             on_bad_image: `error` raises at an image that cannot be decoded; `skip` leaves its row out.
 
         Returns:
@@ -114,7 +114,7 @@ class LoadedModel:
             ValueError: The model is an .onnx file, which has no features; or as for `predict`.
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
-        for batch in self._batches(pictures, on_bad_image):
+        for batch in self._batches(images, on_bad_image):
             images = torch.from_numpy(np.stack([image for *_, image in batch])).to(
                 self.predictor.device
             )
@@ -206,36 +206,36 @@ class LoadedModel:
         name = os.path.expanduser(os.fspath(target))
         format = format_of(name)
         output = None if name == format else name
-        pictures, folder = (None if path is None else os.fspath(path) for path in (verify_on, root))
+        images, folder = (None if path is None else os.fspath(path) for path in (verify_on, root))
         return export(
             ckpt_path=str(self.path),
             format=format,  # type: ignore[arg-type]
             output=output,
             input=input,
-            verify_on=pictures,
+            verify_on=images,
             quantize=quantize,
             root=folder,
         )
 
     def _batches(
-        self, pictures: ImageInput | Iterable[ImageInput], on_bad_image: str
+        self, images: ImageInput | Iterable[ImageInput], on_bad_image: str
     ) -> Iterator[list[tuple[int, str, ImageInput, np.ndarray]]]:
         """Yield batches of (index, name in errors, source, prepared image), without images that cannot be decoded."""
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
             raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
-        inputs = list(iterate_images(pictures))
+        inputs = list(iterate_images(images))
         batch_size = self.predictor.batch_size
         with ThreadPoolExecutor(num_cores()) as threads:
             for start in range(0, len(inputs), batch_size):
                 batch = inputs[start : start + batch_size]
-                images = threads.map(
+                prepared = threads.map(
                     lambda item: self._prepare(item[0], item[1], on_bad_image), batch
                 )
                 places = range(start, start + len(batch))
                 good = [
                     (i, name, source, image)
-                    for i, (name, source), image in zip(places, batch, images, strict=True)
+                    for i, (name, source), image in zip(places, batch, prepared, strict=True)
                     if image is not None
                 ]
                 if good:

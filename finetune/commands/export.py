@@ -358,11 +358,11 @@ def _quantize(
     loss = compare(predictor, source, target, test, tested)
     if loss.reason_against:
         raise ValueError(
-            f"the int8 file was discarded: {loss.reason_against}, on {loss.num_pictures} test images"
+            f"the int8 file was discarded: {loss.reason_against}, on {loss.num_images} test images"
         )
     other = "another class" if predictor.label_kind == "single" else "other labels"
     message = (
-        f"int8 on {loss.num_pictures} test images: {loss.metric} {loss.accuracy[1]:.4f}, float "
+        f"int8 on {loss.num_images} test images: {loss.metric} {loss.accuracy[1]:.4f}, float "
         f"{loss.accuracy[0]:.4f}, {loss.num_other} with {other}; one image takes "
         f"{loss.milliseconds[1]:.1f} ms, with float {loss.milliseconds[0]:.1f} ms"
     )

@@ -44,7 +44,7 @@ def log_sheet(trainer: Trainer, data: ImageDataModule, class_names: list[str], t
         sheet = prediction_sheet(data, read(table, class_names))
         if sheet is not None:
             for logger in loggers:
-                logger.log_picture(NAME, sheet, trainer.global_step)
+                logger.write_image(NAME, sheet, trainer.global_step)
     except Exception as error:  # from any library that draws or reads: the run itself is complete
         log.warning("no image of test predictions could be logged: %s", error)
 
@@ -63,7 +63,7 @@ def prediction_sheet(data: ImageDataModule, answers: Answers | LabelAnswers) -> 
     drawn = draw_indices(len(others), _NUM_IMAGES - len(mistakes), SHEET, run_seed())
     chosen = [*mistakes, *others[np.sort(drawn)]]
     index = {path: i for i, path in enumerate(data.splits["test"].paths)}
-    dataset = data.pictures("test")
+    dataset = data.image_dataset("test")
     shown: list[np.ndarray] = []
     captions: list[tuple[str, tuple[int, int, int]]] = []
     for i in chosen:

@@ -397,7 +397,7 @@ class ImageDataModule(pl.LightningDataModule):
             batches = EvalBatches(
                 left, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
-        dataset: Any = self.pictures(split, train)
+        dataset: Any = self.image_dataset(split, train)
         if self.splits[split].has_remote_files():
             dataset = FetchedImages(dataset, self.splits[split])
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
@@ -428,7 +428,7 @@ class ImageDataModule(pl.LightningDataModule):
         )
         self.scanned = replace(self.scanned, splits=self.splits | cached)
 
-    def pictures(self, split: str, train: bool = False) -> ImageDataset:
+    def image_dataset(self, split: str, train: bool = False) -> ImageDataset:
         """Return the dataset of a split, with the transforms of training or of evaluation."""
         samples = self.splits[split]
         return ImageDataset(

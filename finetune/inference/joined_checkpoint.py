@@ -98,7 +98,7 @@ def _joined_calibration(
     if isinstance(first, MultilabelCalibration):
         probabilities = torch.from_numpy(_probabilities(answers))
         return choose_thresholds(probabilities, torch.from_numpy(labels), first.aim)
-    num_validated = sum(calibration.num_pictures for calibration in calibrations)
+    num_validated = sum(calibration.num_images for calibration in calibrations)
     if first.aim is None:
         return Calibration(1.0, num_validated)
     probabilities_of_one = _probabilities(answers)[:, first.aim.positive]

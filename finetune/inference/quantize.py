@@ -33,14 +33,14 @@ class QuantizationResult(NamedTuple):
     """Accuracy and speed of an int8 file next to those of its float file.
 
     Attributes:
-        num_pictures: Number of test images.
+        num_images: Number of test images.
         accuracy: Accuracy of the float file and of the int8 file; of several labels the mean average precision.
         num_other: Number of images for which the int8 file predicts another class, or other labels.
         milliseconds: Median time for one image, of the float file and of the int8 file.
         metric: What `accuracy` is: `accuracy` or `mAP`.
     """
 
-    num_pictures: int
+    num_images: int
     accuracy: tuple[float, float]
     num_other: int
     milliseconds: tuple[float, float]
@@ -49,8 +49,8 @@ class QuantizationResult(NamedTuple):
     def as_plain(self) -> dict[str, Any]:
         """Return plain values for the description of the file."""
         plain = self._asdict()
-        metric = plain.pop("metric")
-        return {metric if name == "accuracy" else name: value for name, value in plain.items()}
+        keys = {"accuracy": plain.pop("metric"), "num_images": "num_pictures"}
+        return {keys.get(name, name): value for name, value in plain.items()}
 
     @property
     def reason_against(self) -> str:
@@ -184,7 +184,7 @@ def compare(
     if predictor.label_kind == "several":
         is_other = is_other.any(axis=1)
     return QuantizationResult(
-        num_pictures=len(chosen),
+        num_images=len(chosen),
         accuracy=(_score(predictor, floats, labels), _score(predictor, ints, labels)),
         num_other=int(is_other.sum()),
         milliseconds=time_in_turns(*runs, images),

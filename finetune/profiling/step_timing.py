@@ -58,7 +58,7 @@ def reading(data: ImageDataModule, num: int, repeats: int) -> dict[str, list[flo
     Images that cannot be decoded are skipped.
     """
     data.use_cache()
-    dataset = data.pictures("train", train=True)
+    dataset = data.image_dataset("train", train=True)
     samples = data.splits["train"]
     files = replace(samples, cached=None)
     parts: dict[str, list[float]] = {"decode": [], "cache": [], "augment": []}

@@ -163,7 +163,7 @@ def _pause_while_reading(
 def decode_seconds(data: ImageDataModule) -> float:
     """Estimate the seconds that all cores take to decode train and val once; 0 if the training images are cached."""
     data.use_cache(reads=1)
-    dataset = data.pictures("train")
+    dataset = data.image_dataset("train")
     if data.splits["train"].cached is not None:
         return 0.0
     # Each trial uses different images: the system has the files of an earlier trial in memory.

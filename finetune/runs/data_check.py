@@ -20,7 +20,7 @@ class DataCheck:
         root: Path of the data folder at that time.
         date: Date of the check.
         network: Description of the network that judged the labels; "" for none.
-        num_pictures: Number of images that were checked.
+        num_images: Number of images that were checked.
         findings: The findings in the file, the worst first.
         doubt: Why the check may be of other images than those of the run; "" if there is no doubt.
     """
@@ -29,7 +29,7 @@ class DataCheck:
     root: str
     date: str
     network: str
-    num_pictures: int
+    num_images: int
     findings: list[dict[str, Any]]
     doubt: str
 
@@ -101,7 +101,7 @@ def _read(run: RunRecord, path: Path) -> DataCheck:
         root=root,
         date=date,
         network=network,
-        num_pictures=num,
+        num_images=num,
         findings=findings,
         doubt=_doubt(run, root, +totals, path),
     )

@@ -118,7 +118,7 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
         super().log_metrics({self._allowed(name): value for name, value in metrics.items()}, step)
 
     @rank_zero_only
-    def log_picture(self, name: str, image: Image.Image, step: int) -> None:
+    def write_image(self, name: str, image: Image.Image, step: int) -> None:
         self.experiment.log_image(self.run_id, image, f"{name}.png")
 
     def _allowed(self, name: str) -> str:

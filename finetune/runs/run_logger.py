@@ -23,7 +23,7 @@ from finetune.system.messages import WrongUsage, install, reason
 # In the run's folder: the names with which a resumed run continues its loggers.
 FILE = "loggers.json"
 # Methods that are called after a run has started.
-_LATER = ("log_metrics", "log_picture", "save", "finalize", "close")
+_LATER = ("log_metrics", "write_image", "save", "finalize", "close")
 log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ class RunLogger(Logger):
         """Log the settings in config.yaml, by dotted names, unless they were logged before."""
         raise NotImplementedError
 
-    def log_picture(self, name: str, image: Image.Image, step: int) -> None:
+    def write_image(self, name: str, image: Image.Image, step: int) -> None:
         """Log an image for a step."""
         raise NotImplementedError
 

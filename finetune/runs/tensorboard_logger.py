@@ -72,7 +72,7 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
                 self.experiment._get_file_writer().add_summary(summary)
 
     @rank_zero_only
-    def log_picture(self, name: str, image: Image.Image, step: int) -> None:
+    def write_image(self, name: str, image: Image.Image, step: int) -> None:
         self.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
 
     def rewind(self, global_step: int) -> None:

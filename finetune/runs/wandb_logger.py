@@ -113,7 +113,7 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
         self.experiment.config.update(dict(settings), allow_val_change=True)
 
     @rank_zero_only
-    def log_picture(self, name: str, image: Image.Image, step: int) -> None:
+    def write_image(self, name: str, image: Image.Image, step: int) -> None:
         self.log_image(name, [image], step)
 
     @rank_zero_only

@@ -19,8 +19,8 @@ _GAP = 4
 def write_augmented(data: ImageDataModule, target: Path) -> None:
     """Write a sheet with one training image per row: as in evaluation, then as in each of the first epochs."""
     num = len(data.splits["train"])
-    training = data.pictures("train", train=True)
-    evaluation = data.pictures("train")
+    training = data.image_dataset("train", train=True)
+    evaluation = data.image_dataset("train")
     step = _SIDE + _GAP
     sheet = np.full((min(_ROWS, num) * step - _GAP, (1 + _EPOCHS) * step - _GAP, 3), 255, np.uint8)
     for row, index in enumerate(sorted(draw_indices(num, _ROWS, SHEET, run_seed()))):

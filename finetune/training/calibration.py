@@ -27,13 +27,13 @@ class Calibration(NamedTuple):
 
     Attributes:
         temperature: The logits are divided by it.
-        num_pictures: Number of validation images that it was fitted on; 0 if nothing was fitted.
+        num_images: Number of validation images that it was fitted on; 0 if nothing was fitted.
         aim: What the threshold was chosen for; None if no threshold was requested.
         choice: The threshold that was chosen.
     """
 
     temperature: float = 1.0
-    num_pictures: int = 0
+    num_images: int = 0
     aim: Aim | None = None
     choice: Choice | None = None
 
@@ -50,11 +50,11 @@ class Calibration(NamedTuple):
 
     def describe(self, class_names: list[str]) -> list[str]:
         """Return the temperature and the threshold in words, a line for each."""
-        if not self.num_pictures:
+        if not self.num_images:
             return [
                 "no temperature: nothing was validated, so the probabilities are not calibrated"
             ]
-        images = counted(self.num_pictures, "validation image")
+        images = counted(self.num_images, "validation image")
         lines = [f"temperature {self.temperature:.3f}, fitted on {images}"]
         if missed := self.describe_unreached_aim(class_names):
             lines.append(f"{missed}; the more probable class is predicted")
@@ -70,9 +70,9 @@ class Calibration(NamedTuple):
         if self.aim is None or self.choice is None or self.choice.value is not None:
             return ""
         if self.choice.reached is None:
-            images = counted(self.num_pictures, "validation image")
+            images = counted(self.num_images, "validation image")
             return f"no threshold can be chosen on {images} of one class"
-        images = counted(self.num_pictures, "validation image")
+        images = counted(self.num_images, "validation image")
         return (
             f"no threshold reaches {self.aim.measure} {self.aim.least:g} for {class_names[self.aim.positive]}: "
             f"the highest is {self.choice.reached:.4g}, on {images}"
@@ -80,14 +80,14 @@ class Calibration(NamedTuple):
 
     def as_plain(self) -> dict[str, Any] | None:
         """Return plain values for checkpoints and test.json; None if nothing was fitted."""
-        if not self.num_pictures:
+        if not self.num_images:
             return None
         threshold = (
             {**self.aim._asdict(), **self.choice._asdict()} if self.aim and self.choice else None
         )
         return {
             "temperature": self.temperature,
-            "num_pictures": self.num_pictures,
+            "num_pictures": self.num_images,
             "threshold": threshold,
         }
 
@@ -120,13 +120,13 @@ class Calibrator(nn.Module):
         """Return the calibration for the images of all ranks, and reset. It is empty if logits are not finite."""
         temperature = float(self.temperature.compute())
         with self.temperature.sync_context(should_sync=dist.is_initialized()):
-            num_pictures = int(self.temperature.count)
+            num_images = int(self.temperature.count)
         self.temperature.reset()
         batches = self._batches
         self._batches = []
         if not math.isfinite(temperature):
             return Calibration()
-        calibration = Calibration(temperature, num_pictures)
+        calibration = Calibration(temperature, num_images)
         aim = self.aim
         if aim is None:
             return calibration
@@ -236,9 +236,9 @@ def read_calibration(checkpoint: Mapping[str, Any]) -> AnyCalibration:
 def _read_calibration(stored: Any, class_names: Sequence[str]) -> Calibration:
     fields = table(stored, "calibration", ("temperature", "num_pictures", "threshold"))
     temperature = number(fields["temperature"], "temperature", LOWEST, HIGHEST)
-    num_pictures = whole(fields["num_pictures"], "num_pictures", 2**53)
+    num_images = whole(fields["num_pictures"], "num_pictures", 2**53)
     if fields["threshold"] is None:
-        return Calibration(temperature, num_pictures)
+        return Calibration(temperature, num_images)
     threshold = table(fields["threshold"], "threshold", (*Aim._fields, *Choice._fields))
     if type(threshold["measure"]) is not str or threshold["measure"] not in MEASURES:
         refuse("measure", threshold["measure"])
@@ -257,4 +257,4 @@ def _read_calibration(stored: Any, class_names: Sequence[str]) -> Calibration:
         refuse("value", value)
     positive = whole(threshold["positive"], "positive", 1, least=0)
     aim = Aim(threshold["measure"], least, positive)
-    return Calibration(temperature, num_pictures, aim, Choice(value, reached))
+    return Calibration(temperature, num_images, aim, Choice(value, reached))

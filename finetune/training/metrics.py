@@ -174,7 +174,7 @@ class SplitMetrics(nn.Module):
         self.loss.update(loss_sum, weight)
         uncalibrated = logits.float().softmax(dim=1)
         scaled = uncalibrated
-        if calibration.num_pictures:
+        if calibration.num_images:
             scaled = calibration.probabilities(logits)
             self.before_scaling.update(uncalibrated, labels)
         self.calibration_error.update(scaled, labels)
@@ -192,7 +192,7 @@ class SplitMetrics(nn.Module):
         loss_weight = self.loss.total_weight()
         values |= class_metrics(values["confusion_matrix"])
         values["calibration_error"] = self.calibration_error.compute()
-        if calibration.num_pictures:
+        if calibration.num_images:
             values["calibration_error_before_scaling"] = self.before_scaling.compute()
         for metric in (self.loss, self.metrics, self.calibration_error, self.before_scaling):
             metric.reset()

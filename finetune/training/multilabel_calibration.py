@@ -44,7 +44,7 @@ class MultilabelCalibration(NamedTuple):
         scale: The logits of each label are multiplied by it, K of them.
         bias: It is then added to them, K.
         thresholds: An image has a label if its probability is at least this, K.
-        num_pictures: Number of validation images that it was fitted on; 0 if nothing was fitted.
+        num_images: Number of validation images that it was fitted on; 0 if nothing was fitted.
         aim: What the thresholds were requested for; None for the default, the highest F1.
         unreached: Indices of the labels for which no threshold reaches the aim. They have the default threshold.
     """
@@ -52,7 +52,7 @@ class MultilabelCalibration(NamedTuple):
     scale: tuple[float, ...]
     bias: tuple[float, ...]
     thresholds: tuple[float, ...]
-    num_pictures: int = 0
+    num_images: int = 0
     aim: LabelAim | None = None
     unreached: tuple[int, ...] = ()
 
@@ -72,11 +72,11 @@ class MultilabelCalibration(NamedTuple):
 
     def describe(self, class_names: Sequence[str]) -> list[str]:
         """Return the calibration and the thresholds in words, a line for each."""
-        if not self.num_pictures:
+        if not self.num_images:
             return [
                 "no calibration: nothing was validated, so the probabilities are not calibrated and the thresholds 0.5"
             ]
-        images = counted(self.num_pictures, "validation image")
+        images = counted(self.num_images, "validation image")
         scale = f"scale {min(self.scale):.2f} to {max(self.scale):.2f}"
         lines = [f"calibration of each label, fitted on {images}: {scale}"]
         shown = [
@@ -99,13 +99,13 @@ class MultilabelCalibration(NamedTuple):
 
     def as_plain(self) -> dict[str, Any] | None:
         """Return plain values for checkpoints and test.json; None if nothing was fitted."""
-        if not self.num_pictures:
+        if not self.num_images:
             return None
         return {
             "scale": list(self.scale),
             "bias": list(self.bias),
             "thresholds": list(self.thresholds),
-            "num_pictures": self.num_pictures,
+            "num_pictures": self.num_images,
             "aim": None if self.aim is None else self.aim._asdict(),
             "unreached": list(self.unreached),
         }
@@ -180,7 +180,7 @@ def _with_thresholds(
         scale=tuple(scale.tolist()),
         bias=tuple(bias.tolist()),
         thresholds=tuple(0.5 if value is None else value for value in thresholds),
-        num_pictures=int(counts[:, 0].sum()),
+        num_images=int(counts[:, 0].sum()),
         aim=aim,
         unreached=tuple(unreached) if aim is not None else (),
     )
@@ -261,7 +261,7 @@ def label_calibration_errors(
     centres = torch.from_numpy(bin_centres()).expand(len(positives), -1)
     calibrated = calibration.probabilities(centres.T).T.numpy()
     errors = {"error": _errors_of(calibrated, negatives, positives)}
-    if calibration.num_pictures:
+    if calibration.num_images:
         errors["error_before_scaling"] = _errors_of(centres.sigmoid().numpy(), negatives, positives)
     # The mean absolute deviation of a sum with the variance v: sqrt(2 v / pi) if it is normal, 2 v for one image.
     variances = _sums_in_bins(calibrated, (negatives + positives) * calibrated * (1 - calibrated))
@@ -399,7 +399,7 @@ def read_multilabel_calibration(
         scale=_numbers(fields["scale"], "scale", (LOWEST, HIGHEST), num_classes),
         bias=_numbers(fields["bias"], "bias", (-_MAX_BIAS, _MAX_BIAS), num_classes),
         thresholds=_numbers(fields["thresholds"], "thresholds", (0.0, 1.0), num_classes),
-        num_pictures=whole(fields["num_pictures"], "num_pictures", 2**53),
+        num_images=whole(fields["num_pictures"], "num_pictures", 2**53),
         aim=aim,
         unreached=tuple(whole(k, "unreached", num_classes - 1, least=0) for k in unreached),
     )

@@ -155,7 +155,7 @@ class MultilabelSplitMetrics(nn.Module):
         self.exact_match.update(decisions, labels)
         self.cooccurrence.update(decisions, labels)
         self.calibration_error.update(probabilities, labels)
-        if calibration.num_pictures:
+        if calibration.num_images:
             self.before_scaling.update(double(logits).sigmoid(), labels)
 
     def take(
@@ -181,7 +181,7 @@ class MultilabelSplitMetrics(nn.Module):
             "average_precision": of_labels,
             "calibration_error": self.calibration_error.compute(),
         }
-        if calibration.num_pictures:
+        if calibration.num_images:
             values["calibration_error_before_scaling"] = self.before_scaling.compute()
         for metric in self.children():
             metric.reset()  # type: ignore[operator]

@@ -174,7 +174,7 @@ def test_what_is_no_image_is_reported_in_a_line_that_says_which(model, colours, 
     with pytest.raises(kind, match=line) as reported:
         model.predict([good, wrong])
     assert "\n" not in str(reported.value) and (
-        "pictures[1]" in str(reported.value) or isinstance(wrong, str)
+        "images[1]" in str(reported.value) or isinstance(wrong, str)
     )
     with pytest.raises((TypeError, ValueError, OSError)):
         model.predict(wrong)
@@ -186,7 +186,7 @@ def test_a_broken_image_is_named_or_left_out(model, colours, tmp_path):
     lazy = Image.open(io.BytesIO(good.read_bytes()[:200]))  # no error before its pixels are wanted
     with pytest.raises(ValueError, match=r"half\.png: cannot be decoded"):
         model.predict([good, tmp_path / "half.png", good])
-    with pytest.raises(ValueError, match=r"pictures\[1\]: cannot be decoded"):
+    with pytest.raises(ValueError, match=r"images\[1\]: cannot be decoded"):
         model.predict([good, lazy])
     predictions = model.predict([good, tmp_path / "half.png", lazy, good], on_bad_image="skip")
     assert [one.index for one in predictions] == [0, 3] and len(predictions) == 2

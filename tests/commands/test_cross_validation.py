@@ -252,7 +252,7 @@ def test_the_joined_network_has_the_thresholds_that_are_best_for_all_predictions
 ):
     joined = read_calibration(read_checkpoint(best(labelled)))
     assert result_of(labelled)["joined_calibration"] == joined.as_plain()
-    assert joined.num_pictures == 72 and set(joined.scale) == {1.0} and set(joined.bias) == {0.0}
+    assert joined.num_images == 72 and set(joined.scale) == {1.0} and set(joined.bias) == {0.0}
     rows = rows_of(labelled / "predictions.csv")
     labels = labels_of(rows, "labels")
     p = probabilities_of(rows)
@@ -266,7 +266,7 @@ def test_the_joined_network_has_the_thresholds_that_are_best_for_all_predictions
     rows = rows_of(finished / "predictions.csv")
     is_green = np.array([row["label"] == "green" for row in rows])
     is_reported = probabilities_of(rows, ("green",))[:, 0] >= calibration.choice.value
-    assert calibration.num_pictures == len(rows)
+    assert calibration.num_images == len(rows)
     assert calibration.choice.reached == metrics.recall_score(is_green, is_reported) >= 0.8
 
 

@@ -81,7 +81,7 @@ def test_what_fails_is_reported_and_takes_nothing_from_the_run(colours, tmp_path
         name = version = log_metrics = None
         taken: list = []  # noqa: RUF012
 
-        def log_picture(self, *given):
+        def write_image(self, *given):
             self.taken.append(given)
 
     trainer = SimpleNamespace(loggers=[Taker()], is_global_zero=True, global_step=7)

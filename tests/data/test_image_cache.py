@@ -355,7 +355,7 @@ def test_only_setup_builds_a_cache(root):
     data = data_module(root, cached=False)
     data.cache_limit_gb = 1
     before = dict(data.splits)
-    assert len(data.pictures("train", train=True)) == len(data.pictures("train"))
+    assert len(data.image_dataset("train", train=True)) == len(data.image_dataset("train"))
     data.train_dataloader()
     data.val_dataloader()
     assert caches() == [] and all(data.splits[split] is before[split] for split in before)
@@ -369,7 +369,7 @@ def test_predictions_have_no_cache(root):
         accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False
     )
     data.setup("predict")
-    data.pictures("predict")
+    data.image_dataset("predict")
     assert not cache_dir().exists()
 
 

@@ -116,9 +116,9 @@ def test_workers_that_stay_give_each_epoch_its_size_and_the_same_pixels(colours)
 
 
 def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
-    scheduled = sample_images(colours).pictures("train", train=True)
+    scheduled = sample_images(colours).image_dataset("train", train=True)
     for epoch, side in enumerate((16, 16, 40, 40, 24, 24)):
-        alone = sample_images(colours, image_size=side, image_size_schedule=None).pictures(
+        alone = sample_images(colours, image_size=side, image_size_schedule=None).image_dataset(
             "train", train=True
         )
         transform = train_transform(side)
@@ -132,7 +132,7 @@ def test_pixels_are_those_of_a_run_that_has_this_size_all_along(colours):
 
 def test_without_random_transforms_the_size_changes_all_the_same(colours):
     data = sample_images(colours, crop_and_flip=False)
-    shown = data.pictures("train", train=True)
+    shown = data.image_dataset("train", train=True)
     image = shown.read(3)
     for epoch, side in ((0, 16), (2, 40), (5, 24)):
         np.testing.assert_array_equal(

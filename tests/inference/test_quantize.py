@@ -134,7 +134,7 @@ def test_both_files_are_measured_on_the_same_images(predictor, floats, ints, col
         predictor.decide(load_exported(path)(prepared).astype(np.float64))
         for path in (floats, ints)
     ]
-    assert found.num_pictures == 30 and found.num_other == (predicted[0] != predicted[1]).sum()
+    assert found.num_images == 30 and found.num_other == (predicted[0] != predicted[1]).sum()
     assert found.accuracy == tuple((one == test.targets.labels).mean() for one in predicted)
 
 

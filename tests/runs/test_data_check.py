@@ -54,7 +54,7 @@ def test_it_is_found_where_the_run_was_begun(begun, tmp_path, monkeypatch):
     path = write_check(tmp_path, tmp_path / "pictures")
     monkeypatch.chdir("/")
     check = data_check(read_run(begun))
-    assert (check.path, check.num_pictures, check.doubt) == (path, 24, "") and check.findings[0][
+    assert (check.path, check.num_images, check.doubt) == (path, 24, "") and check.findings[0][
         "kind"
     ] == "blank"
     assert check.page == tmp_path / "check.html"
@@ -91,7 +91,7 @@ def test_other_numbers_in_the_same_folder_are_reported(begun, tmp_path):
 
 def test_a_folder_is_taken_for_the_file_in_it_and_a_missing_one_is_reported(begun, tmp_path):
     write_check(tmp_path / "out", tmp_path / "pictures")
-    assert data_check(read_run(begun), str(tmp_path / "out")).num_pictures == 24
+    assert data_check(read_run(begun), str(tmp_path / "out")).num_images == 24
     with pytest.raises(WrongUsage, match=r"--check: no file .*nothing"):
         data_check(read_run(begun), str(tmp_path / "nothing"))
 

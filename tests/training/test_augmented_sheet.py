@@ -31,7 +31,7 @@ def test_rows_are_images_and_columns_epochs(colours, tmp_path, monkeypatch):
     assert sheet.shape == (6 * 100 - 4, 6 * 100 - 4, 3)
     # Noise is averaged out: the mean colour of each is that of its class, as evaluation prepares it.
     for row, index in enumerate(indices):
-        expected = get(images.pictures("train"), index)["image"].mean(axis=(0, 1))
+        expected = get(images.image_dataset("train"), index)["image"].mean(axis=(0, 1))
         np.testing.assert_allclose(
             sheet[row * 100 : row * 100 + 96, :96].mean(axis=(0, 1)), expected, atol=8
         )

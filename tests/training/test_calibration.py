@@ -82,7 +82,7 @@ def test_it_is_what_fits_the_checkpoint_s_own_validation_logits(checkpoint, two,
     p = bare([decode(path) for path in val.paths])
     metric = Temperature()
     metric.update(torch.from_numpy(p).log(), torch.from_numpy(val.targets.labels))
-    assert found.num_pictures == len(val) == 17
+    assert found.num_images == len(val) == 17
     # Batch norm is fused into convolutions in a fit's validation: logits differ by rounding.
     assert found.temperature == pytest.approx(metric.compute().item(), rel=1e-4)
     assert abs(found.temperature - 1) > 0.01  # else the tests below would say nothing
@@ -209,7 +209,7 @@ def test_a_run_that_continues_ends_with_the_calibration_of_one_that_was_left_alo
         read_calibration(read_checkpoint(tmp_path / f"{name}/fit/version_0/checkpoints/last.ckpt"))
         for name in ("whole", "parts")
     )
-    assert full == parts and full.choice is not None and full.num_pictures == 17
+    assert full == parts and full.choice is not None and full.num_images == 17
 
 
 def test_an_aim_that_is_missed_is_an_error_after_the_test(two, cli, tmp_path):
@@ -287,7 +287,7 @@ def test_one_validation_image_and_images_of_one_class():
         fits.aim = Aim("f1", None, 0)
         fits.update(torch.tensor([[2.0, -1.0]]).repeat(len(labels), 1), torch.tensor(labels))
         found = fits.take()
-        assert 0.1 < found.temperature < 10 and found.num_pictures == len(labels)
+        assert 0.1 < found.temperature < 10 and found.num_images == len(labels)
         assert found.choice == Choice(
             None, None
         ) and "of one class" in found.describe_unreached_aim(NAMES)
@@ -302,7 +302,7 @@ def test_it_starts_again_after_each_validation():
         last = fits.take()
     fresh = Calibrator()
     fresh.update(torch.tensor([[0.5, 0.0]]).repeat(20, 1), torch.arange(20) % 2)
-    assert fresh.take() == last and last.num_pictures == 20
+    assert fresh.take() == last and last.num_images == 20
 
 
 def test_logits_that_are_no_numbers_fit_nothing():

@@ -113,7 +113,7 @@ def test_candidates_of_several_labels_have_a_mean_average_precision():
             aim=LabelAim("recall", 0.9),
         )
         assert interpolation.share == expected and interpolation.chosen_score == 1
-        assert calibration.num_pictures == 60 and calibration.aim == LabelAim("recall", 0.9)
+        assert calibration.num_images == 60 and calibration.aim == LabelAim("recall", 0.9)
         plain = interpolation.as_plain()
         assert {tuple(one) for one in plain["candidates"]} == {("share", "loss", "mAP")}
         assert is_interpolation(plain) and Interpolation.from_plain(plain) == interpolation

@@ -42,7 +42,7 @@ def test_wrong_scales_and_biases_are_put_right():
     calibration = fitted(*drawn(20_000))
     assert calibration.scale[:3] == pytest.approx((1, 1 / 3, 1), rel=0.1)
     assert calibration.bias[:3] == pytest.approx((0, 0, -2), abs=0.15)
-    assert calibration.num_pictures == 20_000
+    assert calibration.num_images == 20_000
 
 
 def test_the_fit_is_the_minimum_of_the_penalised_loss():

@@ -97,7 +97,7 @@ def test_a_fit_trains_measures_and_calibrates(root):
     } <= set(metrics)
     assert {f"val/average_precision/{name}" for name in LABELS} <= set(metrics)
     calibration = model.calibration
-    assert calibration.num_pictures == len(images.splits["val"]) and calibration.aim is not None
+    assert calibration.num_images == len(images.splits["val"]) and calibration.aim is not None
     tested = trainer.test(model, datamodule=images, verbose=False)[0]
     assert tested["test/calibration_error"] != tested["test/calibration_error_before_scaling"]
     outputs = trainer.predict(model, images.loader("test"))
@@ -163,7 +163,7 @@ def test_a_frozen_backbone_has_the_exact_head(root):
     trainer = fit(model, images, max_epochs=3)
     assert trainer.callback_metrics["val/mAP"] > 0.6
     assert trainer.callback_metrics["train/loss_epoch"] < 0.7
-    assert model.calibration.num_pictures == len(images.splits["val"])
+    assert model.calibration.num_images == len(images.splits["val"])
 
 
 def test_a_fit_from_a_fitted_head_knows_the_start(root, caplog):

@@ -41,7 +41,7 @@ def test_members_are_combined_by_their_probabilities():
 
 
 def test_a_decision_is_the_most_probable_class():
-    p = TASK.probabilities(LOGITS, Calibration(temperature=3.0, num_pictures=8))
+    p = TASK.probabilities(LOGITS, Calibration(temperature=3.0, num_images=8))
     assert torch.equal(TASK.decide(p, Calibration()), LOGITS.argmax(1))
     assert TASK.score(LOGITS, LABELS) == (LOGITS.argmax(1) == LABELS).double().mean()
 
