@@ -18,6 +18,7 @@ from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
+from finetune.system.messages import counted
 
 _NUM_SHOWN = 24
 # With more runs each gets a row, so that the page is not wider than the screen.
@@ -159,20 +160,24 @@ def _heading(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
 def _answer(
     names: Sequence[str], runs: Sequence[RunRecord], pair: Pair | str | None
 ) -> tuple[str, str] | None:
-    """Return the main result, a number and its description; None if no run was tested."""
+    """Return the main result, a number and its description; None if the tests of the runs do not compare."""
     if isinstance(pair, Pair):
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         points = 100 * (len(pair.only_a) - len(pair.only_b)) / num
         metric = "images with all labels correct" if runs[0].has_labels else "test accuracy"
-        if not is_significant(pair):
-            return f"{abs(points):.1f} points", f"difference in {metric}, not significant"
         better = names[0] if points > 0 else names[1]
-        return f"{abs(points):.1f} points", f"more {metric} with {better}"
-    results = [(headline(run), name) for run, name in zip(runs, names, strict=True)]
-    tested = [(result, name) for result, name in results if result.split == "test" and result.num]
-    if not tested or len({result.metric for result, _ in tested}) > 1:
+        text = f"more {metric} with {better}" if points else f"difference in {metric}"
+        if not is_significant(pair):
+            text += ", not significant"
+        return f"{abs(points):.1f} points", text
+    tested = [
+        (result, name, frozenset(_places(run)))
+        for run, name in zip(runs, names, strict=True)
+        if (result := headline(run)).split == "test" and result.num
+    ]
+    if len({(result.metric, places) for result, _, places in tested}) != 1:
         return None
-    best, name = max(tested, key=lambda row: row[0].share)
+    best, name, _ = max(tested, key=lambda row: row[0].share)
     return best.value, f"highest test {best.metric}, {name}"
 
 
@@ -199,11 +204,11 @@ def _differing(
     """Return a sentence about images, and the first of them."""
     if isinstance(answers, LabelAnswers):
         pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
-        return f"{len(chosen)} images.", report_label_images(
+        return f"{counted(len(chosen), 'image')}.", report_label_images(
             answers, pairs, viewer, has_overlay=False
         )
     order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
-    sentence = f"{len(chosen)} images, the most confident of {name} first."
+    sentence = f"{counted(len(chosen), 'image')}, the most confident predictions of {name} first."
     return sentence, report_images(answers, order, viewer, has_overlay=False)
 
 

@@ -63,7 +63,7 @@ def kinds(answers: Answers) -> Iterator[tuple[str, str, np.ndarray]]:
     )
     yield (
         "Least certain",
-        "Right or wrong nearly by chance. More training images like these help most.",
+        "The predictions with the lowest confidence. More training images like these help most.",
         np.argsort(confidence, kind="stable"),
     )
     best = np.flatnonzero(right)

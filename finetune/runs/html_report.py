@@ -208,12 +208,14 @@ def training_charts(run: RunRecord) -> Iterator[str]:
                 f"{name} from {line[1][0]:.3f} to {line[1][-1]:.3f}" for name, line in lines.items()
             )
             name = what.replace("f1_micro", "micro F1")
+            if len(lines) == 1:  # then there is no legend
+                name = f"{next(iter(lines))} {name}"
             yield curves(lines, "epoch", name, f"The {name} by epoch: {last}.", mark=best)
     rates = {
         name.split("/")[-1].removesuffix("_no_decay"): run.line(name, "step")
         for name in run.names("lr-")
     }
-    if rates := {name: line for name, line in list(rates.items())[:5] if line[0]}:
+    if rates := {name: line for name, line in list(rates.items())[:5] if len(line[0]) > 1}:
         yield curves(rates, "step", "learning rate", "The learning rates by step.", is_log=True)
 
 
@@ -328,15 +330,9 @@ def _calibration_charts(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield reliability_chart(bins, text.lstrip(". "), lowest), text.lstrip(". ")
     share, accuracy = coverage(answers.confidence, answers.is_right)
     text = "Accuracy on the most confident images, by the share of images that are classified."
-    yield (
-        curves(
-            {"": (share.tolist(), accuracy.tolist())},
-            "share of images classified",
-            "accuracy",
-            text,
-        ),
-        text,
-    )
+    if len(share) > 1:
+        line = {"": (share.tolist(), accuracy.tolist())}
+        yield curves(line, "share of images classified", "accuracy", text), text
     if len(answers.class_names) == 2 and answers.probabilities is not None:
         yield from _two_classes(answers)
 

@@ -192,7 +192,7 @@ def label_highlights(run: RunRecord, viewer: ImageViewer) -> Iterator[dict[str, 
         ),
         (
             "Closest to the threshold",
-            "Right or wrong nearly by chance. More training images like these help most.",
+            "The label is predicted or not by a small margin. More training images like these help most.",
             _first_pairs(distance, np.ones_like(false)),
             p.size,
         ),

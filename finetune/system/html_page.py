@@ -7,17 +7,20 @@ and dark mode, phone width, print, and sortable tables.
 import base64
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from PIL import Image
 
 from finetune.system.messages import shown
 
 _TEMPLATES = Path(__file__).parents[1]
+_FLAG = re.compile(r"(--[\w.]+)")
 
 
 def render(template: str, **values: Any) -> str:
@@ -35,7 +38,16 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = shown
+    environment.filters["unbroken_flags"] = unbroken_flags
     return environment.get_template(template).render(**values)
+
+
+def unbroken_flags(text: str) -> Markup:
+    """Return text, escaped, in which no line ends within a flag such as `--data.val_fraction`.
+
+    Browsers break lines after hyphens, which would leave `--` alone at the end of a line.
+    """
+    return Markup(_FLAG.sub(r'<span class="nowrap">\1</span>', str(escape(shown(text)))))
 
 
 def link_to(path: str | os.PathLike[str], page: str | Path) -> str:

@@ -105,7 +105,7 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
     if is_whole and (num := len(data.splits["test"])) < _FEW_TO_TEST:
         error = 50 / math.sqrt(num)  # at an accuracy of a half
         metric = "an accuracy" if data.label_kind == "single" else "a share of them"
-        yield f"test has only {num} images: the standard error of {metric} is up to {error:.0f} points"
+        yield f"test has only {counted(num, 'image')}: the standard error of {metric} is up to {error:.0f} points"
 
 
 def _classes_of_weight_0(data: ImageDataModule) -> Iterator[str]:

@@ -57,7 +57,9 @@ def test_equal_files_join_the_set_of_the_first_of_them(listing):
         ("leak_near", [[2, 6], [0, 1, 4]]),  # the most alike first
         ("copies_exact", [[0, 1]]),
     ]
-    assert found[0].rows[1].note == "alike by 0.80, mirrored, cropped to 0.95; a in train and test"
+    assert (
+        found[0].rows[1].note == "similarity 0.80, mirrored, cropped to 0.95; a in train and test"
+    )
 
 
 def test_the_worst_comes_first_and_rankings_last():

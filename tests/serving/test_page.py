@@ -100,7 +100,7 @@ def test_an_image_gets_its_verdict(page, predictor, png_image, event):
     result.wait_for(timeout=20_000)
     assert result.locator(".verdict").inner_text() == verdict_of(predictor, png_image())
     assert result.locator("img").count() == 1  # maps of this small network are too coarse to show
-    assert "No heat map" in result.inner_text()
+    assert "No heat map" in page.locator("#no-map").inner_text()
     assert result.locator(".bars span").count() == 2 * 2  # the other two of three classes
     assert "%" in result.inner_text() and page.locator("#status").inner_text() == ""
 
@@ -217,9 +217,9 @@ def test_another_model_at_the_same_address_is_introduced(page):
         seen.append(
             (page.locator("h1").inner_text(), page.title(), page.locator("#classes").inner_text())
         )
-    assert seen[0] == (*first, "It knows a, b, c, d, e, f, g.") and seen[2] == (
+    assert seen[0] == (*first, "Classes: a, b, c, d, e, f, g.") and seen[2] == (
         *first,
-        "It knows x, y, z.",
+        "Classes: x, y, z.",
     )
     assert seen[1] == ("Is it a hotdog, or not?", "hotdog, or not hotdog?", "")
     assert ["top_k" in url for url in asked] == [True, False, False]

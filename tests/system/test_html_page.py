@@ -12,7 +12,7 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 from finetune.system import html_page
-from finetune.system.html_page import link_to, render, thumbnail
+from finetune.system.html_page import link_to, render, thumbnail, unbroken_flags
 from finetune.system.messages import shown
 
 TABLE = """{% extends "system/html_page.html" %}{% block content %}<table class="sortable">
@@ -31,6 +31,14 @@ def page(tmp_path, monkeypatch):
     (tmp_path / "table.html").write_text(TABLE)
     monkeypatch.setattr(html_page, "_TEMPLATES", tmp_path)
     return render("table.html", title="a & b", rows=ROWS)
+
+
+def test_a_flag_in_a_sentence_stays_on_one_line():
+    html = unbroken_flags("a <b> or --data.val_fraction, more - or less")
+    assert html == (
+        'a &lt;b&gt; or <span class="nowrap">--data.val_fraction</span>, more - or less'
+    )
+    assert unbroken_flags("no flag") == "no flag"
 
 
 class Addresses(HTMLParser):

@@ -65,7 +65,10 @@ def test_where_the_splits_come_from(tmp_path, caplog):
     images = data(tmp_path / "drawn/train", val_fraction=0)
     line, *_ = reported(caplog, images)
     test = len(images.splits["test"])
-    assert f"train {30 - test} (the rest), val none, test {test} (held out of training, " in line
+    assert (
+        f"train {30 - test} (the remaining images), val none, test {test} (held out of training, "
+        in line
+    )
 
 
 def test_what_is_frozen_and_the_rates(colours, caplog):

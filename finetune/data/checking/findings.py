@@ -96,7 +96,7 @@ def duplicate_findings(
     for joined in connected([pair[:2] for pair in near], len(listing.paths)):
         members = sorted(i for first in joined for i in copies.get(first, [first]))
         pair = max((best[i] for i in joined), key=lambda p: p.correlation)
-        about = [f"alike by {pair.correlation:.2f}"] + ["mirrored"] * pair.is_mirrored
+        about = [f"similarity {pair.correlation:.2f}"] + ["mirrored"] * pair.is_mirrored
         about += [f"cropped to {pair.share:.2f}"] * (pair.share < 0.98)
         note = f"{', '.join(about)}; {_describe_places(listing, members)}"
         found[_duplicate_kind(listing, members), "near"].append(
@@ -106,11 +106,7 @@ def duplicate_findings(
     for (by, kind), rows in found.items():
         if rows:
             level, where, advice = _DUPLICATES[by]
-            what = (
-                "files that are equal byte for byte"
-                if kind == "exact"
-                else "images of one photograph"
-            )
+            what = "identical files" if kind == "exact" else "near duplicates"
             title = f"{counted(len(rows), 'set')} of {what} {where}"
             findings.append(
                 Finding(
@@ -123,17 +119,17 @@ def duplicate_findings(
 _DUPLICATES: dict[str, tuple[Level, str, str]] = {
     "leak": (
         "bad",
-        "lie in more than one split",
+        "in more than one split",
         "Images that were seen in training make test results too good. Keep each set in one split.",
     ),
     "two_classes": (
         "bad",
-        "lie in more than one class",
+        "in more than one class",
         "At least one of the labels is wrong, or the image shows both. Keep it in one class, or in none.",
     ),
     "copies": (
         "note",
-        "lie in one class",
+        "in one class",
         "Each copy counts as a separate image, in training and in a validation split taken from it. "
         "One of each is enough.",
     ),

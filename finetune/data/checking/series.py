@@ -94,7 +94,7 @@ def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Itera
         )
         + _advice(names, listing.class_of[chosen], len(listing.class_names)),
         [
-            Row(numbered.rows[pairs[i]].tolist(), f"alike by {alike[i]:.2f}", float(alike[i]))
+            Row(numbered.rows[pairs[i]].tolist(), f"similarity {alike[i]:.2f}", float(alike[i]))
             for i in best
         ],
     )
