@@ -80,6 +80,9 @@ SOURCES = {
     "check/check": Source(one("check_faults", "check.__main__"), ("found",)),
     "check/review": Source(one("review_found", "check.review"), ("check",)),
     "data/loading": Source(one("data_road", "data.loading"), ("cpu",)),
+    "data/storage_rates": Source(
+        one("storage_rates", "data.storage_rates"), ("preparing", "epochs")
+    ),
     "defaults/defaults": Source(many("defaults.__main__"), ("accuracy",)),
     "export/export": Source(
         one("export", "export.__main__"), ("milliseconds",), ("NOTEBOOK.md", "export.md")
