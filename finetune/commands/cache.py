@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
+from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.memmap import open_or_none
 from finetune.system.cache_dir import FORMER, IMAGES, PRECISIONS, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
@@ -69,7 +69,7 @@ def _print_table(caches: Mapping[str, Path]) -> None:
         Column("size", justify="right", no_wrap=True),
         Column("last used", no_wrap=True),
     )
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(columns)
     for name, path in caches.items():
         status = path.stat()
         about = "features, of an earlier version: no run uses them"
@@ -84,7 +84,4 @@ def _print_table(caches: Mapping[str, Path]) -> None:
             )
         last_used = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
         table.add_row(Text(name), Text(about), bytes_text(status.st_size), last_used)
-    console = Console()
-    if not console.is_terminal:  # lines of a pipe are not wrapped
-        console = Console(width=_WIDTH)
-    console.print(table)
+    table_console(_WIDTH).print(table)

@@ -4,11 +4,11 @@ import fnmatch
 import json
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
+from finetune.commands.plain_table import plain_table, table_console
 from finetune.models.network_list import ListedNetwork, has_timm, listed_networks
 from finetune.system.messages import NotFound, install
 
@@ -48,17 +48,17 @@ def list_backbones(arguments: Sequence[str]) -> None:
     """List networks; see `finetune backbones --help`."""
     options = make_parser().parse_args(list(arguments))
     usable = [network for network in listed_networks() if has_timm() or not network.is_of_timm]
-    found = matching(usable, options.pattern)
+    matches = matching(usable, options.pattern)
     if options.local:
-        found = [network for network in found if network.is_local()]
-    elif options.pattern and not found:
+        matches = [network for network in matches if network.is_local()]
+    elif options.pattern and not matches:
         hint = _without_timm(options.pattern) or "; patterns are such as 'resnet*' and '*vit*'"
         raise NotFound(f"no network matches {options.pattern!r}{hint}")
     if options.json:
-        print(json.dumps([network.as_dict() for network in found], indent=1))
+        print(json.dumps([network.as_dict() for network in matches], indent=1))
         return
     is_short = not options.pattern and not options.local
-    shown = [network for network in found if not (is_short and network.is_of_timm)]
+    shown = [network for network in matches if not (is_short and network.is_of_timm)]
     if shown:
         _print_table(shown)
     else:
@@ -91,9 +91,6 @@ def _without_timm(pattern: str) -> str:
 
 
 def _print_table(networks: Sequence[ListedNetwork]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
     columns = [
         Column("network", overflow="fold"),
         Column("parameters", justify="right", no_wrap=True),
@@ -102,10 +99,10 @@ def _print_table(networks: Sequence[ListedNetwork]) -> None:
         Column("on this machine", no_wrap=True),
         Column("licence of the weights", overflow="fold"),
     ]
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(columns)
     for network in networks:
         table.add_row(*map(Text, _cells(network)))
-    console.print(table)
+    table_console(_WIDTH).print(table)
 
 
 def _cells(network: ListedNetwork) -> list[str]:

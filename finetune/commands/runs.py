@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
+from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.addresses import is_address
 from finetune.runs.fold_record import fold_runs, has_folds, read_folds
 from finetune.runs.removal import Removal, plan_removal
@@ -82,9 +82,7 @@ def _list(arguments: Sequence[str]) -> None:
 
 
 def _print_table(rows: Sequence[RunRow]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(_WIDTH, *(len(row.folder) + 120 for row in rows)))
+    console = table_console(max(_WIDTH, *(len(row.folder) + 120 for row in rows)))
     is_wide = console.width >= _WIDE
     columns = [
         Column("when", no_wrap=True),
@@ -93,12 +91,12 @@ def _print_table(rows: Sequence[RunRow]) -> None:
         Column("size", justify="right", no_wrap=True),
         Column("folder", overflow="fold"),
     ]
-    if is_wide:
+    if is_wide:  # in the order of `_cells`
         columns[1:1] = [Column("data", overflow="fold")]
         columns[3:3] = [Column("epochs", justify="right")]
         columns[5:5] = [Column("time", justify="right", no_wrap=True)]
         columns[7:7] = [Column("state", no_wrap=True)]
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(columns)
     for row in rows:
         table.add_row(*(_cells(row) if is_wide else _few_cells(row)))
     console.print(table)
@@ -188,7 +186,7 @@ def _remove(arguments: Sequence[str]) -> None:
     if not options.yes and not _is_confirmed(removals, total):
         print("nothing was deleted")
         return
-    freed = sum(removal.run_it() for removal in removals)
+    freed = sum(removal.execute() for removal in removals)
     print(f"freed {bytes_text(freed)}")
 
 

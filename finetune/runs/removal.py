@@ -14,11 +14,8 @@ from finetune.system.messages import NotFound, WrongUsage
 
 # What training writes next to the weights, and only resuming reads.
 _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
-_IDENTITY = (
-    "config.yaml",
-    "about.json",
-    ".lock",
-)  # deleted last, since a run is recognised by them
+# Files by which a run is recognised. They are deleted last.
+_IDENTITY = ("config.yaml", "about.json", ".lock")
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Removal:
     only_last: bool
     has_any: bool = True
 
-    def run_it(self) -> int:
+    def execute(self) -> int:
         """Delete the run or the part, and return the number of bytes that this freed.
 
         Raises:
@@ -92,11 +89,11 @@ def _check_is_no_part(run: Path) -> None:
     Raises:
         WrongUsage: The run is a part of a cross-validation.
     """
-    whole = next((folder for folder in run.resolve().parents if has_folds(folder)), None)
-    if whole is not None:
+    cross_validation = next((folder for folder in run.resolve().parents if has_folds(folder)), None)
+    if cross_validation is not None:
         raise WrongUsage(
-            f"{run} is a part of the cross-validation {whole}, which cannot be reported or resumed without it: "
-            f"delete the cross-validation with finetune runs rm {shlex.quote(str(whole))}"
+            f"{run} is a part of the cross-validation {cross_validation}, which cannot be reported or resumed without "
+            f"it: delete the cross-validation with finetune runs rm {shlex.quote(str(cross_validation))}"
         )
 
 

@@ -27,7 +27,7 @@ def test_a_run_is_deleted_whole(run):
         file.stat().st_size for file in run.rglob("*") if file.is_file()
     )
     assert run.is_dir()
-    assert planned.run_it() == planned.num_bytes
+    assert planned.execute() == planned.num_bytes
     assert not run.exists() and run.parent.is_dir()
 
 
