@@ -17,7 +17,7 @@ class Plan:
         run: The folder of the run that continues; None for a new run.
         settings: The content of that run's config.yaml.
         start: The checkpoint from which training starts: that of the run, or of `--ckpt_path`; None for none.
-        newer: Newer runs in places that `--resume` does not search.
+        newer: Newer runs in other folders, where `--resume` does not look.
         changes: The settings of the run that continues, and of this command; None for a new run.
         ranking: How the network was chosen among several, for about.json; None if it was not.
         messages: What to report before training, in the order in which it was decided.

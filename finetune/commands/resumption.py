@@ -85,7 +85,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
         if explicit.get("name"):
             run = root / "fit" / explicit.name
             return new.with_messages(f"--resume found no run {shown_place(run)}: a new run begins")
-        return new.with_messages(new_run_message(root, search.skipped, search.unnamed))
+        return new.with_messages(new_run_message(root, search.skipped, search.elsewhere))
     start = read(last_checkpoint(search.run))
     check_resumable(start)
     settings = _settings_below_command_line(search, arguments)
@@ -179,8 +179,14 @@ def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) 
 
 
 def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
+    """Return the data and the network that a command names.
+
+    Args:
+        explicit: The options that the command line gives.
+        read: Reads a checkpoint.
+    """
     data_class = explicit.get("data.class_path")
-    made: dict[str, ImageDataModule] = {}  # each scans the folder once
+    modules: dict[str, ImageDataModule] = {}  # by class and arguments: each lists its images once
 
     def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         class_path = settings["data"].get("class_path")
@@ -192,15 +198,11 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
         arguments = {**at_place(settings["data"].get("init_args") or {}, now), **now}
         key = json.dumps([class_path, arguments], sort_keys=True, default=str)
         try:
-            if key not in made:
-                made[key] = data_module(class_path, arguments)
+            if key not in modules:
+                modules[key] = data_module(class_path, arguments)
             start = read(last_checkpoint(run))
-            return is_of_data(start, made[key], explicit.get("allow_changes", False))
-        except (
-            ArgumentError,
-            ValueError,
-            OSError,
-        ):  # its settings or its checkpoint cannot be read
+            return is_of_data(start, modules[key], explicit.get("allow_changes", False))
+        except (ArgumentError, ValueError, OSError):  # its settings or checkpoint are unreadable
             return False
 
     backbone = explicit.get("model.backbone")
@@ -247,7 +249,10 @@ def _folder_of_runs(run: Path) -> Path:
 
 
 def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return a run's settings as a config that the parser reads before the command line."""
+    """Return a run's settings as a config that the parser reads before the command line, which overrides them.
+
+    It lacks settings that belong to the command that began the run, and lists that the command line replaces.
+    """
     assert search.run is not None
     settings = dict(search.settings)
     # options of the command that began the run

@@ -74,21 +74,21 @@ class NewestRun(NamedTuple):
         settings: The content of its config.yaml; if that is missing, the settings in its checkpoint.
         begun: A newer run of the same that ended before its first checkpoint.
         skipped: Newer runs of other data or another network, and how they differ.
-        unnamed: Runs that lie elsewhere, where `--resume` does not look.
+        elsewhere: Runs in other folders, where `--resume` does not look.
     """
 
     run: Path | None
     settings: dict[str, Any]
     begun: Path | None
     skipped: list[tuple[Path, str]]
-    unnamed: list[Path]
+    elsewhere: list[Path]
 
     def newer(self) -> tuple[Path, ...]:
-        """Return the runs of `unnamed` that are newer than the run."""
+        """Return the runs of `elsewhere` that are newer than the run."""
         if self.run is None:
             return ()
         written = last_checkpoint(self.run).stat().st_mtime
-        times = {other: last_checkpoint(other).stat().st_mtime for other in self.unnamed}
+        times = {other: last_checkpoint(other).stat().st_mtime for other in self.elsewhere}
         return tuple(other for other, time in times.items() if time > written)
 
 
@@ -111,7 +111,7 @@ def find_run(
     skipped: list[tuple[Path, str]] = []
     fetch_beginnings(root)
     runs = runs_of(root)
-    unnamed = runs_elsewhere(root, runs)
+    elsewhere = runs_elsewhere(root, runs)
     for run in reversed(runs):
         if is_dev_run(run) or has_folds(run):
             continue
@@ -136,8 +136,8 @@ def find_run(
             if difference := wanted.difference(run, settings):
                 skipped.append((run, difference))
                 continue
-            return NewestRun(run, settings, begun, skipped, unnamed)
-    return NewestRun(None, {}, begun, skipped, unnamed)
+            return NewestRun(run, settings, begun, skipped, elsewhere)
+    return NewestRun(None, {}, begun, skipped, elsewhere)
 
 
 def check_has_last(run: Path) -> None:
@@ -213,10 +213,10 @@ def _is_same_data(run: Path, own: str, place: str) -> bool:
     return real_place(joined(str(working_dir_of(run)), own)) == real_place(place)
 
 
-def new_run_message(root: Path, skipped: list[tuple[Path, str]], unnamed: Sequence[Path]) -> str:
+def new_run_message(root: Path, skipped: list[tuple[Path, str]], elsewhere: Sequence[Path]) -> str:
     """Return the message for a `--resume` that begins a new run."""
     where = shown_place((root / "fit").resolve())
-    others = "".join(f"; {run} is not in {where}" for run in unnamed)
+    others = "".join(f"; {run} is not in {where}" for run in elsewhere)
     message = f"--resume found no run with a last.ckpt in {where}"
     if skipped:
         message += f", since {describe_skipped(skipped)}"

@@ -180,7 +180,7 @@ def continue_run(
         run: The run. Its folder is chosen already.
         start: Its last checkpoint.
         message: The result of `check_changes`.
-        newer: Newer runs with other names, which `--resume` skips.
+        newer: Newer runs in other folders, where `--resume` does not look.
 
     Raises:
         ValueError: Another process continues this run, or has done so in the meantime.
