@@ -65,11 +65,20 @@ def in_full_spelling(arguments: Sequence[str]) -> list[str]:
     else:
         line.positionals = [os.path.expanduser(text) for text in line.positionals]
         _take_positionals(command, line)
-        for value in (
-            value for name, value in line.flags if name == "config" and command in _WITH_CONFIGS
-        ):
-            find(value or "")
+        if command in _WITH_CONFIGS:
+            _check_configs(line)
     return format_line(command, line)
+
+
+def _check_configs(line: ParsedLine) -> None:
+    """Check that the configs of a command line exist.
+
+    Raises:
+        NotFound: One does not.
+    """
+    for name, value in line.flags:
+        if name == "config":
+            find(value or "")
 
 
 def with_images(arguments: Sequence[str]) -> list[str]:
@@ -83,10 +92,8 @@ def with_images(arguments: Sequence[str]) -> list[str]:
     if option and line.positionals:
         paths = line.positionals
         line.positionals = []
-        is_one = (
-            len(paths) == 1 and paths[0][0] not in "[-"
-        )  # which would start a YAML list or a flag
-        line.flags.append((option, paths[0] if is_one else flow_yaml(paths)))
+        is_plain = len(paths) == 1 and paths[0][0] not in "[-"  # these begin a YAML list or a flag
+        line.flags.append((option, paths[0] if is_plain else flow_yaml(paths)))
     return format_line(command, line)
 
 
@@ -232,6 +239,7 @@ def _check_has_data(command: str, line: ParsedLine) -> None:
 
 
 def _check_no_config(command: str, folder: str) -> None:
+    """Check that the folder of a command is not a config, which needs the flag `--config`."""
     names = shipped()
     is_config = folder in names or f"{folder}.yaml" in names or folder.endswith(".yaml")
     if is_config and not Path(folder).is_dir():
@@ -241,7 +249,7 @@ def _check_no_config(command: str, folder: str) -> None:
 
 
 def _take_run(line: ParsedLine) -> None:
-    """`fit --resume RUN`: a positional argument that is a run's folder, or lies in one, is the run to resume."""
+    """Replace the run in `fit --resume RUN`, a run's folder or a path in it, by the value of `--resume`."""
     runs = [path for path in line.positionals if run_of(path) or is_run_address(path)]
     if runs:
         run = _only_one("finetune fit --resume RUN", runs)
@@ -262,6 +270,7 @@ def _take_run(line: ParsedLine) -> None:
 
 
 def _take_checkpoint(command: str, line: ParsedLine) -> None:
+    """Replace the first positional argument by the flag of the checkpoint, unless a flag or a config names one."""
     option = _images_option(command)
     if (
         option
@@ -295,6 +304,7 @@ def _take_repository(command: str, line: ParsedLine) -> None:
 
 
 def _check_images(command: str, full: str, line: ParsedLine) -> None:
+    """Check that there are images, by positional arguments or by the flag `full`, and that they exist."""
     if line.positionals and line.has(full):
         raise WrongUsage(f"images are given twice: by --{full}, and {line.positionals[0]!r}")
     if not line.positionals and not line.has(full, "config", "data"):
@@ -364,6 +374,7 @@ def _nearest(path: str) -> str:
 
 
 def _add_flag(command: str, line: ParsedLine, name: str, value: str) -> None:
+    """Add a flag, unless it is there already with the same value."""
     existing = flag_settings(line).get(name)
     if existing is not None and existing != value:
         raise WrongUsage(f"{flag_names(command, name)} is given twice: {value!r} and {existing!r}")

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from finetune.commands.explicit_settings import read_explicit_settings
-from finetune.commands.fold_data import check_folds, silent
+from finetune.commands.fold_data import check_folds
 from finetune.commands.fold_results import (
     answers_of,
     merged_about,
@@ -59,7 +59,7 @@ from finetune.runs.run_lock import hold, release_run
 from finetune.runs.run_search import now, read_about, runs_of
 from finetune.runs.statistics import percent
 from finetune.system.files import replace_text
-from finetune.system.messages import WrongUsage, be_quiet
+from finetune.system.messages import WrongUsage, be_quiet, only_errors
 from finetune.system.terminal import has_stamped_outputs, stamp_outputs
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ log = logging.getLogger(__name__)
 _OWN = ("folds", "name", "resume", "trainer.default_root_dir")
 _PLACES = ("data.table", "data.root")  # where the images are
 _IRRELEVANT = (*_PLACES, "timestamps")  # a fold that has ended is not continued for these
-_SHORTEST = 1e-3  # minutes: if no time is left, the first fold says how much it needs
+# Minutes. If no time is left, the error of the first fold names the time that it needs.
+_SHORTEST = 1e-3
 # Flags that cannot go with folds, and why.
 _REFUSED = MappingProxyType(
     {
@@ -247,30 +248,17 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     wanted = line.last("folds")
     num_folds = None if wanted is None else _number(wanted)
     root = root_of(line)
-    name = line.last("name")
     if line.has("resume"):
         folder = folder_to_continue(line, num_folds)
         if folder is not None:
-            hold(folder)
-            log.info("continuing the cross-validation in %s", folder)
-            record = read_folds(folder)
-            if Path(record.working_dir).resolve() != Path.cwd():
-                folder = folder.resolve()
-                flags = [flag for flag in flags if flag[0] not in _PLACES]
-            if num_folds not in (None, record.num_folds):
-                raise WrongUsage(
-                    f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
-                )
-            if not all(map(has_ended, fold_runs(folder, record.num_folds))):
-                config = folder / "config.yaml"
-                check_folds(record, flags, config if config.is_file() else None)
-            return folder, record, flags
+            return _continue(folder, num_folds, flags)
         log.info(
             "--resume found no run with folds of these data in %s: a new one begins", root / "fit"
         )
     if num_folds is None:
         raise WrongUsage("--folds needs a number: finetune fit FOLDER --folds 5")
     _check_members(line, num_folds)
+    name = line.last("name")
     if name is not None:
         check_name(name)
         check_unused(root / "fit" / name)
@@ -279,6 +267,36 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     folder = Run(root, "fit", name=name).choose()
     write_folds(folder, record)
     return folder, record, []
+
+
+def _continue(
+    folder: Path, num_folds: int | None, flags: list[tuple[str, str | None]]
+) -> tuple[Path, FoldRecord, list[tuple[str, str | None]]]:
+    """Return the same as `_begin_or_continue` for a cross-validation that continues.
+
+    Args:
+        folder: Its folder.
+        num_folds: The number of folds that the command names; None for none.
+        flags: The flags of the command.
+
+    Raises:
+        WrongUsage: It has another number of folds.
+        ValueError: Another process is writing it, or its images cannot be split as before.
+    """
+    hold(folder)
+    log.info("continuing the cross-validation in %s", folder)
+    record = read_folds(folder)
+    if Path(record.working_dir).resolve() != Path.cwd():
+        folder = folder.resolve()
+        flags = [flag for flag in flags if flag[0] not in _PLACES]
+    if num_folds not in (None, record.num_folds):
+        raise WrongUsage(
+            f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
+        )
+    if not all(map(has_ended, fold_runs(folder, record.num_folds))):
+        config = folder / "config.yaml"
+        check_folds(record, flags, config if config.is_file() else None)
+    return folder, record, flags
 
 
 def _number(text: str) -> int:
@@ -360,7 +378,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     for name in ("root", "table", "corrections"):
         if arguments.get(name):
             arguments[name] = joined(record.working_dir, arguments[name])
-    with silent(logging.getLogger("finetune.data")):  # the folds have logged the same
+    with only_errors("finetune.data"):  # the folds have logged the same
         data = data_module(settings["class_path"], arguments)
     checkpoint = folder / "checkpoints" / "best.ckpt"
     calibration = join_checkpoints(

@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-import logging
 from argparse import ArgumentError
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from finetune.data.data_place import at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.runs.fold_record import FoldRecord
+from finetune.system.messages import only_errors
 
 _OURS = "finetune"
 _DEFAULT = f"{_OURS}.{ImageFolderData.__name__}"
@@ -38,21 +38,10 @@ def check_folds(
     Raises:
         ValueError: They cannot be split, or cannot be read.
     """
-    with contextlib.chdir(record.working_dir), silent(logging.getLogger("finetune.data")):
+    with contextlib.chdir(record.working_dir), only_errors("finetune.data"):
         data = _data_of(record, changes, config)
         if isinstance(data, ImageFolderData):
             data.check_can_train()
-
-
-@contextlib.contextmanager
-def silent(logger: logging.Logger) -> Iterator[None]:
-    """Log only errors within the context."""
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _data_of(

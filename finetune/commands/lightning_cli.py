@@ -147,18 +147,10 @@ class FinetuneCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         subcommand = args[0]
         explicit = read_explicit_settings(args)
-        ckpt_path = explicit.flags.get("ckpt_path")
         asks_for_help = parse_line(args[1:]).asks_for_help()
-        if subcommand != "fit" and not asks_for_help:
-            if ckpt_path is None:
-                parser.error(
-                    f"finetune {subcommand} needs a checkpoint: {flag_names(subcommand, 'ckpt_path')}"
-                )
-            self.checkpoint = read_checkpoint(ckpt_path)
-            self._subcommand_parsers[subcommand].set_defaults(
-                {"data": data_settings(self.checkpoint, explicit)}
-            )
         self.plan = Plan(args)
+        if subcommand != "fit" and not asks_for_help:
+            self._read_checkpoint(parser, subcommand, explicit)
         if subcommand == "fit" and self.may_resume and not asks_for_help:
             self.plan = find_run_to_resume(parser, args)
             args = list(self.plan.arguments)
@@ -167,9 +159,36 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit" and (data_class := explicit.last("data.class_path")):
             self._use_defaults_of(data_class)
         super().parse_arguments(parser, args)
-        config = self.config[subcommand]
-        if config.get("timestamps"):
+        if self.config[subcommand].get("timestamps"):
             stamp_outputs()
+        self._check_options(subcommand)
+        trainer = self.config[subcommand].trainer
+        trainer.default_root_dir = settle_root(subcommand, trainer.default_root_dir, is_rank_zero())
+        if subcommand == "fit":
+            self.plan = settle(self.plan, self._command(), SETTINGS)
+
+    def _read_checkpoint(
+        self, parser: LightningArgumentParser, subcommand: str, explicit: ExplicitSettings
+    ) -> None:
+        """Read the checkpoint of a command that evaluates one. Its data module is the default of `--data`."""
+        ckpt_path = explicit.flags.get("ckpt_path")
+        if ckpt_path is None:
+            parser.error(
+                f"finetune {subcommand} needs a checkpoint: {flag_names(subcommand, 'ckpt_path')}"
+            )
+        self.checkpoint = read_checkpoint(ckpt_path)
+        self._subcommand_parsers[subcommand].set_defaults(
+            {"data": data_settings(self.checkpoint, explicit)}
+        )
+
+    def _check_options(self, subcommand: str) -> None:
+        """Check the parsed options that no image is needed for.
+
+        Raises:
+            WrongUsage: An option is not for this command, or its value is out of range.
+            ValueError: The data set of the checkpoint is not in its folder.
+        """
+        config = self.config[subcommand]
         if subcommand != "predict" and config.data.init_args.get("predict") is not None:
             raise WrongUsage(
                 f"--data.predict: images to classify are for finetune predict, not {subcommand}"
@@ -182,13 +201,9 @@ class FinetuneCLI(LightningCLI):
         # without a config.yaml, the checkpoint of the run names the data set
         if self.plan.start is not None and not self.plan.has_config:
             checkpoint = self.plan.start.content
-        check_root(subcommand, config, checkpoint, explicit)
+        check_root(subcommand, config, checkpoint, self.explicit)
         if type(seed := config.get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
-        root = settle_root(subcommand, config.trainer.default_root_dir, is_rank_zero())
-        config.trainer.default_root_dir = root
-        if subcommand == "fit":
-            self.plan = settle(self.plan, self._command(), SETTINGS)
 
     def _use_defaults_of(self, data_class: str) -> None:
         """Use the default arguments of the data class of a fit. The parser would use those of `ImageFolderData`."""
@@ -196,6 +211,7 @@ class FinetuneCLI(LightningCLI):
             self._subcommand_parsers["fit"].set_defaults({"data": {"class_path": data_class}})
 
     def _command(self) -> Command:
+        """Return the fit as the steps of `settle` take it."""
         return Command(
             self.config,
             self.explicit,

@@ -14,6 +14,7 @@ from rich.table import Table
 from finetune.distributed.launch import check_num_processes
 from finetune.parity import communication_volume, many_processes, one_process
 from finetune.parity.one_process import Trained, distance
+from finetune.profiling.step_timing import torch_threads
 from finetune.system.messages import WrongUsage
 
 # Rounding depends on the order of sums, and its error grows with the steps: 1e-16 per sum in float64, 1e-7 in float32.
@@ -55,19 +56,14 @@ def parity(
     check_num_processes(devices, "cuda" if has_gpus else "cpu", "--devices")
     if dtype not in TOLERANCES:
         raise WrongUsage(f"--dtype must be one of {', '.join(TOLERANCES)}, got {dtype}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        show_status = Console(stderr=True).status("")
-        with (
-            tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,
-            show_status as status,
-        ):
-            rows = compare(Path(folder), devices, steps, dtype, status.update)
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        torch_threads(1),
+        tempfile.TemporaryDirectory(prefix="finetune-parity-") as folder,
+        Console(stderr=True).status("") as status,
+    ):
+        rows = compare(Path(folder), devices, steps, dtype, status.update)
     tolerance = TOLERANCES[dtype]
-    show(rows, dtype, tolerance, steps)
+    print_table(rows, dtype, tolerance, steps)
     wrong = [
         row.name for row in rows if row.difference is not None and not row.difference <= tolerance
     ]
@@ -152,8 +148,8 @@ def compare(
     return rows
 
 
-def show(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -> None:
-    """Print the table."""
+def print_table(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -> None:
+    """Print a row for each way of training, and what the columns mean."""
     columns = ("way", "network", "devices", "difference", "moved", "ms", "bytes")
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for i, column in enumerate(table.columns):
