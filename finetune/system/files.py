@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from finetune.system.messages import WrongUsage
 
-_DEAD_AFTER = 24 * 3600  # seconds
+_ABANDONED_AFTER = 24 * 3600  # seconds without a write
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -76,9 +76,8 @@ def replacing(target: Path) -> Iterator[Path]:
             error.filename = str(target)  # a failed write does not set it
         raise
     finally:
-        temporary.unlink(
-            missing_ok=True
-        )  # it still exists if both were hard links to the same file
+        # a rename does nothing if both names are hard links to one file
+        temporary.unlink(missing_ok=True)
 
 
 def create_part(path: Path, target: Path) -> None:
@@ -158,10 +157,10 @@ def unfinished_matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def remove_dead(paths: Iterable[Path]) -> None:
-    """Remove those of these files that were not written to for a day: a killed process has left them."""
+    """Remove temporary files that were not written to for a day, since a killed process has left them."""
     for path in paths:
         with suppress(OSError):  # removed already, or owned by another user
-            if time.time() - path.stat().st_mtime > _DEAD_AFTER:
+            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
                 path.unlink()
 
 
@@ -180,8 +179,8 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
 def link(source: Path, target: Path) -> None:
     """Replace `target` atomically by a hard link to `source`, or by a copy if the file system has no hard links.
 
-    Only one process at a time may call this, since it removes temporary files that killed processes have left. If the
-    target has another mode or owner than the source, it becomes a copy, since all links of a file share these.
+    Only one process at a time may call this for a target: it removes all temporary files of the target. If the target
+    has another mode or owner than the source, it becomes a copy, since all links of a file share these.
     """
     for leftover in unfinished(target):
         leftover.unlink(missing_ok=True)

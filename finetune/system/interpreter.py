@@ -1,6 +1,7 @@
 """Settings of the Python interpreter of a command: UTF-8 whatever the locale, and exceptions that cannot be raised."""
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -25,23 +26,26 @@ def enter_utf8_mode() -> None:
 
 
 def install_unraisable_hook() -> None:
-    """Install `sys.unraisablehook`: repeat the signal of a lost stop, and hide harmless errors of DataLoaders.
+    """Install `sys.unraisablehook`: send a lost stop signal again, and hide harmless errors of DataLoaders.
 
-    Signal handlers run wherever the main thread is. If this is in a `__del__`, Python prints the exception of the
-    handler and continues: a stop would be lost.
+    A signal handler runs wherever the main thread is. If that is in a `__del__`, Python prints the handler's exception
+    and continues, so the stop would be lost.
     """
     sys.unraisablehook = _handle
 
 
 def _handle(unraisable: Any) -> None:
     error = unraisable.exc_value
-    code = (
-        130
-        if isinstance(error, KeyboardInterrupt)
-        else getattr(error, "exit_code", getattr(error, "code", 0))
-    )
-    # `Interrupted`, or the SystemExit of our handler: send the signal again
-    if isinstance(code, int) and code > 128:
-        threading.Timer(0.01, os.kill, (os.getpid(), code - 128)).start()
+    if signum := _stop_signal(error):
+        threading.Timer(0.01, os.kill, (os.getpid(), signum)).start()
     elif not any(words in str(error) for words in _IGNORED):
         sys.__unraisablehook__(unraisable)
+
+
+def _stop_signal(error: BaseException | None) -> int:
+    """Return the signal whose handler raised an error; 0 if it was another error."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    # the exit code of `Interrupted`, or of the SystemExit of our handler
+    code = getattr(error, "exit_code", getattr(error, "code", 0))
+    return code - 128 if isinstance(code, int) and code > 128 else 0

@@ -24,7 +24,6 @@ def _ended_during_handover(error: BaseException) -> bool:
         frame.f_code.co_filename.split(os.sep)
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    is_batch = any(path[-1] == "dataloader.py" for path in paths)
-    return (is_batch and "multiprocessing" in paths[-1][-2:]) or "in pin memory thread" in str(
-        error
-    )
+    is_in_loader = any(path[-1] == "dataloader.py" for path in paths)
+    is_in_transfer = is_in_loader and "multiprocessing" in paths[-1][-2:]
+    return is_in_transfer or "in pin memory thread" in str(error)

@@ -1,4 +1,4 @@
-"""Error messages: errors of wrong usage, suggestions, escaping, and which log lines are shown."""
+"""Texts for users: errors of wrong usage, suggestions, numbers with units, escaped names, and the log."""
 
 import difflib
 import logging
@@ -90,7 +90,7 @@ class _ShownFormatter(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler):
-    """Writes to what `sys.stderr` is at the moment, so that lines appear above a live bar instead of inside it.
+    """Writes to the current `sys.stderr`, which a live bar replaces to print lines above itself.
 
     Forked workers write to the terminal itself: the lock of the bar may be held by a thread that they do not have.
     """
@@ -106,7 +106,7 @@ class _Stderr(logging.StreamHandler):
 
 
 def be_quiet() -> None:
-    """Log to stderr only what a user can act on."""
+    """Log to stderr our own messages, and only the warnings of libraries that a user can act on."""
     handler = _Stderr()
     handler.setFormatter(_ShownFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -10,16 +10,16 @@ from rich.progress import Progress
 
 from finetune.system.terminal import is_interactive
 
-# seconds before a bar is shown, and a line where there is no terminal
+# seconds of a job before a terminal gets a bar, and any other output a line
 _QUIET = 2.0
 _QUIET_LOG = 5.0
 _T = TypeVar("_T")
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """Return a console on stderr, or on another stream, that draws only where a person watches.
+    """Return a console on stderr, or on another stream, that draws only on an interactive terminal.
 
-    rich alone would draw in a pipe, too, where FORCE_COLOR is set.
+    With FORCE_COLOR rich itself would also draw in a pipe.
     """
     target = sys.stderr if stream is None else stream
     return Console(
@@ -56,12 +56,12 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     is_shown = False
     try:
         for i, item in enumerate(items):
-            passed = time.monotonic() - began
-            if screen.is_terminal and passed > _QUIET and not is_shown:
+            elapsed = time.monotonic() - began
+            if screen.is_terminal and elapsed > _QUIET and not is_shown:
                 progress.start()
                 is_shown = True
-            elif passed > _QUIET_LOG and i and not is_shown:
-                left = max(1, round(passed / i * (num - i)))
+            elif elapsed > _QUIET_LOG and i and not is_shown:
+                left = max(1, round(elapsed / i * (num - i)))
                 print(
                     f"{what}: {i:,} of {num:,}, about {left:,} s left", file=sys.stderr, flush=True
                 )

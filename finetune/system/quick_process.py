@@ -32,7 +32,9 @@ def end_with(code: object) -> None:
         code: The code of a SystemExit; None is 0. With a code that is not a number, Python exits in its usual way.
     """
     global _exit_code
-    _exit_code = 0 if code is None else code if isinstance(code, int) else None
+    if code is None:
+        code = 0
+    _exit_code = code if isinstance(code, int) else None
     if _is_ours:
         atexit.register(_end)
 
@@ -81,7 +83,7 @@ def _end() -> None:
         return
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # it is closed, or nobody reads it: the last write has reported the error
+        # it is closed or has no reader, and the last write has reported the error
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(_exit_code)

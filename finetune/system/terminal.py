@@ -1,8 +1,7 @@
-"""What a terminal can show, and output whose reader may disappear: a terminal that closes, a pipe that breaks.
+"""The width and colours of a terminal, and output that can no longer be written.
 
-Neither ends a fit, nor does a full disk below stderr: the log is lost, training is not.
-
-A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
+A fit continues without its log if the terminal is closed, a pipe is broken, or the disk of stderr is full. A closed
+terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
 """
 
 import errno
@@ -18,11 +17,10 @@ from typing import Any, TextIO
 from finetune.system.timestamps import TimestampedStream, stamped
 
 COLORS = {"red": 31, "yellow": 33}
-_NARROWEST = (
-    20  # columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
-)
-# an option or command on a help page, before its text
-_NAMED = re.compile(r"  (--.{38} |\S+ {2,})(?=\S)")
+# columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
+_NARROWEST = 20
+# an option or command on a help page, with the spaces before its text
+_OPTION = re.compile(r"  (--.{38} |\S+ {2,})(?=\S)")
 _MIN_CONTINUED = 80  # columns; a shorter line of a description ends a paragraph
 
 
@@ -133,7 +131,7 @@ def is_interactive(stream: TextIO | None) -> bool:
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
-    """Return a line that is broken between words at the width of the terminal; as it is if the stream is none."""
+    """Return a line that is broken between words at the width of the terminal; unchanged if the stream is none."""
     width = _width(stream)
     if width is None or width >= len(text):
         return text
@@ -150,22 +148,22 @@ def wrapped_page(page: str, stream: TextIO | None) -> str:
     if width is None or width >= max(map(len, lines), default=0):
         return page
     result: list[str] = []
-    is_description = False  # whether the last line continues in the next one
-    has_ended = False
+    is_paragraph_open = False  # whether the next line continues the last one
+    is_description = True  # the options are indented
     for line in lines:
-        has_ended = has_ended or line.startswith(" ")
-        if is_description and line:
+        is_description = is_description and not line.startswith(" ")
+        if is_paragraph_open and line:
             result[-1] = f"{result[-1]} {line}"
         else:
             result.append(line)
-        is_description = not has_ended and len(line) > _MIN_CONTINUED
+        is_paragraph_open = is_description and len(line) > _MIN_CONTINUED
     return "\n".join(_filled(line, width, _hanging_indent(line, width)) for line in result)
 
 
 def _hanging_indent(line: str, width: int) -> str:
-    """Return the indent of what does not fit on a line of a help page."""
-    named = _NAMED.match(line)
-    indent = named.end() if named else len(line) - len(line.lstrip())
+    """Return the indent of the second and further lines into which a line of a help page is broken."""
+    option = _OPTION.match(line)
+    indent = option.end() if option else len(line) - len(line.lstrip())
     # a narrow terminal has no room below the text of an option
     return " " * (indent if width - indent >= _NARROWEST else 6)
 
@@ -194,5 +192,5 @@ def has_color(stream: TextIO | None) -> bool:
 
 
 def colored(text: str, color: str, stream: TextIO | None) -> str:
-    """Return text in a color of `COLORS` if the stream shows colors, else as it is."""
+    """Return text in a color of `COLORS` if the stream shows colors; unchanged otherwise."""
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if has_color(stream) else text
