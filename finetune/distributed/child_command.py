@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,17 +34,14 @@ def start_command(arguments: Sequence[str], **options: Any) -> subprocess.Popen:
 def wait_for(process: subprocess.Popen) -> int:
     """Wait for the end of a command, and return its exit code.
 
-    Ctrl-C, and other signals that would end this process, are forwarded: a fit saves a checkpoint and stops. A second
-    Ctrl-C stops it at once.
+    Ctrl-C is forwarded, and so are the other stop signals that no handler of this process takes, as SIGTERM: a fit
+    saves a checkpoint and stops. A second Ctrl-C stops it at once. Outside the main thread nothing is forwarded.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
         Interrupted: Another signal came.
     """
-    # Signals that would end this process are forwarded like Ctrl-C. Only the main thread can handle signals.
-    is_main = threading.current_thread() is threading.main_thread()
-    signums = stop_signals() if is_main else ()
-    unhandled = [signum for signum in signums if signal.getsignal(signum) == signal.SIG_DFL]
+    unhandled = [signum for signum in stop_signals() if signal.getsignal(signum) == signal.SIG_DFL]
     try:
         for signum in unhandled:
             signal.signal(signum, stop_at_once)

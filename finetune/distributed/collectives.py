@@ -1,4 +1,4 @@
-"""Collective operations other than the all-reduce of gradients. They do not make the CPU wait for a GPU."""
+"""Collective operations other than DDP's all-reduce of gradients, none of which makes the CPU wait for a GPU."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from finetune import lightning_private
 
 
-def all_reduce_sum(value: Tensor, num_devices: int) -> Tensor:
+def all_reduce_sum(value: Tensor, world_size: int) -> Tensor:
     """Return the sum of a number over all ranks (all-reduce). Every rank must call this at the same point.
 
     Lightning's `reduce` begins with a barrier. With NCCL the CPU then waits until the GPU has finished its queue.
     """
     value = value.detach().clone()
-    if num_devices > 1:
+    if world_size > 1:
         dist.all_reduce(value)
     return value
 

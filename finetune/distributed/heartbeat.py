@@ -62,7 +62,7 @@ def _start(trainer: "pl.Trainer", strategy: Any) -> None:
         address = (listener.getsockname()[1], secrets.token_bytes(16))
     port, token = strategy.broadcast(address)
     silence = _longest_silence(strategy)
-    # One rank of each machine prints, and on the machine of rank 0 the first of those that are left.
+    # One rank of each machine prints. On the machine of rank 0, rank 1 does so if rank 0 is lost.
     is_printed = strategy.global_rank in (0, 1) or strategy.local_rank == 0
     hint = "; continue with the same command and --resume" if trainer.state.fn == "fit" else ""
 
@@ -130,14 +130,14 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         self._num_missing = 0  # ranks that have not connected yet
         self._ranks: dict[socket.socket, int] = {}
-        self._silent: dict[socket.socket, float] = {}  # seconds since the last byte
+        self._seconds_silent: dict[socket.socket, float] = {}  # since the last byte
 
     def listen(self, listener: socket.socket, token: bytes, num_ranks: int) -> None:
         """Watch each rank that connects to a socket and sends the token.
 
         Args:
             listener: The socket. It is closed when all ranks have connected.
-            token: What the ranks of this run send.
+            token: The token of this run. A connection that begins with other bytes is closed.
             num_ranks: Number of other ranks.
         """
         self._num_missing = num_ranks
@@ -151,7 +151,7 @@ class Watch:
         Args:
             host: The machine of rank 0.
             port: The port at which rank 0 listens.
-            token: What rank 0 recognizes this run by.
+            token: The token of this run, by which rank 0 recognizes its ranks.
             rank: The rank of this process.
 
         Raises:
@@ -162,17 +162,17 @@ class Watch:
         self._add(connection, 0)
 
     def run(self) -> None:
-        """Watch until all ranks have ended, or the process group is left."""
-        counted = time.monotonic()
+        """Watch until all ranks have ended, or the process group is destroyed."""
+        last_beat = time.monotonic()
         while self._selector.get_map():
             for key, _ in self._selector.select(self._interval):
                 key.data()
             now = time.monotonic()
-            if now - counted < self._interval:
+            if now - last_beat < self._interval:
                 continue
             # Time in which this process itself was suspended does not count.
-            self._count(min(now - counted, 2 * self._interval))
-            counted = now
+            self._beat(min(now - last_beat, 2 * self._interval))
+            last_beat = now
             if dist.group.WORLD is not self._group:
                 self._close()
         self._selector.close()
@@ -200,33 +200,37 @@ class Watch:
     def _add(self, connection: socket.socket, rank: int) -> None:
         connection.setblocking(False)
         self._ranks[connection] = rank
-        self._silent[connection] = 0.0
+        self._seconds_silent[connection] = 0.0
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(connection))
 
     def _receive(self, connection: socket.socket) -> None:
         has_ended = False
         try:
             has_ended = not connection.recv(4096)
-            self._silent[connection] = 0.0
+            self._seconds_silent[connection] = 0.0
         except ConnectionError:
             has_ended = True
         except BlockingIOError:
             pass
         except OSError:  # the network has given up
-            self._silent[connection] = math.inf
+            self._seconds_silent[connection] = math.inf
         if has_ended:
             self._selector.unregister(connection)
             connection.close()
             del self._ranks[connection]
-            del self._silent[connection]
+            del self._seconds_silent[connection]
 
-    def _count(self, seconds: float) -> None:
-        """Send a byte to each rank, and end if one has sent none for too long."""
+    def _beat(self, seconds: float) -> None:
+        """Send a byte to each rank, and call `end` if one has sent none for too long.
+
+        Args:
+            seconds: Time since the last call.
+        """
         for connection, rank in self._ranks.items():
             with suppress(OSError):  # its buffer is full, or `_receive` will see the error
                 connection.send(b".")
-            self._silent[connection] += seconds
-            if self._silent[connection] > self._silence:
+            self._seconds_silent[connection] += seconds
+            if self._seconds_silent[connection] > self._silence:
                 self._end(rank)
 
     def _close(self) -> None:
@@ -234,4 +238,4 @@ class Watch:
             self._selector.unregister(key.fileobj)
             key.fileobj.close()  # type: ignore[union-attr]
         self._ranks.clear()
-        self._silent.clear()
+        self._seconds_silent.clear()

@@ -24,7 +24,7 @@ _PROCESSES_PER_CORE = 8  # at most; more of them only compete for the cores
 
 
 def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
-    """Return the plugin that describes a SLURM job to Lightning; empty if none is needed.
+    """Return a list with the plugin that describes a SLURM job to Lightning; an empty list if none is needed.
 
     Args:
         plugins: The plugins of the Trainer. If one of them is a cluster environment, the result is empty.
@@ -48,11 +48,11 @@ def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
 
 
 def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple[Any, int]:
-    """Return `trainer.devices` and `trainer.num_nodes`, taken from the launcher if the user gives neither.
+    """Return `trainer.devices` and `trainer.num_nodes`, as the launcher has them if there is one.
 
     Args:
-        devices: `trainer.devices` as the user gives it; "auto" if it is left out.
-        num_nodes: `trainer.num_nodes` as the user gives it; 1 if it is left out.
+        devices: The user's `trainer.devices`; "auto" if it is not set.
+        num_nodes: The user's `trainer.num_nodes`; 1 if it is not set.
         plugins: The plugins of the Trainer.
 
     Raises:
@@ -70,10 +70,10 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
         total = int(os.environ[_SRUN_TASKS])
         nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
         per_node = total / nodes
-        if total == 1 and not SLURMEnvironment.detect():
-            # an interactive shell that srun has started: Lightning starts the processes
-            return devices, num_nodes
-        if total > 1 and not SLURMEnvironment.detect():
+        if not SLURMEnvironment.detect():
+            if total == 1:
+                # an interactive shell that srun has started: Lightning starts the processes
+                return devices, num_nodes
             name = os.environ.get("SLURM_JOB_NAME")
             raise ValueError(
                 f"srun started {total} processes, but Lightning ignores jobs named {name!r}: rename it"
@@ -97,12 +97,12 @@ def check_num_processes(devices: Any, accelerator: Any, option: str = "trainer.d
     """Make sure that the processes on a CPU are not far more than its cores, before any is started.
 
     Args:
-        devices: `trainer.devices` as the user gives it.
-        accelerator: `trainer.accelerator` as the user gives it.
+        devices: The user's `trainer.devices`.
+        accelerator: The user's `trainer.accelerator`.
         option: Name of the option in the message.
 
     Raises:
-        WrongUsage: They are more than 8 for each core.
+        WrongUsage: There are more than 8 for each core.
     """
     most = _PROCESSES_PER_CORE * num_cores()
     if not str(devices).isdigit() or int(devices) <= most:

@@ -1,6 +1,7 @@
-"""Ending the processes of a run together: the other ranks end if rank 0 ends, and rank 0 ends if one of them fails.
+"""End the processes of a run together: the other ranks end if rank 0 ends, and rank 0 ends if one of them fails.
 
-Lightning starts these processes, one for each further device of the machine. torchrun and srun do this by themselves.
+This is for the processes that Lightning starts, one for each further device of the machine. torchrun and srun end
+theirs themselves.
 """
 
 import os

@@ -74,9 +74,9 @@ def install_stop_at_once() -> None:
 
 
 def stop_if_asked(seconds: float = 0.0) -> None:
-    """Stop now if a `SignalFlag` has received a signal. To be called where no step follows soon.
+    """Stop now if a `SignalFlag` has received a signal. For code after which the next step may take long to come.
 
-    It does nothing in a fit with several processes, since the others would wait for this one.
+    It does nothing in a fit with several processes, since the other ranks would wait for this one.
 
     Args:
         seconds: Time since the signal, before which this does nothing.
@@ -96,10 +96,11 @@ def handle_signals_while_waiting() -> None:
     """Handle signals while the next step waits for a server. To be called repeatedly.
 
     The handlers of blocked signals run, too: signals are blocked while workers start, which is when the first images
-    are read. The step gets some seconds to come: otherwise the steps since the last checkpoint are lost.
+    are read. If the next step comes within `_PATIENCE` seconds of a signal, the fit stops after it and saves a
+    checkpoint. Otherwise the steps since the last checkpoint are lost.
 
     Raises:
-        Interrupted: A signal was received, and the step has not come.
+        Interrupted: A signal was received, and the step has not come in time.
     """
     if not stop_signals():  # not the main thread
         return

@@ -35,7 +35,7 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
-        output, mean, squares, count = _Normalize.apply(
+        output, mean, squared_deviations, count = _Normalize.apply(
             input, self.weight, self.bias, self.eps, self.process_group
         )
         if (
@@ -46,7 +46,7 @@ class SharedBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             for average, value in (
                 (self.running_mean, mean),
-                (self.running_var, squares / (count - 1)),
+                (self.running_var, squared_deviations / (count - 1)),
             ):
                 factor = (
                     1 / self.num_batches_tracked.to(average)
@@ -79,7 +79,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
     ) -> tuple[Tensor, ...]:
-        values = _precise(x)
+        values = _at_least_float32(x)
         num = x.numel() // x.size(1)
         C = x.size(1)
         variance, mean = (
@@ -93,7 +93,9 @@ class _Normalize(torch.autograd.Function):
         dist.all_gather(list(parts), part, group)
         means, squares, counts = parts.split([C, C, 1], dim=1)
         count = counts.sum()
-        if num < 2 and count < 2:  # the same on all ranks
+        # Reading `count` makes the CPU wait, so it is only read if `num` allows the error. As num <= count, either all
+        # ranks raise it or none does.
+        if num < 2 and count < 2:
             raise ValueError(
                 f"batch norm needs more than one value a channel to train, got input {tuple(x.shape)}"
             )
@@ -158,7 +160,7 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
         if any(child is module for module in except_in):
             continue
         if isinstance(child, _BatchNorm):
-            shared = _kind(child)(
+            shared = _replacement_class(child)(
                 child.num_features,
                 child.eps,
                 child.momentum,
@@ -176,7 +178,10 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
 
 
 def plain_copy(network: nn.Module) -> nn.Module:
-    """Return a copy with torch's own batch norm instead of `SharedBatchNorm`. In eval mode it computes the same."""
+    """Return a copy with torch's own batch norm instead of `SharedBatchNorm`. In eval mode it computes the same.
+
+    timm's `BatchNormAct2d` stays a `SharedBatchNormAct`: it is not fused into convolutions.
+    """
     network = copy.deepcopy(network)
     for module in network.modules():
         if type(module) is SharedBatchNorm:
@@ -184,7 +189,7 @@ def plain_copy(network: nn.Module) -> nn.Module:
     return network
 
 
-def _kind(norm: nn.Module) -> type[SharedBatchNorm]:
+def _replacement_class(norm: nn.Module) -> type[SharedBatchNorm]:
     if type(norm) in (
         nn.BatchNorm1d,
         nn.BatchNorm2d,
@@ -204,5 +209,5 @@ def _all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def _precise(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()

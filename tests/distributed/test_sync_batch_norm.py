@@ -13,7 +13,11 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.distributed.sync_batch_norm import SharedBatchNorm, _precise, share_statistics
+from finetune.distributed.sync_batch_norm import (
+    SharedBatchNorm,
+    _at_least_float32,
+    share_statistics,
+)
 
 
 def flag_names(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -99,7 +103,7 @@ def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
     assert all(a is b for a, b in zip(network.buffers(), buffers, strict=True))
 
 
-def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
+def sent(share: int, precise=_at_least_float32) -> list[tuple[str, torch.dtype, int]]:
     """The numbers that a rank with so many images sends in a step under bf16, while another rank has four images."""
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     share_statistics(network)
@@ -117,7 +121,7 @@ def sent(share: int, precise=_precise) -> list[tuple[str, torch.dtype, int]]:
     x = torch.randn(share, 3, 4, 4, requires_grad=True)
     with patch.object(dist, "all_gather", gather), patch.object(dist, "all_reduce", reduce):
         with (
-            patch("finetune.distributed.sync_batch_norm._precise", precise),
+            patch("finetune.distributed.sync_batch_norm._at_least_float32", precise),
             torch.autocast("cpu", torch.bfloat16),
         ):
             y = network(x)
@@ -132,7 +136,9 @@ def test_every_device_sends_as_much_under_bf16_also_one_without_images(group_of_
     expected = [("gather", torch.float32, 2 * 4 + 1), ("reduce", torch.float32, 2 * 4)]
     assert sent(share=4) == sent(share=1) == sent(share=0) == expected
     # the control, as torch's SyncBatchNorm has it: zeros in the type of the input
-    assert sent(share=0, precise=lambda x: x if x.numel() == 0 else _precise(x)) != expected
+    assert (
+        sent(share=0, precise=lambda x: x if x.numel() == 0 else _at_least_float32(x)) != expected
+    )
 
 
 class Waits(TorchDispatchMode):
