@@ -121,7 +121,9 @@ def by_lightning(network: str, job: Job) -> Trained:
 def splits(
     start: nn.Module, batches: Batches, job: Job
 ) -> dict[str, tuple[Trained, list[int]] | str]:
-    """Train a network split between its layers and within them, in one set of processes.
+    """Train a network that is split between its layers (pipelines) and within them (sharded layers).
+
+    One set of processes, one per device, trains it in all ways, one after another.
 
     Returns:
         For each kind of parallelism the result and the bytes that each device sends in a step, or why it was skipped.
@@ -131,27 +133,24 @@ def splits(
     saved = [torch.load(job.folder / f"split{rank}.pt", weights_only=True) for rank in range(job.k)]
     x = batches[0][0].to("meta", getattr(torch, job.dtype))
     results: dict[str, tuple[Trained, list[int]] | str] = {}
-    for name in saved[0]:
-        if isinstance(saved[0][name], str):
-            results[name] = saved[0][name]
+    for name, of_rank_zero in saved[0].items():
+        if isinstance(of_rank_zero, str):
+            results[name] = of_rank_zero
             continue
-        trained = Trained([of[name][0] for of in saved], max(of[name][1] for of in saved))
+        of_ranks = [of_rank[name] for of_rank in saved]
+        trained = Trained([state for state, _ in of_ranks], max(seconds for _, seconds in of_ranks))
         if name == "layer-wise":
-            results[name] = (
-                trained,
-                communication_volume.linear_bytes(
-                    start, linear_names(start), job.batch_size, job.k
-                ),
+            num_bytes = communication_volume.linear_bytes(
+                start, linear_names(start), job.batch_size, job.k
             )
         else:
-            results[name] = (
-                trained,
-                communication_volume.pipeline_bytes(partition(layers(start), job.k), x),
-            )
+            num_bytes = communication_volume.pipeline_bytes(partition(layers(start), job.k), x)
+        results[name] = (trained, num_bytes)
     return results
 
 
 def _split_processes(rank: int, job: Job) -> None:
+    """Train in one of the processes of `splits`, and write the results of this rank to a file."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if job.is_cuda else torch.device("cpu")
     if job.is_cuda:

@@ -147,18 +147,22 @@ def branches(job: Job) -> tuple[Siamese, Trained, Trained]:
         torch.device("cuda", i) if torch.cuda.device_count() > 1 else torch.device("cpu")
         for i in range(2)
     ]
-    whole = copy.deepcopy(start).to(devices[0])
+    single = copy.deepcopy(start).to(devices[0])
     split = Branches(start, devices)
 
-    def one(x: Tensor, y: Tensor) -> None:
-        F.binary_cross_entropy_with_logits(whole(x.to(devices[0])), y.to(devices[0])).backward()
+    def backward(x: Tensor, y: Tensor) -> None:
+        F.binary_cross_entropy_with_logits(single(x.to(devices[0])), y.to(devices[0])).backward()
 
-    alone = timed(sgd_step(whole, one), batches, devices[:1])
-    seconds = timed(sgd_step(split, split.step), batches, devices)
+    single_seconds = timed(sgd_step(single, backward), batches, devices[:1])
+    split_seconds = timed(sgd_step(split, split.step), batches, devices)
     # Both copies of the LSTM are compared with the one on a single device.
     copies = [{f"lstm.{n}": v for n, v in lstm.state_dict().items()} for lstm in split.copies]
-    states = [{**split.full_state(), **on_cpu(copied)} for copied in copies]
-    return start, Trained([on_cpu(whole.state_dict())], alone), Trained(states, seconds)
+    split_states = [{**split.full_state(), **on_cpu(copied)} for copied in copies]
+    return (
+        start,
+        Trained([on_cpu(single.state_dict())], single_seconds),
+        Trained(split_states, split_seconds),
+    )
 
 
 def timed(

@@ -26,6 +26,9 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
     """Return the smallest parts into which a network can be split, in forward order. They share its weights and names.
 
     A ResNet is split between its stages, an `nn.Sequential` before each module with weights.
+
+    Raises:
+        ValueError: The network is neither of the two.
     """
     children = dict(network.named_children())
     if isinstance(network, ResNet):
@@ -48,7 +51,11 @@ def layers(network: nn.Module) -> list[nn.Sequential]:
 
 
 def partition(parts: Sequence[nn.Sequential], k: int) -> list[nn.Sequential]:
-    """Join neighbouring parts into k parts, whose numbers of original parts differ by at most one."""
+    """Join neighbouring parts into k parts. The numbers of original parts in them differ by at most one.
+
+    Raises:
+        ValueError: There are fewer than k original parts, or k is less than 1.
+    """
     if not 1 <= k <= len(parts):
         raise ValueError(
             f"a network of {len(parts)} parts cannot be split into {k}: take 1 to {len(parts)} devices"
