@@ -22,14 +22,15 @@ from scipy.special import log_softmax
 from finetune.features.logistic_regression import fit_head
 
 MOST_IMAGES = 1024  # images of the last round
-FEWEST_IMAGES = 256  # images of the first round, if there are so many
-_FEWEST_OF_CLASS = 8  # average images per class in the first round, within the next limit
+# images of the first round, if there are so many: 8 per class on average, but within these limits
+FEWEST_IMAGES = 256
+_FEWEST_OF_CLASS = 8
 _MOST_OF_FIRST_ROUND = 4096
 _NUM_FOLDS = 5
 _FEW_IMAGES = 512  # up to this number cross-validation is repeated with other folds
 # penalties of the head; the better one counts (docs/networks.md, "Let the data choose")
 _STRENGTHS = (1e-3, 1e-4)
-_WORTH_IT = 1.25  # smallest ratio of the images of a further round to those of the last one
+_MIN_GROWTH = 1.25  # smallest ratio of the images of a further round to those of the last one
 
 # Maps indices of images and a deadline (of `time.monotonic`, None for no deadline) to features (N, D).
 FeaturesOf = Callable[[NDArray[np.integer], float | None], NDArray[np.floating]]
@@ -98,24 +99,24 @@ def rank(
         seed: Seed of the order of the images.
     """
     order = stratified_order(labels, seed)[: max(MOST_IMAGES, _fewest_images(num_classes))]
-    contenders = [_Contender(name, load) for name, load in networks.items()]
-    race = _Race(contenders, order, labels, num_classes, time.monotonic() + seconds)
+    candidates = [_RankedNetwork(name, load) for name, load in networks.items()]
+    halving = _SuccessiveHalving(candidates, order, labels, num_classes, time.monotonic() + seconds)
     num = first_round(len(order), num_classes, len(networks))
     try:
-        race.play(num)
-        while len(race.contenders) > 1 and num < len(order):
+        halving.run_round(num)
+        while len(halving.remaining) > 1 and num < len(order):
             wanted = min(2 * num, len(order))
-            following = race.affordable(num, wanted)
+            following = halving.affordable(num, wanted)
             if following < wanted:
-                race.ranking.is_cut = True
-            if following < min(_WORTH_IT * num, len(order)):
+                halving.ranking.is_cut = True
+            if following < min(_MIN_GROWTH * num, len(order)):
                 break
             num = following
-            race.play(num)
+            halving.run_round(num)
     except OutOfTime:
-        race.ranking.is_cut = True
-    race.ranking.standings = race.standings()
-    return race.ranking
+        halving.ranking.is_cut = True
+    halving.ranking.standings = halving.standings()
+    return halving.ranking
 
 
 def first_round(num_images: int, num_classes: int, num_networks: int) -> int:
@@ -141,7 +142,7 @@ def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64
 def cross_validated_scores(
     features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
 ) -> tuple[float, float, float]:
-    """Return log loss and accuracy of a head's cross-validated predictions, at the best of a few strengths, and that.
+    """Return the cross-validated log loss and accuracy of a head at the best strength, and this strength.
 
     For few images cross-validation is repeated with other folds, which makes the scores more precise.
 
@@ -189,8 +190,8 @@ def _cross_validate(
     return float(losses.mean()), float(hits.mean())
 
 
-class _Contender:
-    """A network that takes part in the ranking."""
+class _RankedNetwork:
+    """A network with its features and its standing so far."""
 
     def __init__(self, name: str, load: Callable[[], FeaturesOf]) -> None:
         self.name = name
@@ -203,14 +204,25 @@ class _Contender:
         assert self.standing is not None
         return self.standing.loss
 
-    def play(
+    def update_standing(
         self,
         chosen: NDArray[np.integer],
         labels: NDArray[np.integer],
         num_classes: int,
         deadline: float | None,
     ) -> None:
-        """Compute the standing on these images, which begin with those of the earlier rounds."""
+        """Compute the standing on some images. Only the features of new images are computed.
+
+        Args:
+            chosen: Indices of the images, which begin with those of the earlier rounds.
+            labels: Class index of each image of the data set.
+            num_classes: K.
+            deadline: Time of `time.monotonic` at which to stop; None for no deadline.
+
+        Raises:
+            Unusable: The network cannot be loaded, or its features are not finite.
+            OutOfTime: The deadline has passed.
+        """
         began = time.monotonic()
         if self.features_of is None:
             self.features_of = self.load()
@@ -228,76 +240,77 @@ class _Contender:
         )
 
 
-class _Race:
-    """Successive halving: networks are compared on the same images, round by round.
+class _SuccessiveHalving:
+    """Compares networks on the same images, round by round, and eliminates the worse half after each.
 
     Attributes:
-        contenders: Networks that are not eliminated; after a round the best is first.
+        remaining: Networks that are not eliminated; after a round the best is first.
         ranking: The result so far, without standings.
     """
 
     def __init__(
         self,
-        contenders: list[_Contender],
+        candidates: list[_RankedNetwork],
         order: NDArray[np.integer],
         labels: NDArray[np.integer],
         num_classes: int,
         deadline: float,
     ) -> None:
-        self.contenders = contenders
+        self.remaining = candidates
         self.ranking = Ranking(num_images=len(order))
         self._order = order
         self._labels = labels
         self._num_classes = num_classes
         self._deadline = deadline
-        self._eliminated: list[_Contender] = []
+        self._eliminated: list[_RankedNetwork] = []
 
-    def play(self, num: int) -> None:
-        """Try all contenders on the first `num` images, and eliminate the worse half.
+    def run_round(self, num: int) -> None:
+        """Try the remaining networks on the first `num` images, and eliminate the worse half.
 
         Raises:
             OutOfTime: The round was not finished. Its standings are discarded, except in the first round, in which the
                 other networks count as untried.
         """
-        before = [contender.standing for contender in self.contenders]
+        before = [network.standing for network in self.remaining]
         try:
-            for contender in self.contenders:
-                self._try(contender, num)
+            for network in self.remaining:
+                self._try(network, num)
         except OutOfTime:
             if any(before):
-                for contender, standing in zip(self.contenders, before, strict=True):
-                    contender.standing = standing
+                for network, standing in zip(self.remaining, before, strict=True):
+                    network.standing = standing
             else:
                 self.ranking.untried = [
-                    c.name
-                    for c in self.contenders
-                    if c.standing is None and c.name not in self.ranking.unusable
+                    network.name
+                    for network in self.remaining
+                    if network.standing is None and network.name not in self.ranking.unusable
                 ]
             self._sort()
             raise
         self._sort()
-        half = math.ceil(len(self.contenders) / 2)
-        for contender in self.contenders[half:]:
-            contender.features_of = None  # frees the network's memory
-        self._eliminated = self.contenders[half:] + self._eliminated
-        self.contenders = self.contenders[:half]
+        half = math.ceil(len(self.remaining) / 2)
+        for network in self.remaining[half:]:
+            network.features_of = None  # frees the network's memory
+        self._eliminated = self.remaining[half:] + self._eliminated
+        self.remaining = self.remaining[:half]
 
-    def _try(self, contender: _Contender, num: int) -> None:
+    def _try(self, network: _RankedNetwork, num: int) -> None:
         """Try one network. The first usable network has no deadline."""
-        has_any = any(c.standing is not None for c in self.contenders)
+        has_any = any(other.standing is not None for other in self.remaining)
         if has_any and time.monotonic() > self._deadline:
             raise OutOfTime
         deadline = self._deadline if has_any else None
         try:
-            contender.play(self._order[:num], self._labels, self._num_classes, deadline)
+            chosen = self._order[:num]
+            network.update_standing(chosen, self._labels, self._num_classes, deadline)
         except Unusable as error:
-            self.ranking.unusable[contender.name] = str(error)
-            contender.standing = None
+            self.ranking.unusable[network.name] = str(error)
+            network.standing = None
 
     def _sort(self) -> None:
-        """Sort the contenders by loss, without those that have no standing."""
-        usable = [contender for contender in self.contenders if contender.standing is not None]
-        self.contenders = sorted(usable, key=_Contender.loss)
+        """Sort the remaining networks by loss, and remove those without a standing."""
+        usable = [network for network in self.remaining if network.standing is not None]
+        self.remaining = sorted(usable, key=_RankedNetwork.loss)
 
     def affordable(self, num: int, wanted: int) -> int:
         """Return the number of images of the next round: `wanted`, or fewer if the time does not suffice.
@@ -308,18 +321,18 @@ class _Race:
         """
         rate = sum(
             standing.seconds / standing.num_images
-            for standing in _finished_standings(self.contenders)
+            for standing in _finished_standings(self.remaining)
         )
         seconds = max(0.0, self._deadline - time.monotonic())
         return num + int(min(wanted - num, seconds / max(rate, 1e-9)))
 
     def standings(self) -> list[Standing]:
         """Return the standings of all networks, the best first."""
-        return _finished_standings(self.contenders + self._eliminated)
+        return _finished_standings(self.remaining + self._eliminated)
 
 
-def _finished_standings(contenders: Sequence[_Contender]) -> list[Standing]:
-    return [contender.standing for contender in contenders if contender.standing is not None]
+def _finished_standings(networks: Sequence[_RankedNetwork]) -> list[Standing]:
+    return [network.standing for network in networks if network.standing is not None]
 
 
 def _reduce_dimensions(features: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from finetune.system.machine import num_cores
 
 # Shapes: B images per batch, D features.
 
-_NUM_AT_ONCE = 64
+_BATCH_SIZE = 64  # of images of 224 x 224 pixels
 _Item = TypeVar("_Item")
 
 
@@ -59,17 +59,17 @@ def image_features(
     transform = eval_transform(**preparation)
     image_size = preparation["image_size"]
 
-    def prepared(path: str) -> np.ndarray:
+    def load(path: str) -> np.ndarray:
         # A large JPEG is decoded at about twice the size anyway.
         return transform(image=decode(path, shorter_side=2 * image_size))["image"]
 
-    yield from features_of(network, paths, prepared, image_size)
+    yield from features_of(network, paths, load, image_size)
 
 
 def features_of(
     network: Features,
     items: Sequence[_Item],
-    prepared: Callable[[_Item], np.ndarray],
+    load: Callable[[_Item], np.ndarray],
     image_size: int,
 ) -> Iterator[np.ndarray]:
     """Yield the features of each image, (D,) float32. The next batch of images is read during the computation.
@@ -77,18 +77,17 @@ def features_of(
     Args:
         network: The network. It is moved to a GPU if there is one.
         items: Identifiers of the images, such as paths.
-        prepared: Loads an item as (image_size, image_size, 3) uint8. Several threads call it.
+        load: Loads an item as (image_size, image_size, 3) uint8. Several threads call it.
         image_size: Side of the images in pixels.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
         # Fewer images per batch if they are large, so that a batch takes about the same memory.
-        num = max(1, min(_NUM_AT_ONCE, _NUM_AT_ONCE * 224**2 // image_size**2))
-        parts = [items[first : first + num] for first in range(0, len(items), num)]
-        waiting = [threads.submit(prepared, item) for item in parts[0]] if parts else []
-        for following in [*parts[1:], []][: len(parts)]:
+        num = max(1, min(_BATCH_SIZE, _BATCH_SIZE * 224**2 // image_size**2))
+        waiting = [threads.submit(load, item) for item in items[:num]]
+        for first in range(0, len(items), num):
             images = np.stack([future.result() for future in waiting])
-            waiting = [threads.submit(prepared, item) for item in following]
+            waiting = [threads.submit(load, item) for item in items[first + num : first + 2 * num]]
             batch = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
             yield from network(batch).float().cpu().numpy()

@@ -40,7 +40,7 @@ def out_of_fold(
     num_classes: int,
     watch: Callable[[Sequence[int]], Iterable[int]] = _with_progress,
 ) -> NDArray[np.float64]:
-    """Return the out-of-fold probability of each class for each image, (N, K).
+    """Return the out-of-fold probability of each class for each image, (N, K); 0 if all images are copies of one.
 
     Args:
         features: (N, D).
@@ -52,7 +52,7 @@ def out_of_fold(
     has_several = labels.ndim == 2
     strata = MultiHot(labels.astype(np.uint8)).strata() if has_several else labels
     folds = deal_folds(strata, groups)
-    found = np.zeros((len(labels), num_classes))
+    probabilities = np.zeros((len(labels), num_classes))
     for fold in watch(np.unique(folds).tolist()):
         rest = folds != fold
         held_out = folds == fold
@@ -60,8 +60,8 @@ def out_of_fold(
             continue
         weight, bias = fit_head(features[rest], labels[rest], num_classes, STRENGTH)
         logits = features[held_out] @ weight.T + bias
-        found[held_out] = expit(logits) if has_several else softmax(logits, axis=1)
-    return found
+        probabilities[held_out] = expit(logits) if has_several else softmax(logits, axis=1)
+    return probabilities
 
 
 def rank_labels(
@@ -110,7 +110,7 @@ def label_findings(
     features: NDArray[np.floating],
     near: Sequence[Pair],
 ) -> Iterator[Finding]:
-    """Yield the ranking of the chosen images as a finding; of several labels that of images and labels.
+    """Yield the ranking of the chosen images as a finding; of several labels that of pairs of image and label.
 
     Args:
         listing: The data set.
@@ -164,11 +164,11 @@ def rank_label_pairs(
 
     Labels are skipped that fewer sets of copies than `NUM_FOLDS` have or lack.
     """
-    is_known = learnable_labels(has_label, groups)
+    is_learnable = learnable_labels(has_label, groups)
     self_confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
-    self_confidence[:, ~is_known] = np.inf
+    self_confidence[:, ~is_learnable] = np.inf
     order = np.argsort(self_confidence, axis=None, kind="stable")
-    order = order[: has_label.shape[0] * int(is_known.sum())]
+    order = order[: has_label.shape[0] * int(is_learnable.sum())]
     return np.column_stack(np.unravel_index(order, has_label.shape))
 
 
@@ -211,16 +211,19 @@ def _several_label_findings(
 def neighbours(
     features: NDArray[np.floating], num: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pairs i < j of which one is among the `num` nearest neighbours of the other, by cosine similarity."""
+    """Return pairs i < j, (P,) each, of which one is among the `num` nearest neighbours of the other.
+
+    Neighbours are those with the highest cosine similarity of the centred features (N, D).
+    """
     x = features - features.mean(axis=0)
     x = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     pairs: list[NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
     num = min(num, len(x) - 1)
     for first in range(0, len(x) if num > 0 else 0, 1024):
         some = np.arange(first, min(first + 1024, len(x)))
-        alike = x[some] @ x.T
-        alike[np.arange(len(some)), some] = -2  # itself
-        nearest = np.argpartition(-alike, num - 1, axis=1)[:, :num]
+        similarity = x[some] @ x.T
+        similarity[np.arange(len(some)), some] = -2  # itself
+        nearest = np.argpartition(-similarity, num - 1, axis=1)[:, :num]
         pairs.append(np.column_stack([np.repeat(some, num), nearest.ravel()]))
     unique_pairs = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
     return unique_pairs[:, 0], unique_pairs[:, 1]

@@ -148,16 +148,13 @@ def head_inputs(
     """
     parts = list(_batches(trainer, forward, linear, batches))
     own = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    everywhere = [own]
+    of_ranks = [own]
     if trainer.world_size > 1:  # gathered before the conversion to float64, which doubles the size
-        received = None
         if trainer.is_global_zero:
-            everywhere = [own] * trainer.world_size
-            received = everywhere
+            of_ranks = [own] * trainer.world_size  # `gather_object` replaces the entries
+        received = of_ranks if trainer.is_global_zero else None
         dist.gather_object(own, received, dst=0, group=cpu_group(trainer.strategy))
-    features = torch.cat([of_rank[0] for of_rank in everywhere])
-    labels = torch.cat([of_rank[1] for of_rank in everywhere])
-    indices = torch.cat([of_rank[2] for of_rank in everywhere])
+    features, labels, indices = (torch.cat(column) for column in zip(*of_ranks, strict=True))
     return features.double().numpy(), labels.numpy(), indices.numpy()
 
 

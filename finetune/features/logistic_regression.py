@@ -41,7 +41,7 @@ _MAX_DISTANCE = 1e-10
 _MAX_STEPS = 200  # of Newton's method; about five are needed
 _MAX_ITERATIONS = 1000  # of conjugate gradients in a step
 _MAX_ELEMENTS = 2**25  # of the logits or weights of fits that are solved together
-_MAX_WORSE = 3
+_MAX_WORSE = 3  # strengths in a row that are worse than the best; weaker ones are not tried
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def fit_probe(
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
     y = np.asarray(labels)
-    weights = (
+    of_classes = (
         np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     )
     # Images of weight 0 change nothing. Without them, no fold has a total weight of 0.
@@ -114,7 +114,7 @@ def fit_probe(
     if image_weights is not None:
         is_used &= image_weights > 0
     if y.ndim == 1 and label_smoothing == 0:
-        is_used &= weights[y] > 0
+        is_used &= of_classes[y] > 0
     if not is_used.all():
         features = features[is_used]
         y = y[is_used]
@@ -127,9 +127,9 @@ def fit_probe(
     x = np.asarray(features, np.float64)
     cross_entropy: _CrossEntropy | _BinaryCrossEntropy
     if y.ndim == 1:
-        cross_entropy = _CrossEntropy(weights, label_smoothing)
+        cross_entropy = _CrossEntropy(of_classes, label_smoothing)
     else:
-        cross_entropy = _BinaryCrossEntropy(weights, label_smoothing)
+        cross_entropy = _BinaryCrossEntropy(of_classes, label_smoothing)
     if not cross_entropy.is_defined(y):
         raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(x)
@@ -137,8 +137,8 @@ def fit_probe(
     table, best, out_of_fold = _cross_validate(images, cross_entropy, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
-    is_used = np.ones((1, len(y)), bool)
-    weights, biases = next(_path(images, cross_entropy, is_used, [strength], tolerance))
+    uses_all = np.ones((1, len(y)), bool)
+    weights, biases = next(_path(images, cross_entropy, uses_all, [strength], tolerance))
     loss, score = table[best][1:] if table else (None, None)
     return Probe(
         weight=_product(weights[0], axes.T),
@@ -265,7 +265,7 @@ class _CrossEntropy:
         return _Softmax(targets[:, None], torch.from_numpy(rows.T[:, :, None]))
 
     def solvable(self, y: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which classes take part in a fit of images with labels (N,): those that a target names, (K,)."""
+        """Return which classes take part in a fit of images with labels (N,): those with a target above 0, (K,)."""
         return (self.targets(y) != 0).any(axis=0)
 
     def loss(self, logits: Array, images: _Images) -> float:
@@ -326,7 +326,7 @@ class _BinaryCrossEntropy:
     def score(self, logits: Array, y: NDArray[np.number]) -> float:
         """Return the mean average precision of logits (N, K), over the labels that images have; NaN if there are none.
 
-        It is that of scikit-learn, but for equal logits.
+        It is scikit-learn's `average_precision_score`, except that equal logits keep the order of the images.
         """
         each = []
         for k in np.flatnonzero(y.any(axis=0)):
@@ -369,9 +369,10 @@ class _Softmax:
 
     def loss(self, logits: Tensor) -> Tensor:
         """Return the mean over images of the loss of each fit, (F,)."""
-        named = (self.targets * logits).sum(dim=2)
-        total = self.targets.sum(dim=2) * logits.logsumexp(dim=2)
-        return (self.rows[:, :, 0] * (total - named)).mean(dim=0)
+        # the sum of -target * log softmax(logits)
+        losses = self.targets.sum(dim=2) * logits.logsumexp(dim=2)
+        losses -= (self.targets * logits).sum(dim=2)
+        return (self.rows[:, :, 0] * losses).mean(dim=0)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=2)
@@ -455,7 +456,7 @@ def _cross_validate(
     held_out = np.stack([folds == fold for fold in np.unique(folds)])  # (F, N)
     best = 0
     best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
-    # not for a single image, or if one fold has all images with a weight
+    # A fold that is held out may be all images, as with a single image, or all that have a weight.
     if not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
         return [], best, best_logits
     groups = _groups(images, cross_entropy, ~held_out)
