@@ -6,6 +6,7 @@ names.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ _Network = TypeVar("_Network", bound=nn.Module)
 
 
 class FixedImageSize(nn.Module):
-    """Passes images of one size on, and refuses others: a later linear layer has weights for this size only."""
+    """Returns images unchanged, and raises an error if they have another size than a later linear layer supports."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -104,6 +105,11 @@ def normalization(backbone: str) -> Normalization:
     if is_timm(backbone):
         return describe(backbone)[1:3]
     return _IDENTITY if backbone in SMALL_NETWORKS else _IMAGENET
+
+
+def grey_levels(values: Sequence[float]) -> Tensor:
+    """Return a value of each channel in [0, 1] as a buffer of an image classifier: (3, 1, 1), from 0 to 255."""
+    return 255 * torch.tensor(values).view(3, 1, 1)
 
 
 def vit_size(backbone: str, image_size: int | None) -> int | None:

@@ -1,6 +1,5 @@
 """Candidate networks of `--backbone auto` and of lists of names, and whether their weights are available."""
 
-import importlib.util
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch
 from torchvision import models
 
 from finetune.models.backbones import SMALL_NETWORKS
+from finetune.models.network_list import TIMM_WEIGHT_FILES, has_timm
 from finetune.models.timm_backbones import is_timm, pretrained_cfg
 
 AUTO = "auto"
@@ -27,7 +27,6 @@ BUILT_IN = {
     "resnet50": 98,
     "convnext_tiny": 109,
 }
-_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # timm's file names on the hub
 _TIMEOUT = 5.0  # seconds to reach a server
 
 
@@ -45,8 +44,7 @@ def is_choice(backbone: object) -> bool:
 
 def built_in() -> list[Candidate]:
     """Return the candidates of `auto`. Those of timm are included only if it is installed."""
-    has_timm = importlib.util.find_spec("timm") is not None
-    return [Candidate(name) for name in BUILT_IN if has_timm or not is_timm(name)]
+    return [Candidate(name) for name in BUILT_IN if has_timm() or not is_timm(name)]
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
@@ -64,7 +62,8 @@ def cached_file(candidate: Candidate) -> Path | None:
         from huggingface_hub import try_to_load_from_cache  # a dependency of timm
 
         hub_id = pretrained_cfg(candidate.backbone).hf_hub_id
-        files = [try_to_load_from_cache(hub_id, name) for name in _HUB_FILES] if hub_id else []
+        names = TIMM_WEIGHT_FILES if hub_id else ()
+        files = [try_to_load_from_cache(hub_id, name) for name in names]
         return next((Path(file) for file in files if isinstance(file, str)), None)
     path = Path(torch.hub.get_dir(), "checkpoints", _url(candidate).rpartition("/")[2])
     return path if path.is_file() else None

@@ -111,9 +111,7 @@ HYPER_PARAMETERS = MappingProxyType(
         "head_stages": Rule(
             f"a whole number from 1 to {MAX_STAGES}", lambda value: is_count(value, 1, MAX_STAGES)
         ),
-        "label_kind": Rule(
-            "single or several", lambda value: type(value) is str and value in ("single", "several")
-        ),
+        "label_kind": one_of("single", "several"),
     }
 )
 

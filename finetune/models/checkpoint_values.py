@@ -61,6 +61,7 @@ class Rule:
 
 
 def one_of(*values: str | None) -> Rule:
+    """Return the rule for a value that must be one of these."""
     words = " or ".join("null" if value is None else value for value in values)
     return Rule(words, lambda value: type(value) in (str, type(None)) and value in values)
 

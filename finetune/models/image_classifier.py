@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.models import stages
-from finetune.models.backbones import build, normalization
+from finetune.models.backbones import build, grey_levels, normalization
 from finetune.models.ensemble import Ensemble, check_members
 from finetune.models.heads import LabelKind
 from finetune.models.multi_stage import use_stages
@@ -112,5 +112,5 @@ def build_image_classifier(
     for network in networks:
         use_stages(network, head_stages, backbone)
     network = networks[0] if members == 1 else Ensemble(networks, label_kind)
-    mean, std = (255 * torch.tensor(value).view(3, 1, 1) for value in normalization(backbone))
+    mean, std = map(grey_levels, normalization(backbone))
     return ImageClassifier(network.to(memory_format=torch.channels_last), mean, std)

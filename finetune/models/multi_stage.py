@@ -26,8 +26,9 @@ from finetune.system.messages import WrongUsage
 class MultiStage(nn.Module):
     """A network whose head takes the mean over all positions of each of its last stages, concatenated.
 
-    The first features are those of the earliest stage. The last ones are those that the plain network's head takes. If
-    the plain network has a layer between its last stage and its head, those of its last stage come before them.
+    The features are in the order of the stages, and end with those that the plain network's head takes. Usually these
+    are the mean of the last stage. If the plain network has a layer between its last stage and its head, they are the
+    output of this layer, and the mean of the last stage comes before them.
 
     Attributes:
         pooled_stages: Indices of the stages whose outputs are pooled, counted from the end: -1 is the last one.
@@ -150,7 +151,7 @@ def _restore(kind: type[MultiStage], plain: type[nn.Module]) -> nn.Module:
 def _channels(network: nn.Module) -> list[int]:
     """Return the number of channels of each of the last stages, in their order; empty if they are unknown.
 
-    The outputs of these stages get smaller from one to the next. In a vision transformer they do not, so it has none.
+    Only stages count whose outputs have fewer and fewer positions. A vision transformer has none of them.
     """
     if isinstance(network, ResNet):
         return [head(network).in_features // 2**halvings for halvings in (3, 2, 1, 0)]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
-_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # timm's file names on the hub
+# names of timm's files of weights, in folders and on the hub, the preferred one first
+TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _is_in_hub_cache(folder: Path, repository: str) -> bool:
         commit = (repo / "refs/main").read_text("utf-8").strip()
     except (OSError, ValueError):
         return False
-    return any((repo / "snapshots" / commit / name).is_file() for name in _HUB_FILES)
+    return any((repo / "snapshots" / commit / name).is_file() for name in TIMM_WEIGHT_FILES)
 
 
 @cache

@@ -11,6 +11,7 @@ from finetune.system.messages import shown
 
 _OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's error message
 _LONGEST_NAME = 100
+_PATHS = ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 
 
 class _Ignored:
@@ -38,14 +39,7 @@ class _PlainDict:
 _IGNORED = (
     "argparse.Namespace",  # timm, torchvision's references
     "types.SimpleNamespace",
-    *(
-        f"pathlib.{name}"
-        for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-    ),
-    *(
-        f"pathlib._local.{name}"
-        for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-    ),
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
     *(
         f"numpy.{core}.multiarray.{name}"
         for core in ("core", "_core")

@@ -18,12 +18,12 @@ _CONTAINERS = {"features", "encoder", "layers", "blocks", "trunk_output", "stage
 
 
 def head_name(network: nn.Module) -> str:
-    """Dotted name of the last linear layer, like `fc` or `classifier.3`."""
+    """Return the dotted name of the last linear layer, such as `fc` or `classifier.3`."""
     return [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
 
 
 def head(network: nn.Module) -> nn.Linear:
-    """The last linear layer."""
+    """Return the last linear layer."""
     return cast(nn.Linear, network.get_submodule(head_name(network)))
 
 
@@ -46,36 +46,38 @@ def stages(network: nn.Module) -> dict[str, nn.Module]:
     layers = _layers(network)
     parts = {}
 
-    def walk(container: nn.Module, prefix: str) -> None:
+    def layers_in(module: nn.Module, path: str) -> Iterator[int]:
+        assert layers is not None
+        return (layers[f"{path}.{name}"] for name, _ in module.named_parameters())
+
+    def is_container(module: nn.Module, path: str) -> bool:
+        if last.startswith(path + "."):
+            return True
+        if layers is None:
+            return path.rpartition(".")[2] in _CONTAINERS
+        return len(set(layers_in(module, path))) > 1 and next(module.children(), None) is not None
+
+    def collect(container: nn.Module, prefix: str) -> None:
         for name, module in container.named_children():
             path = prefix + name
             if path == last or next(module.parameters(), None) is None:
                 continue
-            if last.startswith(path + ".") or (
-                name in _CONTAINERS if layers is None else _is_row(module, path)
-            ):
-                walk(module, path + ".")
+            if is_container(module, path):
+                collect(module, path + ".")
             else:
                 parts[path] = module
 
-    def _is_row(module: nn.Module, path: str) -> bool:
-        return len(set(_layers_in(module, path))) > 1 and next(module.children(), None) is not None
-
-    def _layers_in(module: nn.Module, path: str) -> Iterator[int]:
-        assert layers is not None
-        return (layers[f"{path}.{name}"] for name, _ in module.named_parameters())
-
-    walk(network, "")
+    collect(network, "")
     if layers is None or callable(_groups(network)):
         # If `group_matcher` is a function, modules are registered in forward order. CaiT's layer numbers are not.
         return parts
-    return dict(sorted(parts.items(), key=lambda part: min(_layers_in(part[1], part[0]))))
+    return dict(sorted(parts.items(), key=lambda part: min(layers_in(part[1], part[0]))))
 
 
 def depths(network: nn.Module) -> dict[str, int]:
     """Return the distance of each stage from the head, by name. The last stage has depth 1; the stem has the largest.
 
-    A stage with norm parameters only has the depth of the stage before it. In a network of timm, all stages in one
+    A stage that only consists of a norm has the depth of the stage before it. In a network of timm, all stages in one
     layer of its `group_matcher` have the same depth, and those in the layer of the head have depth 0.
     """
     parts = stages(network)
@@ -192,11 +194,11 @@ def stage_parameters(network: nn.Module) -> dict[str, list[nn.Parameter]]:
         id(p) for parameters in (*result.values(), head(network).parameters()) for p in parameters
     }
     outside = {name: p for name, p in network.named_parameters() if id(p) not in inside}
-    beside_head = [
+    next_to_head = [
         name for name in outside if head_name(network).startswith(f"{name.rpartition('.')[0]}.")
     ]
     for stage in list(result)[-1:]:
-        result[stage] += [outside.pop(name) for name in beside_head]
+        result[stage] += [outside.pop(name) for name in next_to_head]
     for stage in list(result)[:1]:
         result[stage] = [*outside.values(), *result[stage]]
     return result

@@ -4,8 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -138,7 +137,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     others = {
         key: value
         for key, value in args.items()
-        if key not in _ALLOWED_ARGS and value != _DEFAULT_ARGS.get(key, not value)
+        if key not in _ALLOWED_ARGS and (key not in _DEFAULT_ARGS or value != _DEFAULT_ARGS[key])
     }
     if others:
         raise WrongUsage(
@@ -290,14 +289,20 @@ def create(
     try:
         return create_resized(**options)
     except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise
         # If the weights fit at their own size, timm does not resample the position embeddings of this network.
         # If they do not, they are weights of another network.
-        with suppress(RuntimeError):
-            timm.create_model(name, num_classes=num_classes, **options)
+        create_at_own_size = partial(timm.create_model, name, num_classes=num_classes, **options)
+        if "size mismatch" in str(error) and _succeeds(create_at_own_size):
             raise WrongUsage(message) from error
         raise
+
+
+def _succeeds(create_network: Callable[[], nn.Module]) -> bool:
+    try:
+        create_network()
+    except RuntimeError:
+        return False
+    return True
 
 
 def build_timm(backbone: str, num_classes: int, image_size: int | None = None) -> nn.Module:

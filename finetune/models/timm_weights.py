@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from finetune.models.backbones import grey_levels
 from finetune.models.misfits import advice
+from finetune.models.network_list import TIMM_WEIGHT_FILES
 from finetune.models.timm_backbones import (
     Description,
     create,
@@ -22,7 +23,7 @@ from finetune.models.timm_backbones import (
 from finetune.models.weight_files import Pretrained, check_single_network, read_file
 from finetune.system.messages import NotFound, WrongUsage, reason
 
-_FILES = ("model.safetensors", "pytorch_model.bin")  # file names of `save_for_hf`
+_MOST_CHARACTERS = 200  # of a library's error message
 _MISSING = re.compile(r"Missing keys \((.+?)\)")
 
 
@@ -44,9 +45,11 @@ def read_timm(weights: str, backbone: str, image_size: int | None = None) -> Pre
         return _download(backbone, image_size)
     if path.is_dir():
         about = describe(backbone, path)
-        file = next((path / name for name in _FILES if (path / name).is_file()), None)
+        file = next((path / name for name in TIMM_WEIGHT_FILES if (path / name).is_file()), None)
         if file is None:
-            raise FileNotFoundError(f"there is neither {' nor '.join(_FILES)} in {weights}")
+            raise FileNotFoundError(
+                f"there is neither {' nor '.join(TIMM_WEIGHT_FILES)} in {weights}"
+            )
         pool = (read_config(backbone, path).get("model_args") or {}).get("global_pool")
         return _convert(read_file(file), backbone, image_size, about, pool)
     check_timm_weights(weights, backbone)
@@ -83,20 +86,20 @@ def _download(backbone: str, image_size: int | None) -> Pretrained:
     except Exception as error:  # the hub's client raises errors of many types
         hint = "give a file or a folder of timm's with --model.weights, or null for none"
         raise OSError(f"cannot get the weights of {backbone} ({reason(error)}); {hint}") from error
-    return _pretrained(source, about, str(about.name), about.class_names)
+    return _pretrained(source, about, about.name)
 
 
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
     """Suppress the log lines of the hub's client, about two dozen for its retries. The final error is reported."""
-    from huggingface_hub.utils import logging  # a dependency of timm
+    from huggingface_hub.utils import logging as hub_logging  # a dependency of timm
 
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    level = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        hub_logging.set_verbosity(level)
 
 
 def _convert(
@@ -112,7 +115,7 @@ def _convert(
         pretrained: The weights as read.
         backbone: The name of the network.
         image_size: See `read_timm`.
-        about: The description of the weights, if it was next to the file.
+        about: The description of the weights, if the folder of the file has one.
         pool: The global pooling of the network that the weights belong to; None if it is unknown.
     """
     check_single_network(pretrained)
@@ -150,7 +153,7 @@ def _convert(
             f"{pretrained.origin} is of a network that pools by {pool}, {backbone} by {own}"
         )
     if about is not None:
-        described = _pretrained(source, about, pretrained.origin, about.class_names)
+        described = _pretrained(source, about, pretrained.origin)
         return replace(described, licence=pretrained.licence)
     return replace(pretrained, state=source.state_dict())
 
@@ -178,11 +181,14 @@ def _missing_keys() -> Iterator[list[str]]:
         logger.removeFilter(collect)
 
 
-def _pretrained(
-    source: nn.Module, about: Description, origin: str, class_names: list[str] | None
-) -> Pretrained:
-    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (about.mean, about.std))
-    return Pretrained(source.state_dict(), class_names, origin, mean, std)
+def _pretrained(source: nn.Module, about: Description, origin: str) -> Pretrained:
+    return Pretrained(
+        state=source.state_dict(),
+        class_names=about.class_names,
+        origin=origin,
+        mean=grey_levels(about.mean),
+        std=grey_levels(about.std),
+    )
 
 
 def _pool(network: nn.Module) -> str | None:
@@ -194,5 +200,5 @@ def _pool(network: nn.Module) -> str | None:
     return None
 
 
-def _short(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else f"{text[:limit]} …"
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} …"

@@ -137,8 +137,7 @@ def _read_torch(path: Path) -> Pretrained:
     if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
         check_checkpoint(content, path)
     state, averaged = _state_dict(content)
-    are_named = isinstance(state, dict) and state and all(isinstance(name, str) for name in state)
-    if not are_named or not all(isinstance(value, Tensor) for value in state.values()):
+    if not _is_state_dict(state):
         raise ValueError(
             f"{path} is not a state dict: it contains other objects than named tensors. {_SAVE}"
         )
@@ -149,6 +148,11 @@ def _read_torch(path: Path) -> Pretrained:
                 key: value for key, value in state.items() if key.startswith("model.")
             } or state
         return Pretrained(current_names(state), None, str(path), averaged=averaged)
+    return _own_weights(content, state, path)
+
+
+def _own_weights(content: dict[str, Any], state: dict[str, Tensor], path: Path) -> Pretrained:
+    """Return the weights of a checkpoint of `finetune fit`, with its classes and its normalization."""
     settings = content["hyper_parameters"]
     own = content.get("finetune")
     mean = state.get("mean")
@@ -187,6 +191,14 @@ def _state_dict(content: Any) -> tuple[Any, str | None]:
     return content, averaged
 
 
+def _is_state_dict(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) > 0
+        and all(isinstance(name, str) and isinstance(one, Tensor) for name, one in value.items())
+    )
+
+
 def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
     """Return whether a checkpoint was written by `finetune fit`, and not by another program that uses Lightning."""
     settings = content.get("hyper_parameters")
@@ -196,7 +208,11 @@ def _is_own(content: dict[str, Any], state: dict[str, Tensor]) -> bool:
 
 
 def current_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert names to those of current torchvision modules, and half precision to float32."""
+    """Convert a state dict to the names of current torchvision modules and from half precision to float32.
+
+    Prefixes of wrappers are removed, such as `module.` of DDP. Of a checkpoint of `finetune fit` only the network's
+    weights remain.
+    """
     state = {k: v for k, v in state.items() if k.startswith("network.")} or state
     # twice, since prefixes may be nested in any order
     for prefix in ("network.", "module.", "model.", "_orig_mod.") * 2:

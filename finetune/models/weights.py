@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 import unicodedata
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from finetune.models.backbones import SMALL_NETWORKS, vit_size
+from finetune.models.backbones import SMALL_NETWORKS, grey_levels, vit_size
 from finetune.models.hub import download_model, is_hub, name_with_commit
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
@@ -27,6 +28,7 @@ from finetune.system.messages import NotFound, WrongUsage, did_you_mean, shown
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMED = 3  # parameters that a message names for each problem
 # usual suffixes of files of weights
 _SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
@@ -128,13 +130,13 @@ def _published(backbone: str) -> dict[str, Any]:
 
 def _read_published(weights: Any) -> Pretrained:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
-    published = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)  # the beginning of the file's sha256
     # torchvision checks the hash of a file that it downloads, but not of a cached one
-    if path.is_file() and published:
+    if path.is_file() and digest:
         with path.open("rb") as file:
-            if not hashlib.file_digest(file, "sha256").hexdigest().startswith(published[1]):
+            if not hashlib.file_digest(file, "sha256").hexdigest().startswith(digest[1]):
                 raise ValueError(
-                    f"{path} is broken: its sha256 does not begin with {published[1]}; delete it"
+                    f"{path} is broken: its sha256 does not begin with {digest[1]}; delete it"
                 )
     try:
         with nullcontext() if path.exists() else one_at_a_time(path):
@@ -143,8 +145,13 @@ def _read_published(weights: Any) -> Pretrained:
         hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
         raise OSError(f"cannot download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
-    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (preset.mean, preset.std))
-    return Pretrained(current_names(state), weights.meta["categories"], str(weights), mean, std)
+    return Pretrained(
+        state=current_names(state),
+        class_names=weights.meta["categories"],
+        origin=str(weights),
+        mean=grey_levels(preset.mean),
+        std=grey_levels(preset.std),
+    )
 
 
 def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | None = None) -> None:
@@ -240,49 +247,72 @@ def source_head(
         raise ValueError(
             "head_init: source copies rows of a source classifier; give its file with weights"
         )
-    categories = source_classes or pretrained.class_names
-    if not categories:
-        hint = "give a text file with a name for each row, --model.source_classes FILE"
-        raise ValueError(f"{pretrained.origin} does not name its classes: {hint}")
+    categories = _source_categories(network, pretrained, source_classes)
     target = head(network)
-    weight = pretrained.state.get(f"{head_name(network)}.weight")
-    if weight is None or weight.shape[1:] != target.weight.shape[1:]:
-        there = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
-        raise ValueError(
-            f"{pretrained.origin} needs a head on {target.in_features} features to copy, it has {there}"
-        )
+    weight = pretrained.state[f"{head_name(network)}.weight"]
     # MaxViT's head has no bias
     bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))
-    if len(categories) != len(weight):
-        raise ValueError(
-            f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given"
-        )
-    mapping = {composed(name): category for name, category in (mapping or {}).items()}
-    for name in mapping.keys() - set(map(composed, class_names)):
-        raise ValueError(
-            f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}"
-        )
-    matched = {}
-    for row, name in enumerate(class_names):
-        sources = mapping.get(composed(name), name)
-        sources = [sources] if isinstance(sources, str) else sources
-        rows_of = {category: _rows(category, categories) for category in sources}
-        for category in [c for c in rows_of if composed(name) in mapping and not rows_of[c]]:
-            raise ValueError(
-                f"no source category is called {category!r}{did_you_mean(category, categories)}"
-            )
-        rows = sorted({index for indices in rows_of.values() for index in indices})
-        matched[name] = [categories[index] for index in rows]
+    rows_of = _matching_rows(class_names, categories, mapping or {})
+    for k, name in enumerate(class_names):
+        rows = rows_of[name]
         if rows:
             with torch.no_grad():
-                target.weight[row] = weight[rows].double().mean(0)
-                target.bias[row] = bias[rows].double().mean()
+                target.weight[k] = weight[rows].double().mean(0)
+                target.bias[k] = bias[rows].double().mean()
+    matched = {name: [categories[row] for row in rows] for name, rows in rows_of.items()}
     lines = (
         f"{name} from {' + '.join(sources) or 'nothing: random'}"
         for name, sources in matched.items()
     )
     log.info("rows of the head: %s", shown("; ".join(lines)))
     return matched
+
+
+def _source_categories(
+    network: nn.Module, pretrained: Pretrained, source_classes: list[str] | None
+) -> list[str]:
+    """Return the name of each row of the source head. For the arguments and errors see `source_head`."""
+    categories = source_classes or pretrained.class_names
+    if not categories:
+        hint = "give a text file with a name for each row, --model.source_classes FILE"
+        raise ValueError(f"{pretrained.origin} does not name its classes: {hint}")
+    num_features = head(network).in_features
+    weight = pretrained.state.get(f"{head_name(network)}.weight")
+    if weight is None or weight.shape[1:] != (num_features,):
+        there = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
+        raise ValueError(
+            f"{pretrained.origin} needs a head on {num_features} features to copy, it has {there}"
+        )
+    if len(categories) != len(weight):
+        raise ValueError(
+            f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given"
+        )
+    return categories
+
+
+def _matching_rows(
+    class_names: list[str], categories: list[str], mapping: Mapping[str, str | list[str]]
+) -> dict[str, list[int]]:
+    """Return the rows of the source head for each class, sorted; [] if it has none. For errors see `source_head`."""
+    mapping = {composed(name): category for name, category in mapping.items()}
+    if unknown := mapping.keys() - set(map(composed, class_names)):
+        name = next(iter(unknown))
+        raise ValueError(
+            f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}"
+        )
+    matching: dict[str, list[int]] = {}
+    for name in class_names:
+        sources = mapping.get(composed(name), name)
+        matches: set[int] = set()
+        for category in [sources] if isinstance(sources, str) else sources:
+            rows = _rows(category, categories)
+            if not rows and composed(name) in mapping:
+                raise ValueError(
+                    f"no source category is called {category!r}{did_you_mean(category, categories)}"
+                )
+            matches.update(rows)
+        matching[name] = sorted(matches)
+    return matching
 
 
 def _rows(name: str, categories: list[str]) -> list[int]:
@@ -296,7 +326,6 @@ def _rows(name: str, categories: list[str]) -> list[int]:
     return exact or [index for index, category in enumerate(folded[1:]) if category == folded[0]]
 
 
-def _some(items: list[str], limit: int = 3) -> str:
-    return ", ".join(items[:limit]) + (
-        f" and {len(items) - limit} more" if len(items) > limit else ""
-    )
+def _some(items: list[str]) -> str:
+    num_others = len(items) - _MOST_NAMED
+    return ", ".join(items[:_MOST_NAMED]) + (f" and {num_others} more" if num_others > 0 else "")
