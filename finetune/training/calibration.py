@@ -69,10 +69,9 @@ class Calibration(NamedTuple):
         """Return in words that no threshold reaches the aim; "" if one does, or if there is no aim."""
         if self.aim is None or self.choice is None or self.choice.value is not None:
             return ""
-        if self.choice.reached is None:
-            images = counted(self.num_images, "validation image")
-            return f"no threshold can be chosen on {images} of one class"
         images = counted(self.num_images, "validation image")
+        if self.choice.reached is None:
+            return f"no threshold can be chosen on {images} of one class"
         return (
             f"no threshold reaches {self.aim.measure} {self.aim.least:g} for {class_names[self.aim.positive]}: "
             f"the highest is {self.choice.reached:.4g}, on {images}"
@@ -117,7 +116,7 @@ class Calibrator(nn.Module):
             self._batches.append((double(logits).cpu().numpy(), labels.cpu().numpy()))
 
     def take(self) -> Calibration:
-        """Return the calibration for the images of all ranks, and reset. It is empty if logits are not finite."""
+        """Return the calibration for the images of all ranks, and reset. Nothing is fitted if logits are not finite."""
         temperature = float(self.temperature.compute())
         with self.temperature.sync_context(should_sync=dist.is_initialized()):
             num_images = int(self.temperature.count)
@@ -139,7 +138,7 @@ class Calibrator(nn.Module):
 
 
 def fit_calibration(logits: Tensor, labels: Tensor, aim: Aim | None) -> Calibration:
-    """Return the calibration for images of this process alone. It is empty if logits are not finite.
+    """Return the calibration for images of this process alone. If logits are not finite, nothing is fitted.
 
     Args:
         logits: (B, K), on the CPU.
@@ -196,17 +195,22 @@ def check_finite_rows(
     )
 
 
-def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
-    """Return probabilities (B, K) of a batch. In `validate`, `test` and `predict`, first check that all are finite.
+def check_evaluated(probabilities: Tensor, indices: Tensor, trainer: Any) -> None:
+    """Check in `validate`, `test` and `predict` that all probabilities of a batch are finite.
 
     In `fit` the loss is checked instead (`finetune.runs.model_checkpoint`).
+
+    Args:
+        probabilities: (B, K).
+        indices: Index of each image in its split, (B,).
+        trainer: The Trainer; its command and checkpoint are in the message.
 
     Raises:
         NotFinite: Some are not finite.
     """
     split = {"validate": "val", "test": "test", "predict": "predict"}.get(trainer.state.fn)
     if split is None:
-        return probabilities
+        return
 
     def name_of(row: int) -> object:
         splits = getattr(trainer.datamodule, "splits", {})
@@ -217,7 +221,6 @@ def checked(probabilities: Tensor, indices: Tensor, trainer: Any) -> Tensor:
         )
 
     check_finite_rows(probabilities, name_of, trainer.ckpt_path or "the network", trainer.precision)
-    return probabilities
 
 
 def read_calibration(checkpoint: Mapping[str, Any]) -> AnyCalibration:
@@ -253,7 +256,9 @@ def _read_calibration(stored: Any, class_names: Sequence[str]) -> Calibration:
     reached = shares["reached"]
     if (least is None) != (threshold["measure"] not in RATES):
         refuse("least", least)
-    if (value is not None or least is None) and (value is None) != (reached is None):
+    # `choose` returns both, none (all images have one class), or `reached` alone if no threshold reaches `least`.
+    is_unreached = value is None and reached is not None and least is not None
+    if (value is None) != (reached is None) and not is_unreached:
         refuse("value", value)
     positive = whole(threshold["positive"], "positive", 1, least=0)
     aim = Aim(threshold["measure"], least, positive)

@@ -27,7 +27,7 @@ from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import checkpoint_keys, param_groups
-from finetune.training.calibration import checked, read_calibration
+from finetune.training.calibration import check_evaluated, read_calibration
 from finetune.training.compile import Compile, FuseBatchNorm
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
@@ -92,7 +92,7 @@ class Classifier(pl.LightningModule):
     """
 
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
-    class_weight: Tensor
+    class_weight: Tensor  # the weights in the loss, (K,); `class_weights` is the setting that they follow from
 
     def __init__(
         self,
@@ -187,7 +187,9 @@ class Classifier(pl.LightningModule):
         self.calibrator = self.task.calibrator()
         self.calibration = self.task.uncalibrated()  # for the current weights
         self.interpolation: Interpolation | None = None  # for the current weights
-        self.counts: dict[str, Any] = {}  # behind the metrics of the last evaluation
+        self.counts: dict[
+            str, Any
+        ] = {}  # from which the metrics of the last evaluation were computed
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, h, w) uint8 RGB; for an ensemble in training mode (M, B, K)."""
@@ -327,7 +329,7 @@ class Classifier(pl.LightningModule):
             if self.trainer.state.fn == "fit":
                 self.calibrator.update(logits, labels)
         p = self.task.probabilities(logits, self.calibration)
-        p = checked(p, batch["index"], self.trainer)
+        check_evaluated(p, batch["index"], self.trainer)
         return {
             "index": batch["index"],
             "probabilities": p,

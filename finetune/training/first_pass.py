@@ -72,55 +72,76 @@ def check_fit(
         WrongUsage: There is nothing to do, or a setting has no effect.
         ValueError: Training images are missing, or the network does not take the images or the last batch.
     """
-    limits = {
-        name: getattr(trainer, name) for name in ("max_epochs", "max_steps", "limit_train_batches")
-    }
-    if command == "fit" and (
-        nothing := [f"trainer.{name} is 0" for name, limit in limits.items() if limit == 0]
-    ):
-        raise WrongUsage(f"nothing to train: {nothing[0]}")
-    if command == "fit" and isinstance(data, ImageFolderData):
-        data.check_can_train()  # before Lightning starts other processes
-    if command == "fit" and "train" not in data.splits:
-        raise ValueError(missing_split_message(data.root, "train"))
+    if command == "fit":
+        _check_something_to_train(trainer, data)
     _check_label_kind(trainer, model, data, command)
-    unused = [
-        name for name in ("source_classes", "class_mapping") if getattr(model, name) is not None
-    ]
-    if command == "fit" and unused and model.head_init != "source":
-        raise WrongUsage(
-            f"model.{unused[0]} is for --model.head_init source, not {model.head_init}"
-        )
-    if command == "fit" and model.is_solved:
-        _check_solved(data)
-    split = {"validate": "val", "test": "test", "predict": "predict"}.get(command)
-    if split and getattr(trainer, f"limit_{split}_batches") == 0:
-        raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
-    for name in ("train", "val", *(["test"] if is_tested else ())) if command == "fit" else ():
-        if name in data.splits:  # a wrong limit is an error before training instead of after it
-            limit = getattr(trainer, f"limit_{name}_batches")
-            check_limit(limit, name, len(data.splits[name]), data.batch_size)
+    if command == "fit":
+        _check_settings(model, data)
+        _check_limits(trainer, data, is_tested)
+    else:
+        split = {"validate": "val", "test": "test", "predict": "predict"}[command]
+        if getattr(trainer, f"limit_{split}_batches") == 0:
+            raise WrongUsage(f"nothing to {command}: trainer.limit_{split}_batches is 0")
     num_values = _trained_values(model, data.eval_image_size)
     if command != "fit":
         return
     schedule = size_schedule(trainer, data.sizes)
     sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
-    num_values, *_ = [
-        num_values if size == data.eval_image_size else _trained_values(model, size)
+    values_by_size = {
+        size: num_values if size == data.eval_image_size else _trained_values(model, size)
         for size in sizes
-    ]
-    if 1 not in num_values.values():
-        return
+    }
+    # small images have the smallest feature maps
+    if 1 in values_by_size[sizes[0]].values():
+        _check_last_batch(trainer, model, data, sizes[0])
+
+
+def _check_something_to_train(trainer: pl.Trainer, data: Any) -> None:
+    """Check that no limit of a fit is 0, and that there are training images of each class."""
+    for name in ("max_epochs", "max_steps", "limit_train_batches"):
+        if getattr(trainer, name) == 0:
+            raise WrongUsage(f"nothing to train: trainer.{name} is 0")
+    if isinstance(data, ImageFolderData):
+        data.check_can_train()  # before Lightning starts other processes
+    if "train" not in data.splits:
+        raise ValueError(missing_split_message(data.root, "train"))
+
+
+def _check_settings(model: Classifier, data: Any) -> None:
+    """Check that no setting of a fit is without effect."""
+    for name in ("source_classes", "class_mapping"):
+        if getattr(model, name) is not None and model.head_init != "source":
+            raise WrongUsage(f"model.{name} is for --model.head_init source, not {model.head_init}")
+    if model.is_solved:
+        _check_solved(data)
+
+
+def _check_limits(trainer: pl.Trainer, data: Any, is_tested: bool) -> None:
+    """Check the limits of the batches of all splits: a wrong one of test is an error before training, not after it."""
+    for name in ("train", "val", "test"):
+        if name in data.splits and (name != "test" or is_tested):
+            limit = getattr(trainer, f"limit_{name}_batches")
+            check_limit(limit, name, len(data.splits[name]), data.batch_size)
+
+
+def _check_last_batch(trainer: pl.Trainer, model: Classifier, data: Any, image_size: int) -> None:
+    """Check that no batch has a single image, for a network whose batch norm gets one value per channel from it.
+
+    Args:
+        trainer: Its limits may end the fit before the last batch of an epoch.
+        model: The classifier.
+        data: The data module.
+        image_size: Side of the images in pixels, for the error message.
+    """
     num = len(data.splits["train"])
     num_batches = math.ceil(num / data.batch_size)
     is_reached = num_batches == batches_within(trainer.limit_train_batches, num_batches)
-    is_reached &= trainer.max_steps == -1 or num_batches <= trainer.max_steps * most_accumulated(
-        trainer
-    )
+    max_batches = trainer.max_steps * most_accumulated(trainer)
+    is_reached &= trainer.max_steps == -1 or num_batches <= max_batches
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(
             f"{num} images to train on, in batches of {data.batch_size}, leave one for the last batch, and the batch "
-            f"norm of {model.backbone} cannot train on one at {sizes[0]} pixels: take another --data.batch_size, "
+            f"norm of {model.backbone} cannot train on one at {image_size} pixels: take another --data.batch_size, "
             "a larger --data.image_size, or --model.freeze_batch_norm true"
         )
 

@@ -101,12 +101,12 @@ def score_of_head(
 ) -> float | None:
     """Return the monitored metric of a fitted head on the validation images; None if nothing is validated.
 
-    It is the same on all ranks.
+    It is the same on all ranks, and every rank must call this.
 
     Args:
-        trainer: See `fit_head`; likewise `model` and `data`.
-        model: See `fit_head`.
-        data: See `fit_head`.
+        trainer: Its devices and precision are used, and its limit of the validation batches.
+        model: A `Classifier` in eval mode.
+        data: The images.
         fitted: The result of `fit_head`.
     """
     from finetune.features.linear_probe import logits_of

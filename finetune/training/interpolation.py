@@ -61,8 +61,8 @@ def choose(losses: NDArray[np.float64]) -> int:
     """
     if _is_clearly_lower(losses[-1], losses[0]):
         return len(losses) - 1
-    second = 1  # the candidate between start and end, or the end
-    return 0 if _is_clearly_lower(losses[0], losses[second]) else second
+    middle = 1  # the second candidate, which is the end if there are only two
+    return 0 if _is_clearly_lower(losses[0], losses[middle]) else middle
 
 
 def _is_clearly_lower(losses: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

@@ -13,7 +13,8 @@ from finetune.training.precision import double
 
 _UNFITTED = Calibration()
 # validation of class indices would make the CPU wait for the GPU
-_UNCHECKED: dict[str, Any] = {"validate_args": False}
+UNCHECKED: dict[str, Any] = {"validate_args": False}
+_NUM_BINS = 15  # of the confidence, for the calibration error
 
 
 class CalibrationError(PreciseSums):
@@ -30,13 +31,11 @@ class CalibrationError(PreciseSums):
     confidence: Tensor
     correct: Tensor
 
-    def __init__(self, num_bins: int = 15) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.num_bins = num_bins
         for name in ("count", "confidence", "correct"):
-            self.add_state(
-                name, torch.zeros(num_bins + 1, dtype=torch.float64), dist_reduce_fx="sum"
-            )
+            empty = torch.zeros(_NUM_BINS + 1, dtype=torch.float64)
+            self.add_state(name, empty, dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add predictions: probabilities (B, K) and class indices (B,)."""
@@ -44,8 +43,8 @@ class CalibrationError(PreciseSums):
         self.add(confidence, predicted == target.to(confidence.device))
 
     def add(self, confidence: Tensor, is_correct: Tensor) -> None:
-        """Add statements: their confidence and whether they are correct, (B,)."""
-        edges = torch.linspace(0, 1, self.num_bins + 1, device=confidence.device)
+        """Add predictions: the confidence of each and whether it is correct, (B,)."""
+        edges = torch.linspace(0, 1, _NUM_BINS + 1, device=confidence.device)
         bins = torch.bucketize(confidence.float(), edges, right=True) - 1
         self.count.index_add_(0, bins, torch.ones_like(confidence))
         self.confidence.index_add_(0, bins, confidence)
@@ -92,8 +91,8 @@ def split_metrics(num_classes: int) -> MetricCollection:
     """Return the metrics of predicted classes on an evaluation split. They take predicted and true indices (B,)."""
     return MetricCollection(
         {
-            "accuracy": MulticlassAccuracy(num_classes, average="micro", **_UNCHECKED),
-            "confusion_matrix": MulticlassConfusionMatrix(num_classes, **_UNCHECKED),
+            "accuracy": MulticlassAccuracy(num_classes, average="micro", **UNCHECKED),
+            "confusion_matrix": MulticlassConfusionMatrix(num_classes, **UNCHECKED),
         }
     )
 
@@ -118,10 +117,10 @@ class SummedMetrics(nn.Module):
         """Return the states of each metric, summed over all ranks."""
         return {name: global_sums(metric) for name, metric in self.named_children()}  # type: ignore[arg-type]
 
-    def restore(self, sums: dict[str, dict[str, Tensor]], is_first: bool) -> None:
-        """Restore the result of `sums`. Only rank 0 takes it (`is_first`); the other ranks start at zero."""
+    def restore(self, sums: dict[str, dict[str, Tensor]], is_rank_zero: bool) -> None:
+        """Restore the result of `sums` on rank 0. The other ranks start at zero, so that the total is the same."""
         for name, state in sums.items():
-            restore_sums(getattr(self, name), state, is_first)
+            restore_sums(getattr(self, name), state, is_rank_zero)
 
 
 class TrainMetrics(SummedMetrics):

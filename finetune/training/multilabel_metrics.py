@@ -20,7 +20,7 @@ from finetune.training.logit_histogram import (
     average_precision,
     mean_average_precision,
 )
-from finetune.training.metrics import CalibrationError, MeanLoss, SummedMetrics
+from finetune.training.metrics import UNCHECKED, CalibrationError, MeanLoss, SummedMetrics
 from finetune.training.multilabel_calibration import (
     MultilabelCalibration,
     label_calibration_errors,
@@ -28,9 +28,6 @@ from finetune.training.multilabel_calibration import (
 from finetune.training.precision import double
 
 # Shapes: B images, K labels.
-
-# validation of the targets would make the CPU wait for the GPU
-_UNCHECKED: dict[str, Any] = {"validate_args": False}
 
 
 class LabelCalibrationError(CalibrationError):
@@ -101,7 +98,7 @@ class MultilabelTrainMetrics(SummedMetrics):
     def __init__(self, num_labels: int) -> None:
         super().__init__()
         self.train_loss = MeanLoss("train")
-        self.train_f1 = MultilabelF1Score(num_labels, average="micro", **_UNCHECKED)
+        self.train_f1 = MultilabelF1Score(num_labels, average="micro", **UNCHECKED)
 
     def update(self, logits: Tensor, labels: Tensor, loss_sum: Tensor, weight: Tensor) -> None:
         """Add a batch: logits and labels (B, K), the sum of its losses and its number of images."""
@@ -131,8 +128,8 @@ class MultilabelSplitMetrics(nn.Module):
         super().__init__()
         self.loss = MeanLoss(split)
         self.histogram = LogitHistogram(num_labels)
-        self.confusion = MultilabelConfusionMatrix(num_labels, **_UNCHECKED)
-        self.exact_match = MultilabelExactMatch(num_labels, **_UNCHECKED)
+        self.confusion = MultilabelConfusionMatrix(num_labels, **UNCHECKED)
+        self.exact_match = MultilabelExactMatch(num_labels, **UNCHECKED)
         self.cooccurrence = Cooccurrence(num_labels)
         self.calibration_error = LabelCalibrationError()
         self.before_scaling = LabelCalibrationError()

@@ -33,7 +33,7 @@ _NUM_MEASURED = 200  # training images whose sizes are read, evenly spaced: a te
 # Of an image's area. With the default crop_share, 7/8, a square loses 23 %, a plain photograph of 4:3 43 % and one of
 # 3:2 49 % (1 - 2/3 * (7/8)**2), which is what ImageNet's evaluation does, too; 16:9 and longer ones lose 57 % and more.
 _MUCH_CROPPED = 0.5
-_MANY_CROPPED = 1 / 3  # of the images
+_MANY_CROPPED = 1 / 3  # share of the images that lose more, from which on a line is logged
 # validation images, below which an epoch's accuracy and a temperature are uncertain
 _FEW_TO_CHOOSE = 50
 _FEW_TO_TEST = 30  # with fewer test images the standard error of an accuracy may be above 9 points
@@ -63,9 +63,9 @@ def log_overview(
         log.info("%s", line)
     if cropped := crop_line(data):
         log.info("%s", cropped)
-    for split, so in (("val", ": best.ckpt is the last epoch"), ("test", "")):
+    for split, result in (("val", ": best.ckpt is the last epoch"), ("test", "")):
         if split in data.splits and getattr(trainer, f"limit_{split}_batches") == 0:
-            log.info("%s is skipped, because trainer.limit_%s_batches is 0%s", split, split, so)
+            log.info("%s is skipped, because trainer.limit_%s_batches is 0%s", split, split, result)
     for doubt in doubtful:
         log.warning("%s", doubt)
     warn_of_dark_samples(data.splits["train"].paths)
@@ -187,18 +187,16 @@ def _label_density(data: ImageDataModule) -> str:
 
 def _network(model: Classifier, ckpt_path: object) -> str:
     hparams = model.hparams
-    numbers = [
-        (parameter.numel(), parameter.requires_grad) for parameter in model.network.parameters()
-    ]
-    total = sum(num for num, _ in numbers)
-    learning = sum(num for num, learns in numbers if learns)
+    parameters = [*model.network.parameters()]
+    num_all = sum(p.numel() for p in parameters)
+    num_trained = sum(p.numel() for p in parameters if p.requires_grad)
     frozen = [] if hparams["freeze"] is None else [f"all up to {hparams['freeze']}"]
     frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
     name = member_label(model.backbone, hparams["members"])
     text = (
-        f"network: {name}, {weights}; {learning / 1e6:.2f} of {total / 1e6:.2f} million parameters are trained, "
+        f"network: {name}, {weights}; {num_trained / 1e6:.2f} of {num_all / 1e6:.2f} million parameters are trained, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     num_stages = hparams["head_stages"]
@@ -257,7 +255,7 @@ def _counts(data: ImageDataModule, split: str) -> dict[str, int]:
 
 
 def _about_split(data: ImageDataModule, split: str) -> dict[str, Any]:
-    """Return what about.json says of a split; if images have several labels, their number is not the sum of counts."""
+    """Return the entry of a split in about.json. With several labels the counts do not sum to the number of images."""
     samples = data.splits[split]
     about = {"origin": samples.origin, "counts": _counts(data, split)}
     return about if data.label_kind == "single" else {**about, "num_images": len(samples)}

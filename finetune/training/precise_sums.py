@@ -37,10 +37,10 @@ def global_sums(metric: Metric) -> dict[str, Tensor]:
         return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
 
 
-def restore_sums(metric: Metric, sums: dict[str, Tensor], is_first: bool) -> None:
-    """Restore the result of `global_sums`. Only one rank takes it (`is_first`); the others start at zero."""
+def restore_sums(metric: Metric, sums: dict[str, Tensor], is_rank_zero: bool) -> None:
+    """Restore the result of `global_sums` on rank 0. The other ranks start at zero, so that the total is the same."""
     metric.reset()
-    if is_first:
+    if is_rank_zero:
         for name, value in sums.items():
             setattr(metric, name, value.to(getattr(metric, name).device))
         metric._update_count = 1

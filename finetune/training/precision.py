@@ -17,9 +17,8 @@ from finetune.system.messages import WrongUsage
 
 log = logging.getLogger(__name__)
 
-WITHOUT_FLOAT64 = {
-    "mps"
-}  # device types without float64; exact sums are computed on the CPU instead
+# device types without float64; exact sums are computed on the CPU instead
+WITHOUT_FLOAT64 = {"mps"}
 
 
 def automatic_precision(
@@ -43,14 +42,12 @@ def automatic_precision(
     trained_in = checkpoint["finetune"].get("precision") if checkpoint else None
     if trained_in and (is_resumed or trained_in != "bf16-mixed"):
         return trained_in
-    wants_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
-    if wants_cuda and CUDAAccelerator.is_available():
-        is_faster = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator):
-        return faster_on_cpu() if _cpu_has_bf16() else "32-true"
-    else:
-        is_faster = False
-    return "bf16-mixed" if is_faster else "32-true"
+    may_be_cuda = accelerator in ("auto", "gpu", "cuda") or isinstance(accelerator, CUDAAccelerator)
+    if may_be_cuda and CUDAAccelerator.is_available():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16-mixed" if has_bf16 else "32-true"
+    may_be_cpu = accelerator in ("auto", "cpu") or isinstance(accelerator, CPUAccelerator)
+    return faster_on_cpu() if may_be_cpu and _cpu_has_bf16() else "32-true"
 
 
 def check_precision(precision: Any) -> None:

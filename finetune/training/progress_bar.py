@@ -15,10 +15,9 @@ from finetune.data.datamodule import position
 from finetune.system.progress import clock, console, duration
 from finetune.training.run_limits import size_schedule
 
-_EVERY = (
-    0.2  # seconds between two drawings of a notebook's bar, and between two readings of the loss
-)
-_SOON = 10.0  # seconds: a fit that takes no longer is over before anybody plans by it
+# seconds between two drawings of a notebook's bar, and between two readings of the loss
+_EVERY = 0.2
+_SOON = 10.0  # seconds: a shorter time that is left is not logged
 _NARROW = 76  # columns of a terminal, below which the bar and some of its labels are dropped
 
 
@@ -44,8 +43,8 @@ class EpochTable:
 
     Args:
         width: Columns of the terminal.
-        num_epochs: That the fit may have; None if they are not limited.
-        monitor: Name of the metric of validation that is shown, such as val/accuracy; None without validation.
+        num_epochs: Number of epochs of the fit; None if it is not limited.
+        monitor: Name of the validation metric that is shown, such as val/accuracy; None without validation.
     """
 
     _DROPPED = ("time", "images/s", "train/loss")  # in this order
@@ -76,7 +75,7 @@ class EpochTable:
         return self.row({column.name: column.title(self.is_short) for column in self.columns})
 
     def row(self, values: Mapping[str, str]) -> str:
-        """Return a row of values by the name of their column; others get a dash."""
+        """Return a row with the values by name of their columns, and a dash in the other columns."""
         cells = [
             values.get(column.name, "-").rjust(column.size(self.is_short))
             for column in self.columns
@@ -89,6 +88,8 @@ class ImageProgressBar(ProgressBar):
 
     The bar has epoch, step, loss, images per second and the time that is left. Without it, the line of the first
     complete epoch has the time that is left, unless something other than the number of epochs may end the run.
+
+    A fit has a bar for each epoch; validation during a fit has none. Other commands have one bar.
     """
 
     def __init__(self) -> None:
@@ -97,22 +98,27 @@ class ImageProgressBar(ProgressBar):
         self.console = console()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._cell: Any = None  # a notebook's handle of what it shows
-        self._drawn = self._noted = 0.0
-        self._note = ""
+        self._cell: Any = None  # the handle of the bar in a notebook
+        self._drawn_at = 0.0
+        self._loss_read_at = 0.0
+        self._loss_text = ""
+        # of this bar
+        self._began = 0.0
+        self._num_before = 0  # batches that were done before it began, in a resumed epoch
+        self._num_done = 0  # batches, with those
+        self._total = 0.0  # batches; infinite if unknown
+        # for images per second, in which validation during a fit does not count
         self._num_images = 0
-        self._seconds = 0.0
-        self._since = 0.0
+        self._seconds = 0.0  # before the last validation
+        self._since = 0.0  # the time of the last validation, or of the beginning
+        self._speed = 0.0  # of the epoch that has ended
+        # for the table of epochs, or their lines
         self._table: EpochTable | None = None
-        self._began = 0.0  # of what the bar shows
-        self._completed = 0  # batches that were done then
-        self._total = 0.0
-        self._num_done = 0
-        self._finished = ""
+        self._ended_epoch = ""  # name of an epoch that has ended and is not reported yet
         self._is_validated = False
         self._epoch_began = 0.0
         self._epoch_seconds = 0.0  # of the last complete epoch, with its validation
-        self._is_shown = False
+        self._has_logged_time_left = False
 
     def disable(self) -> None:
         self.is_enabled = False
@@ -120,14 +126,21 @@ class ImageProgressBar(ProgressBar):
     def enable(self) -> None:
         self.is_enabled = True
 
-    def _begin(self, what: str, total: int | float, done: int = 0) -> None:
+    def _begin(self, what: str, total: int | float, num_before: int = 0) -> None:
+        """Begin a bar, in place of an earlier one.
+
+        Args:
+            what: Its description.
+            total: Number of batches; infinite if unknown.
+            num_before: Number of batches that are already done.
+        """
         self._num_images = 0
         self._seconds = 0.0
         self._since = time.perf_counter()
         self._began = self._since
         self._total = float(total)
-        self._completed = done
-        self._num_done = done
+        self._num_before = num_before
+        self._num_done = num_before
         if not self.is_enabled or not (self.console.is_terminal or self.console.is_jupyter):
             return
         if self._progress is None:
@@ -135,10 +148,10 @@ class ImageProgressBar(ProgressBar):
                 *self._columns(),
                 console=self.console,
                 transient=True,
-                # else rich would send to stderr what is printed to a file or a pipe
+                # rich would otherwise print to stderr what the process prints to a file or a pipe
                 redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
             )
-            # rich's own way there needs ipywidgets, and shows nothing without
+            # rich itself shows nothing in a notebook without ipywidgets
             if self.console.is_jupyter:
                 from IPython.display import display
 
@@ -150,7 +163,7 @@ class ImageProgressBar(ProgressBar):
         size = None if total == float("inf") else total
         step = self._step()
         self._task = self._progress.add_task(
-            what, total=size, completed=done, step=step, rate=0.0, note="", left=""
+            what, total=size, completed=num_before, step=step, rate=0.0, note="", left=""
         )
         self._draw()
 
@@ -167,7 +180,7 @@ class ImageProgressBar(ProgressBar):
                 note=note,
                 left=self._left(),
             )
-            if time.perf_counter() - self._drawn > _EVERY:
+            if time.perf_counter() - self._drawn_at > _EVERY:
                 self._draw()
 
     def _columns(self) -> list[ProgressColumn]:
@@ -187,7 +200,7 @@ class ImageProgressBar(ProgressBar):
 
     def _left(self) -> str:
         """Return the time that is left: of a fit until its last epoch ends, of an evaluation until its end."""
-        num = self._num_done - self._completed
+        num = self._num_done - self._num_before
         if num <= 0 or self._total == float("inf"):
             return ""
         batch = (time.perf_counter() - self._began) / num
@@ -197,7 +210,7 @@ class ImageProgressBar(ProgressBar):
             return f"{clock(seconds)} left"
         limits = []
         if (trainer.max_epochs or -1) > 0:
-            epoch = self._epoch_seconds or batch * (self._total - self._completed)
+            epoch = self._epoch_seconds or batch * (self._total - self._num_before)
             limits.append(seconds + epoch * _epochs_left(trainer, trainer.current_epoch + 1))
         if trainer.max_steps > 0:
             steps = trainer.max_steps - trainer.global_step
@@ -207,20 +220,20 @@ class ImageProgressBar(ProgressBar):
         limits += [left for timer in timers if (left := timer.time_remaining()) is not None]
         if not limits:
             return ""
-        is_open = timers or any(isinstance(callback, EarlyStopping) for callback in callbacks)
-        return f"at most {clock(min(limits))}" if is_open else f"{clock(min(limits))} left"
+        may_end_earlier = timers or any(isinstance(c, EarlyStopping) for c in callbacks)
+        return f"at most {clock(min(limits))}" if may_end_earlier else f"{clock(min(limits))} left"
 
     def _draw(self) -> None:
         if self._cell is not None:
             self._cell.update(self._progress)
-            self._drawn = time.perf_counter()
+            self._drawn_at = time.perf_counter()
 
     def _rate(self) -> float:
         return self._num_images / max(self._seconds + time.perf_counter() - self._since, 1e-9)
 
     def _end(self) -> None:
         if self._cell is not None:
-            self._cell.update({"text/plain": ""}, raw=True)  # as a terminal's bar goes
+            self._cell.update({"text/plain": ""}, raw=True)  # removes the bar, as on a terminal
         elif self._progress is not None:
             self._progress.stop()
         self._progress = self._task = self._cell = None
@@ -229,8 +242,8 @@ class ImageProgressBar(ProgressBar):
         self._table = None
         self._epoch_seconds = 0.0
         if trainer.fit_loop.restarted_mid_epoch:  # Lightning does not start this epoch again
-            done = position(trainer)[1]
-            self._begin(self._epoch(trainer), self.total_train_batches, done)
+            num_before = position(trainer)[1]
+            self._begin(self._epoch(trainer), self.total_train_batches, num_before)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._report(trainer)
@@ -240,12 +253,12 @@ class ImageProgressBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not `outputs`, which are divided by accumulated batches. And seldom: reading it waits for the device.
-        if self._progress is not None and time.perf_counter() - self._noted > _EVERY:
+        # Not from `outputs`, which are divided by accumulated batches. And seldom: reading it waits for the device.
+        if self._progress is not None and time.perf_counter() - self._loss_read_at > _EVERY:
             loss = trainer.callback_metrics.get("train/loss")
-            self._note = "" if loss is None else f"loss {loss.item():.4f}"
-            self._noted = time.perf_counter()
-        self._advance(batch, self._note)
+            self._loss_text = "" if loss is None else f"loss {loss.item():.4f}"
+            self._loss_read_at = time.perf_counter()
+        self._advance(batch, self._loss_text)
 
     def on_validation_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn == "validate":
@@ -258,15 +271,19 @@ class ImageProgressBar(ProgressBar):
         self._is_validated = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._finished = self._epoch(trainer)
+        self._ended_epoch = self._epoch(trainer)
         self._speed = self._rate()
 
     def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._report(trainer)
 
     def _report(self, trainer: pl.Trainer) -> None:
-        # Not at the end of the epoch itself: the network logs its own metrics after this callback.
-        if self._finished and self.is_enabled and trainer.is_global_zero:
+        """Print the row or line of the epoch that has ended, if there is one.
+
+        This is done when the next epoch begins, or training ends: at the end of the epoch itself this callback is
+        called before the network logs its metrics.
+        """
+        if self._ended_epoch and self.is_enabled and trainer.is_global_zero:
             names = ["train/loss_epoch"]
             if self._is_validated:
                 names += ["val/loss", _monitor(trainer)]
@@ -275,7 +292,7 @@ class ImageProgressBar(ProgressBar):
                 for name in names
                 if name in trainer.callback_metrics
             }
-            # a run that is resumed after the last batch of an epoch has no rate of it
+            # it is 0 if the run was resumed after the last batch of the epoch
             rate = f"{self._speed:.0f}" if self._speed else ""
             if self.console.is_terminal:
                 self._print_row(trainer, metrics, rate)
@@ -283,13 +300,13 @@ class ImageProgressBar(ProgressBar):
                 self._print_line(trainer, metrics, rate)
         if self._epoch_began:
             self._epoch_seconds = time.perf_counter() - self._epoch_began
-        self._finished = ""
+        self._ended_epoch = ""
         self._is_validated = False
 
     def _print_line(self, trainer: pl.Trainer, metrics: Mapping[str, str], rate: str) -> None:
         numbers = "  ".join(f"{name} {value}" for name, value in metrics.items())
         speed = f"  {rate} images/s" if rate else ""
-        line = f"{self._finished}  {numbers}{speed}{self._to_go(trainer)}"
+        line = f"{self._ended_epoch}  {numbers}{speed}{self._time_left(trainer)}"
         self.console.print(Text(line), soft_wrap=True)
 
     def _print_row(self, trainer: pl.Trainer, metrics: Mapping[str, str], rate: str) -> None:
@@ -299,24 +316,27 @@ class ImageProgressBar(ProgressBar):
             monitor = _monitor(trainer) if is_validated else None
             self._table = EpochTable(self.console.width, num_epochs, monitor)
             self.console.print(Text(self._table.header, style="bold"), soft_wrap=True)
-        values = {"epoch": self._finished.removeprefix("epoch "), **metrics}
+        values = {"epoch": self._ended_epoch.removeprefix("epoch "), **metrics}
         if rate:
             values["images/s"] = rate
         if self._epoch_began:
             values["time"] = clock(time.perf_counter() - self._epoch_began)
         self.console.print(Text(self._table.row(values)), soft_wrap=True)
 
-    def _to_go(self, trainer: pl.Trainer) -> str:
-        others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        is_open = trainer.max_steps > 0 or any(isinstance(c, EarlyStopping | Timer) for c in others)
-        if self._is_shown or is_open or not self._epoch_began:
+    def _time_left(self, trainer: pl.Trainer) -> str:
+        """Return the end of an epoch's line with the time that is left, once in a run; else ""."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        may_end_earlier = trainer.max_steps > 0 or any(
+            isinstance(callback, EarlyStopping | Timer) for callback in callbacks
+        )
+        if self._has_logged_time_left or may_end_earlier or not self._epoch_began:
             return ""
         left = (time.perf_counter() - self._epoch_began) * _epochs_left(
             trainer, trainer.current_epoch
         )
         if left < _SOON:
             return ""
-        self._is_shown = True
+        self._has_logged_time_left = True
         return f", about {duration(left)} left"
 
     def on_test_start(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -8,7 +8,7 @@ from finetune.data.batch_limits import batches_within
 from finetune.training.run_limits import steps_in
 
 _MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32
-_ENOUGH = 15  # epochs, if they have at most _MAX_SAMPLES
+_ENOUGH = 15  # epochs, or fewer if they would have more than _MAX_SAMPLES
 _MAX_SAMPLES = 150_000  # samples of all epochs
 _MIN_EPOCHS = 5
 _MAX_EPOCHS = 50

@@ -137,14 +137,16 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "ImageProgressBar": {
         **dict.fromkeys(
-            ("_cell", "_current_eval_dataloader_idx", "_drawn", "_epoch_began", "_finished"), SHOWN
+            ("_cell", "_current_eval_dataloader_idx", "_drawn_at", "_ended_epoch", "_epoch_began"),
+            SHOWN,
         ),
         **dict.fromkeys(
-            ("_began", "_completed", "_epoch_seconds", "_num_done", "_table", "_total"), SHOWN
+            ("_began", "_epoch_seconds", "_num_before", "_num_done", "_table", "_total"), SHOWN
         ),
         **dict.fromkeys(
-            ("_is_shown", "_is_validated", "_note", "_noted", "_num_images", "_progress"), SHOWN
+            ("_has_logged_time_left", "_is_validated", "_loss_read_at", "_loss_text"), SHOWN
         ),
+        **dict.fromkeys(("_num_images", "_progress"), SHOWN),
         **dict.fromkeys(
             ("_seconds", "_since", "_speed", "_task", "_trainer", "console", "is_enabled"), SHOWN
         ),

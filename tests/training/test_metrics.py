@@ -238,7 +238,7 @@ def measured_without_float64() -> dict[str, torch.Tensor]:
                 else (loss, weight)
             )
             metric.update(*update)
-            restore_sums(metric, global_sums(metric), is_first=True)
+            restore_sums(metric, global_sums(metric), is_rank_zero=True)
             metric.reset()
             metric.update(*update)
             if isinstance(metric, CalibrationError):  # the other's weight, of a stand-in, is 0

@@ -123,7 +123,7 @@ def test_training_metrics_continue_from_their_sums():
     first = MultilabelTrainMetrics(4)
     update(first, slice(0, 100))
     resumed = MultilabelTrainMetrics(4)
-    resumed.restore(first.sums(), is_first=True)
+    resumed.restore(first.sums(), is_rank_zero=True)
     update(resumed, slice(100, 400))
     found = resumed.take()
     assert found == full.take()

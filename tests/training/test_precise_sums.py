@@ -18,7 +18,7 @@ def test_sums_continue_where_they_were():
     full = filled(1.0, 2.5, 4.0)
     part = filled(1.0, 2.5)
     again = filled(9.0)
-    restore_sums(again, global_sums(part), is_first=True)
+    restore_sums(again, global_sums(part), is_rank_zero=True)
     again.update(torch.tensor(4.0), torch.tensor(1.0))
     assert again.compute() == full.compute() and global_sums(again) == global_sums(full)
 
@@ -27,7 +27,7 @@ def test_one_device_takes_them_and_the_others_start_at_zero():
     sums = global_sums(filled(1.0, 3.0))
     devices = [filled(7.0), filled(7.0)]
     for rank, metric in enumerate(devices):
-        restore_sums(metric, sums, is_first=rank == 0)
+        restore_sums(metric, sums, is_rank_zero=rank == 0)
     assert sum(float(metric.weight) for metric in devices) == 2 and float(devices[1].sum) == 0
 
 
