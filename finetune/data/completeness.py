@@ -22,6 +22,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from finetune.data.limits import EOI, SEGMENT, SOS
+
 _AT_ONCE = 2**22  # pixels compared at once
 _PIECE = 2**16  # bytes inflated at once
 
@@ -34,10 +36,6 @@ _WARNINGS = (
     "Warning",
 )
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
-# Markers that are followed by a length, and the end marker; faster to search.
-_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-_SOS = 0xDA
-_EOI = 0xD9
 # Markers that begin a frame (ITU-T T.81, table B.1).
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
@@ -48,9 +46,8 @@ _RESTARTS = range(0xD0, 0xD8)
 _WITHOUT_LENGTH = {0x01, 0xD8, *_RESTARTS}
 # Entropy-coded bytes without a marker. They are random, so that they decode to other pixels than missing data.
 _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
-_MAX_FILLER = (
-    2**26
-)  # bytes per file: enough for a restart marker at each block of the largest image
+# bytes per file: enough for a restart marker at each block of the largest image
+_MAX_FILLER = 2**26
 
 _MOST_END_BYTES = 64  # largest length of a fax strip's end marker, with fill bits
 # An end marker is one or more end-of-line codes (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); zeros fill the last byte.
@@ -90,8 +87,7 @@ _PHOTOMETRIC = 262
 _FILL_ORDER = 266
 _T4_OPTIONS = 292
 _T6_OPTIONS = 293
-# Kinds of compression.
-# of CCITT
+# Kinds of compression. Group 3 and 4 are those of CCITT.
 _GROUP_3 = 3
 _GROUP_4 = 4
 _FAX = (_GROUP_3, _GROUP_4)
@@ -176,10 +172,10 @@ def check_coefficients(content: bytes) -> None:
     num_unknown: dict[int, list[int]] = {}
     is_progressive = False
     place = 2
-    while found := _SEGMENT.search(content, place):
+    while found := SEGMENT.search(content, place):
         marker = content[found.end() - 1]
         place = found.end()
-        if marker == _EOI:
+        if marker == EOI:
             break
         start = place + 2
         place += int.from_bytes(content[place:start], "big")
@@ -191,7 +187,7 @@ def check_coefficients(content: bytes) -> None:
             is_progressive = marker in _PROGRESSIVE
             components = content[start + 6 : place : 3]
             num_unknown = {component: [_ALL_BITS] * _NUM_COEFFICIENTS for component in components}
-        elif marker == _SOS and place - start >= 6:
+        elif marker == SOS and place - start >= 6:
             for component in content[start + 1 : place - 3 : 2]:
                 if not is_progressive:
                     num_unknown.pop(component, None)
@@ -242,10 +238,10 @@ def _filled(content: bytes) -> bytes:
                 raise IncompleteError(
                     "the file is damaged: it has more restart markers than blocks"
                 )
-        if marker == _EOI:
+        if marker == EOI:
             return b"".join([*parts, content[copied:place]])
         if marker not in _RESTARTS:
-            is_scan = marker == _SOS
+            is_scan = marker == SOS
         if marker not in _WITHOUT_LENGTH:
             place += int.from_bytes(content[place : place + 2], "big")
     return b"".join([*parts, content[copied:]])
@@ -293,11 +289,11 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
     passes = _ADAM7 if header[12] else ((0, 0, 1, 1),)
     needed = 0
     for left, top, across, down in passes:
-        num_columns = max(0, _divided_up(width - left, across))
-        num_rows = max(0, _divided_up(height - top, down))
+        num_columns = max(0, _ceil_div(width - left, across))
+        num_rows = max(0, _ceil_div(height - top, down))
         if num_columns:
             # the first byte of each row is its filter type
-            needed += num_rows * (1 + _divided_up(num_columns * bits, 8))
+            needed += num_rows * (1 + _ceil_div(num_columns * bits, 8))
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
         raise IncompleteError(
@@ -358,9 +354,9 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
     bits = tags.get(_BITS_PER_SAMPLE, (1,))
     num_samples = 1 if tags.get(_PLANAR) == 2 else tags.get(_SAMPLES_PER_PIXEL, 1)
     bits_per_pixel = sum(bits) if len(bits) == num_samples else bits[0] * num_samples
-    row_bytes = _divided_up(tags[_WIDTH] * bits_per_pixel, 8)
+    row_bytes = _ceil_div(tags[_WIDTH] * bits_per_pixel, 8)
     num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
-    num_strips = _divided_up(tags[_HEIGHT], num_rows)  # of a layer
+    num_strips = _ceil_div(tags[_HEIGHT], num_rows)  # of a layer
     for i, count in enumerate(counts):
         rows = min(num_rows, tags[_HEIGHT] - i % num_strips * num_rows)
         if count < rows * row_bytes:
@@ -369,7 +365,7 @@ def _check_strip_bytes(image: TiffImageFile) -> None:
             )
 
 
-def _divided_up(number: int, by: int) -> int:
+def _ceil_div(number: int, by: int) -> int:
     """Return the quotient, rounded up."""
     return -(-number // by)
 
@@ -383,7 +379,7 @@ def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
     if tags.get(_COMPRESSION) == _OLD_JPEG:
         file.seek(tags.get(_OLD_JPEG_OFFSET, 0))
         stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
-        if not stream.startswith(b"\xff\xd8") or bytes([0xFF, _SOS]) not in stream:
+        if not stream.startswith(b"\xff\xd8") or bytes([0xFF, SOS]) not in stream:
             raise IncompleteError(
                 "its strips are old-style JPEGs, in which missing data cannot be detected: convert it"
             )
@@ -411,10 +407,10 @@ def _check_fax(tags: Any, file: BinaryIO) -> None:
     filler = np.unpackbits(np.frombuffer(_FILLER, np.uint8))
     # The decoder of group 3 skips invalid codes up to the next row, so the filler begins with a valid row.
     if tags[_COMPRESSION] == _GROUP_3:
-        is_2d = tags.get(_T4_OPTIONS, 0) & 1
-        row = np.array(
-            [int(bit) for bit in _FAX_LINE_END + "1" * is_2d + _BLACK_AT_THE_LEFT], np.uint8
-        )
+        # in two-dimensional coding a bit after the end of a line says that the next one is coded by itself
+        tag_bit = "1" if tags.get(_T4_OPTIONS, 0) & 1 else ""
+        bits_of_row = map(int, _FAX_LINE_END + tag_bit + _BLACK_AT_THE_LEFT)
+        row = np.array([*bits_of_row], np.uint8)
         filler = np.concatenate([row, filler] * 3)
     order: Literal["big", "little"] = "little" if tags.get(_FILL_ORDER, 1) == 2 else "big"
     for i, (offset, count) in enumerate(

@@ -138,17 +138,6 @@ def parse_corrections(content: bytes, file: object, num_skipped: int = 0) -> lis
     return lines
 
 
-def _header(content: bytes, file: object) -> list[str]:
-    """Return the columns of a file.
-
-    Raises:
-        ValueError: They are not those of a file of corrections.
-    """
-    header = [name.strip().lower() for name in next(_reader(content), [])]
-    _check_header(header, file)
-    return header
-
-
 def _reader(content: bytes) -> Any:
     text = content.decode("utf-8-sig", "surrogateescape")
     return csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -157,8 +146,7 @@ def _reader(content: bytes) -> Any:
 def _parse(content: bytes, file: object, num_skipped: int = 0) -> Iterator[Correction]:
     reader = _reader(content)
     try:
-        header = [name.strip().lower() for name in next(reader, [])]
-        _check_header(header, file)
+        header = _read_header(reader, file)
         for values in reader:
             if values:
                 where = f"{file}, line {num_skipped + reader.line_num}"
@@ -167,13 +155,20 @@ def _parse(content: bytes, file: object, num_skipped: int = 0) -> Iterator[Corre
         raise ValueError(f"{file}, line {num_skipped + reader.line_num}: {error}") from error
 
 
-def _check_header(header: list[str], file: object) -> None:
+def _read_header(reader: Any, file: object) -> list[str]:
+    """Return the columns of a file from the first line of its reader.
+
+    Raises:
+        ValueError: They are not those of a file of corrections.
+    """
+    header = [name.strip().lower() for name in next(reader, [])]
     if not set(header) >= _REQUIRED or not set(header) <= set(COLUMNS):
         raise ValueError(
             f"{file} is not a file of corrections: its first line must be {','.join(COLUMNS)}"
         )
     if len(set(header)) < len(header):
         raise ValueError(f"{file} has a column twice in its first line")
+    return header
 
 
 def _correction(header: list[str], values: list[str], where: str) -> Correction:
@@ -211,12 +206,12 @@ def _opened(file: str | Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_all(descriptor: int, file: object, start: int = 0) -> bytes:
+def _read_all(descriptor: int, file: object) -> bytes:
     size = os.fstat(descriptor).st_size
     if size > _MAX_BYTES:
         raise ValueError(f"{file} has {size:,} bytes, more than {_MAX_BYTES:,}")
     content = bytearray()
-    while part := os.pread(descriptor, 2**20, start + len(content)):
+    while part := os.pread(descriptor, 2**20, len(content)):
         content += part
     return bytes(content)
 
@@ -228,7 +223,7 @@ class CorrectionsFile:
         path: Its path. The first line creates the file.
 
     Attributes:
-        lines: The lines that were read. It is another list after others have changed earlier lines.
+        lines: The lines that were read. If others have changed earlier lines, a new list replaces this one.
 
     Raises:
         ValueError: The file exists, and is not a file of corrections.
@@ -307,7 +302,7 @@ class CorrectionsFile:
         if content:
             start = self._num_read
             if start == 0:
-                self._columns = _header(content, self.path)
+                self._columns = _read_header(_reader(content), self.path)
             appended = content[start:]
             header = _record(self._columns) if start else b""
             num_skipped = content.count(b"\n", 0, start) - 1 if start else 0

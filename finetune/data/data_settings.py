@@ -27,6 +27,7 @@ from finetune.models.checkpoint_values import (
     MAX_PIXELS,
     MAX_RESIZED,
     MIN_CROP_SHARE,
+    MIN_PIXELS,
     are_augmentations,
 )
 from finetune.system.file_names import composed
@@ -65,10 +66,10 @@ class Preparation:
 
     def __post_init__(self) -> None:
         sizes = self.sizes
-        if self.image_size < 8:
-            raise WrongUsage(f"image_size must be at least 8, got {self.image_size}")
-        if self.eval_image_size is not None and self.eval_image_size < 8:
-            raise WrongUsage(f"eval_image_size must be at least 8, got {self.eval_image_size}")
+        for name in ("image_size", "eval_image_size"):
+            size = getattr(self, name)
+            if size is not None and size < MIN_PIXELS:
+                raise WrongUsage(f"{name} must be at least {MIN_PIXELS}, got {size}")
         largest = max(self.image_size, self.evaluated_size, *sizes)
         if largest > MAX_PIXELS:
             raise WrongUsage(
@@ -83,16 +84,14 @@ class Preparation:
             raise WrongUsage(
                 f"crop_share {self.crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
             )
-        by_name = {
+        largest_of = {
             "image_size": self.image_size,
             "eval_image_size": self.evaluated_size,
             "image_size_schedule": max(sizes, default=0),
         }
-        name = max(by_name, key=lambda name: by_name[name])
-        if self.cache_size is not None and self.cache_size < by_name[name]:
-            raise WrongUsage(
-                f"cache_size {self.cache_size} must be at least {name}, {by_name[name]}"
-            )
+        name = max(largest_of, key=lambda name: largest_of[name])
+        if self.cache_size is not None and self.cache_size < largest:
+            raise WrongUsage(f"cache_size {self.cache_size} must be at least {name}, {largest}")
 
 
 @dataclass(frozen=True)

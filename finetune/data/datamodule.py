@@ -247,7 +247,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     @cached_property
     def scanned(self) -> ScannedData:
-        """The images and their classes. The first use finds them; see `read`. What changes them replaces this."""
+        """The images and their classes. The first use finds them; see `read`. A change replaces the complete value."""
         if self.predict is not None:
             images = unlabelled_samples(
                 self.predict, self.on_bad_image == "skip", is_rank_zero(), self.columns
@@ -387,15 +387,15 @@ class ImageDataModule(pl.LightningDataModule):
                 is_same=getattr(trainer, "overfit_batches", 0) > 0,
             )
         else:
-            left = num
+            num_evaluated = num
             if is_limited and trainer is not None:
                 limit = getattr(trainer, f"limit_{split}_batches")
-                left = num_within(limit, num, self.batch_size)
+                num_evaluated = num_within(limit, num, self.batch_size)
             key = None
-            if left < num and split != "predict":
-                key = partial(evenly_spaced, num=left, num_images=num)
+            if num_evaluated < num and split != "predict":
+                key = partial(evenly_spaced, num=num_evaluated, num_images=num)
             batches = EvalBatches(
-                left, math.ceil(self.batch_size / world_size), rank, world_size, key
+                num_evaluated, math.ceil(self.batch_size / world_size), rank, world_size, key
             )
         dataset: Any = self.image_dataset(split, train)
         if self.splits[split].has_remote_files():
@@ -502,8 +502,9 @@ class ImageDataModule(pl.LightningDataModule):
         return self.loader("train", train=True)
 
     def val_dataloader(self) -> DataLoader | list:
-        is_asked_for = self.trainer is not None and self.trainer.state.fn == "validate"
-        return self.loader("val", is_limited=True) if "val" in self.splits or is_asked_for else []
+        # without the split, `validate` is an error, and a fit does not validate
+        is_required = self.trainer is not None and self.trainer.state.fn == "validate"
+        return self.loader("val", is_limited=True) if "val" in self.splits or is_required else []
 
     def test_dataloader(self) -> DataLoader:
         return self.loader("test", is_limited=True)

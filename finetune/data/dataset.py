@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from finetune.data.decode import DecodeError
 from finetune.data.fetching import Fetched, fetch_ahead
-from finetune.data.mixing import Mixing
+from finetune.data.mixing import Mix, Mixing
 from finetune.data.samplers import augmentation_seed
 from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, Targets
@@ -68,9 +68,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return len(self.targets)
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
-        epoch, index = key if isinstance(key, tuple) else (None, key)
+        epoch, index, mix = self._parse_key(key)
         item = self._load(epoch, index)
-        mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
         if mix is None or item["image"] is None:
             return item
         partner = self._load(epoch, mix.partner)
@@ -84,10 +83,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return mixed
 
     def indices_of(self, key: int | tuple[int, int]) -> list[int]:
-        """Return the images that a key needs: its own, and the partner with mixing."""
-        epoch, index = key if isinstance(key, tuple) else (None, key)
-        mix = None if epoch is None else self.mixing.draw(self.seed, epoch, index, len(self))
+        """Return the indices of the images that a key needs: its own, and the partner with mixing."""
+        _, index, mix = self._parse_key(key)
         return [index] if mix is None else [index, mix.partner]
+
+    def _parse_key(self, key: int | tuple[int, int]) -> tuple[int | None, int, Mix | None]:
+        """Return the epoch, None in evaluation; the index; and the partner with its share, None without mixing."""
+        if not isinstance(key, tuple):
+            return None, key, None
+        epoch, index = key
+        return epoch, index, self.mixing.draw(self.seed, epoch, index, len(self))
 
     def _load(self, epoch: int | None, index: int) -> dict[str, Any]:
         item: dict[str, Any] = {

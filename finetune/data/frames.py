@@ -30,8 +30,8 @@ def frames_line(paths: Sequence[str]) -> str:
     num = len(candidates)
     chosen = np.linspace(0, num - 1, min(_NUM_SAMPLED, num)).astype(int).tolist()
     paths = [candidates[i] for i in chosen]
-    answers = zip(paths, map_files(has_several_frames, paths), strict=True)
-    several = [path for path, is_one in answers if is_one]
+    has_several = map_files(has_several_frames, paths)
+    several = [path for path, is_it in zip(paths, has_several, strict=True) if is_it]
     if not several:
         return ""
     sampled = f" of {len(chosen):,} sampled images" if len(chosen) < num else ""

@@ -83,26 +83,31 @@ def readable_suffixes() -> frozenset[str]:
 
 def has_heic_reader() -> bool:
     """Return whether a package that reads HEIC is installed, without importing it."""
-    return any(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+    return _heic_package() is not None
+
+
+def _heic_package() -> str | None:
+    """Return the name of the installed package that reads HEIC; None if there is none."""
+    return next((name for name in _PACKAGES if importlib.util.find_spec(name) is not None), None)
 
 
 def heic_version(paths: Iterable[str]) -> str:
     """Return the package that reads HEIC, with its version, as `, pillow_heif 1.8.1`; "" if no path is a HEIC image."""
     if not any(path.lower().endswith(HEIC_SUFFIXES) for path in paths):
         return ""
-    reader = next((name for name in _PACKAGES if importlib.util.find_spec(name) is not None), None)
-    return "" if reader is None else f", {reader} {version(reader)}"
+    name = _heic_package()
+    return "" if name is None else f", {name} {version(name)}"
 
 
 @cache
 def _heic_reader() -> type[ImageFile] | None:
-    for name in _PACKAGES:
-        if importlib.util.find_spec(name) is not None:
-            package = importlib.import_module(name)
-            package.options.DECODE_THREADS = 1  # images are already decoded in parallel
-            reader: type[ImageFile] = package.HeifImageFile
-            return reader
-    return None
+    name = _heic_package()
+    if name is None:
+        return None
+    package = importlib.import_module(name)
+    package.options.DECODE_THREADS = 1  # images are already decoded in parallel
+    reader: type[ImageFile] = package.HeifImageFile
+    return reader
 
 
 @cache

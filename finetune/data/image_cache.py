@@ -83,26 +83,37 @@ def read_from_cache(
     paths = [paths[i] for i in order]
     stats = concatenate_stats([samples.load_stats() for samples in splits.values()])
     digest = files_digest(paths, stats.take(np.array(order, np.int64)), root)
-    shorter_side = next(iter(splits.values())).shorter_side
+    about = _describe(paths, root, next(iter(splits.values())).shorter_side)
+    path = _cache_file(about, digest)
+    images = open_or_none(path)
+    if images is None and build:
+        images = _build(path, paths, about, limit_gb)
+    if images is None:
+        return {}
+    mark_used(path)
+    parts = np.split(positions, np.cumsum([len(samples) for samples in splits.values()])[:-1])
+    return {
+        split: replace(samples, cached=CachedImages(images, rows))
+        for (split, samples), rows in zip(splits.items(), parts, strict=True)
+    }
+
+
+def _describe(
+    paths: Sequence[str], root: str | os.PathLike[str], shorter_side: int | None
+) -> dict[str, Any]:
+    """Return the settings and the decoders that determine the pixels of a cache, and the folder of its images."""
     decoder = f"finetune {finetune.__version__}, Pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}"
     decoder += f", torch {torch.__version__}" if shorter_side else ""
     decoder += heic_version(paths)
     place = normal_path(root)
     place = storage_of(place).resolved(place)
-    about = {"root": place, "shorter_side": shorter_side, "decoder": decoder}
+    return {"root": place, "shorter_side": shorter_side, "decoder": decoder}
+
+
+def _cache_file(about: dict[str, Any], digest: str) -> Path:
+    """Return the path of a cache, from the result of `_describe` and the digest of the files."""
     key = hashlib.sha256((json.dumps(about) + digest).encode()).hexdigest()[:16]
-    path = cache_dir() / f"{os.path.basename(place)}-{key}{IMAGES}"
-    packed = open_or_none(path)
-    if packed is None and build:
-        packed = _build(path, paths, about, limit_gb)
-    if packed is None:
-        return {}
-    mark_used(path)
-    parts = np.split(positions, np.cumsum([len(samples) for samples in splits.values()])[:-1])
-    return {
-        split: replace(samples, cached=CachedImages(packed, rows))
-        for (split, samples), rows in zip(splits.items(), parts, strict=True)
-    }
+    return cache_dir() / f"{os.path.basename(about['root'])}-{key}{IMAGES}"
 
 
 def _build(
@@ -110,8 +121,8 @@ def _build(
 ) -> MemmapImages | None:
     """Build a cache and return it; None if this fails.
 
-    If another process has built it meanwhile, that cache is returned. If that process was stopped, this one builds the
-    cache. If that process failed, this one does not try: of many processes each would fail in turn.
+    This process waits if another one builds the same cache, and returns that cache. If the other process was stopped,
+    this one builds it. If the other process failed, this one does not try: of many processes each would fail in turn.
     """
     failure = f"the images of {about['root']} are decoded again in every epoch: "
     try:
@@ -128,9 +139,9 @@ def _build(
                 log.info("%s%s", failure, above)
             return None
         with one_at_a_time(path) as has_waited:
-            packed = open_or_none(path)
-            if packed is not None:
-                return packed
+            images = open_or_none(path)
+            if images is not None:
+                return images
             # A process that was stopped would have left an unfinished file, so the other process failed.
             if has_waited and not unfinished(path):
                 if is_rank_zero():
@@ -160,10 +171,7 @@ def _build(
                 path,
             )
             return MemmapImages(path)
-    except (
-        OSError,
-        NotImplementedError,
-    ) as error:  # no write permission, or a file system without locks
+    except (OSError, NotImplementedError) as error:  # no write permission, or no locks on this disk
         if is_rank_zero():
             log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
         return None

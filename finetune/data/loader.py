@@ -107,8 +107,9 @@ def check_shared_memory(
     needed = num * num_ahead * batch_bytes
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
+        workers = f"{num} workers" if num_devices == 1 else f"{num} workers of all devices"
         raise ValueError(
-            f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {num} workers{' of all devices' * (num_devices > 1)} "
+            f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {workers} "
             f"need up to {needed / 2**20:.0f} MB to hand over batches: give a container more (docker run "
             "--shm-size=8g), or set --data.num_workers 0 or a smaller --data.batch_size"
         )
@@ -125,7 +126,8 @@ def loader_options(
     Args:
         devices: Devices of the Trainer, if any.
         num_workers: A number, limited by `bounded_workers`, or `auto` to choose for this machine.
-        batch_bytes, num_ahead: See `check_shared_memory`.
+        batch_bytes: See `check_shared_memory`.
+        num_ahead: See `check_shared_memory`.
     """
     num = (
         bounded_workers(num_workers, devices)
@@ -237,9 +239,8 @@ def end_workers() -> None:
         iterator = next(iter(_started))
         _ended.add(iterator)
         iterator._shutdown_workers()
-        _started.discard(
-            iterator
-        )  # last, because torch may raise a worker's death at any point before
+        # last, because torch may raise a worker's death at any point before
+        _started.discard(iterator)
 
 
 def start_worker(worker_id: int) -> None:

@@ -163,5 +163,6 @@ class Samples:
         """Return whether files are in object storage, so that workers cannot open them."""
         if not is_local(self.folder):
             return True
+        # A table without a common folder may have paths of any storage. Otherwise object storage was used before.
         may_be_mixed = self.folder == "" or len(STORAGES) > 0
         return may_be_mixed and not all(map(is_local, self.paths))

@@ -27,8 +27,8 @@ _MOST_COMPARED = 1000  # images of a folder, to decide whether it is the trainin
 
 def describe(name: str, split: Samples, root: str | None) -> str:
     """Return a text with the number of images of a split and their source."""
-    num = len(split)
-    return f"{num} {name} image{'s' * (num != 1)} of {root} ({split.origin})"
+    images = "image" if len(split) == 1 else "images"
+    return f"{len(split)} {name} {images} of {root} ({split.origin})"
 
 
 def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = True) -> None:
@@ -102,62 +102,72 @@ def _is_trained_on(
 ) -> bool:
     """Return whether this is the folder that the checkpoint was trained on. It may have been moved or renamed.
 
-    There are two ways to recognise it:
-
-    - By its path, if it also holds half of the recorded images by name or by size. The same path alone is not enough,
-      because another disk may be mounted there.
-    - By its images. Most images with a recorded name must also have the recorded size and, if recorded, the content.
-      Names are not enough, because other numbered images have the same names. Sizes are not enough, because
-      uncompressed images may all have one size.
+    It is recognised by its path, if it also holds half of the recorded images. The same path alone is not enough,
+    because another disk may be mounted there. Otherwise it is recognised by its images.
     """
     root = place_of(checkpoint.get("datamodule_hyper_parameters", {})) or data.default_root
-    is_there = bool(root) and is_same_place(root, data.root)
-    if record is None:
-        return is_there
-    # also by the names that images had before they were moved into the folder of a split
-    if is_there:
-        here = [
-            replace(split, tag=tag).hashes()
-            for split in data.splits.values()
-            for tag in {split.tag, ""}
-        ]
-        if _holds_half(here, record.names):
-            return True
-        # or they were renamed
-        sizes = {name: file_sizes(split) for name, split in data.splits.items()}
-        trained = np.concatenate(
-            [of_split for name, of_split in sizes.items() if name in ("train", "val")]
-            or [*sizes.values()]
+    is_same_path = bool(root) and is_same_place(root, data.root)
+    if record is None or (is_same_path and _holds_half_of_record(data, record)):
+        return is_same_path
+    is_same = _holds_recorded_images(data, record)
+    if is_same_path and not is_same and is_logged:
+        log.warning(
+            "%s has few of the images that this checkpoint was trained on: taken for a new data set",
+            data.root,
         )
-        # In both directions, because every size occurs among very many files.
-        if _holds_half([*sizes.values()], record.sizes[record.sizes > 0]) and _holds_half(
-            [record.sizes], trained
-        ):
-            return True
+    return is_same
+
+
+def _holds_half_of_record(data: Any, record: SeenRecord) -> bool:
+    """Return whether a folder holds at least half of the recorded images by name, or by size if they were renamed."""
+    # also by the names that images had before they were moved into the folder of a split
+    names = [
+        replace(split, tag=tag).hashes()
+        for split in data.splits.values()
+        for tag in {split.tag, ""}
+    ]
+    if _holds_half(names, record.names):
+        return True
+    sizes = {name: file_sizes(split) for name, split in data.splits.items()}
+    trained = np.concatenate(
+        [of_split for name, of_split in sizes.items() if name in ("train", "val")]
+        or [*sizes.values()]
+    )
+    # In both directions, because every size occurs among very many files.
+    return _holds_half([*sizes.values()], record.sizes[record.sizes > 0]) and _holds_half(
+        [record.sizes], trained
+    )
+
+
+def _holds_recorded_images(data: Any, record: SeenRecord) -> bool:
+    """Return whether most images of a folder with a recorded name also have the recorded size and content.
+
+    Names are not enough, because other numbered images have the same names. Sizes are not enough, because uncompressed
+    images may all have one size. Contents are only compared if they are recorded.
+    """
     order = np.argsort(record.names)
-    num = num_equal = num_compared = num_copies = 0
+    num_named = 0  # images with a recorded name
+    num_equal = 0  # those with the recorded size, too
+    num_compared = 0
+    num_copies = 0
     for split in data.splits.values():
         names = split.hashes()
         among = np.flatnonzero(np.isin(names, record.names))
         rows = order[np.searchsorted(record.names[order], names[among])]
         is_equal = file_sizes(split)[among] == record.sizes[rows]
-        num = num + len(among)
-        num_equal = num_equal + int(np.count_nonzero(is_equal))
+        num_named += len(among)
+        num_equal += int(np.count_nonzero(is_equal))
         if record.digests is not None:
             some = np.flatnonzero(is_equal & (record.digests[rows] != UNKNOWN))
             some = some[np.linspace(0, len(some) - 1, min(_MOST_COMPARED, len(some))).astype(int)]
             digests = file_digests(split.paths, among[some])[among[some]]
             num_compared += len(some)
             num_copies += int(np.count_nonzero(digests == record.digests[rows[some]]))
-    is_same = 2 * num_equal > num and 2 * num_copies >= num_compared
+    is_same = 2 * num_equal > num_named and 2 * num_copies >= num_compared
     # otherwise a few copies under their old names would make a folder of new images the same folder
     if record.digests is not None:
-        is_same &= 2 * num >= min(len(record.names), sum(map(len, data.splits.values())))
-    if is_there and not is_same and is_logged:
-        log.warning(
-            "%s has few of the images that this checkpoint was trained on: taken for a new data set",
-            data.root,
-        )
+        num_images = sum(map(len, data.splits.values()))
+        is_same &= 2 * num_named >= min(len(record.names), num_images)
     return is_same
 
 
@@ -218,11 +228,11 @@ def _digests(samples: Samples, record: SeenRecord) -> np.ndarray:
 
 
 def _are_among(
-    digests: np.ndarray, record: SeenRecord, num_seen: int, is_gone: np.ndarray | None = None
+    digests: np.ndarray, record: SeenRecord, num_seen: int, is_chosen: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return which digests are among the first `num_seen` rows of a record, (N,). `is_gone` selects some rows."""
+    """Return which digests are among the first `num_seen` rows of a record, or the chosen ones of these rows, (N,)."""
     assert record.digests is not None
-    among = record.digests[:num_seen] if is_gone is None else record.digests[:num_seen][is_gone]
+    among = record.digests[:num_seen] if is_chosen is None else record.digests[:num_seen][is_chosen]
     return np.isin(digests, among[among != UNKNOWN])
 
 
@@ -236,54 +246,21 @@ def _count_and_example(data: Any, split: str, is_seen: np.ndarray) -> tuple[str,
 def _exclude_seen_rows(
     data: Any, split: str, checkpoint: Mapping[str, Any], record: SeenRecord, is_logged: bool
 ) -> None:
+    """Exclude training images from a split of the folder that the checkpoint was trained on.
+
+    Raises:
+        ValueError: See `exclude_seen_of_same_folder`.
+    """
     samples = data.splits[split]
-    names = samples.hashes()
-    most = _num_seen(record, split)
     here = np.concatenate([part.hashes() for part in data.splits.values()])
-    gone = ~np.isin(record.names[:most], here)
-    is_seen = np.isin(names, record.names[:most])
-    # During a fit nothing has moved, and copies were reported at its start.
-    if record.digests is not None and (gone.any() or not data.is_fitted):
-        digests = _digests(samples, record)
-        is_seen |= _are_among(digests, record, most, gone)  # renamed or moved
-        is_copy = _are_among(digests, record, most) & ~is_seen
-        if not data.is_fitted:
-            _check_not_all_copies(data, split, is_copy)
-        if is_logged and is_copy.any():
-            count, first = _count_and_example(data, split, is_copy)
-            log.warning(
-                "%s are copies of images seen in training, such as %s: they are evaluated, too",
-                count,
-                first,
-            )
-    without = gone if record.digests is None else gone & (record.digests[:most] == UNKNOWN)
-    if without.any():
-        sizes = file_sizes(samples)
-        is_alike = (sizes > 0) & np.isin(sizes, record.sizes[:most][without])
-        is_seen |= is_alike & np.isin(
-            hashes(replace(samples, tag="").names()), record.names[:most][without]
-        )
-        if is_logged and (num := np.count_nonzero(is_alike & ~is_seen)):
-            log.warning(
-                "%d of the %s images may be training images under other names: they are equal in size",
-                num,
-                split,
-            )
-    is_seen |= _are_of_seen_groups(data, split, record.names[:most])
+    is_gone = ~np.isin(record.names[: _num_seen(record, split)], here)
+    is_seen = _seen_rows(data, split, record, is_gone, is_logged)
     if (
         is_logged
         and not data.is_fitted
         and data.fingerprint != checkpoint["finetune"]["data_fingerprint"]
     ):
-        train = data.splits["train"].hashes() if "train" in data.splits else names[:0]
-        num_new = np.count_nonzero(~np.isin(train, record.names))
-        num_gone = counted(int(np.count_nonzero(gone)), "image is", "images are")
-        log.warning(
-            "%s has changed since training: %s gone, %d would be new to training",
-            data.root,
-            num_gone,
-            num_new,
-        )
+        _warn_of_changes(data, record, is_gone)
     if not is_seen.any():
         return
     count, first = _count_and_example(data, split, is_seen)
@@ -300,6 +277,69 @@ def _exclude_seen_rows(
     if is_logged:
         log.warning("skipped %s, which the checkpoint was trained on, such as %s", count, first)
     _keep_rows(data, split, ~is_seen)
+
+
+def _warn_of_changes(data: Any, record: SeenRecord, is_gone: np.ndarray) -> None:
+    train = data.splits["train"].hashes() if "train" in data.splits else record.names[:0]
+    num_new = np.count_nonzero(~np.isin(train, record.names))
+    num_gone = counted(int(np.count_nonzero(is_gone)), "image is", "images are")
+    log.warning(
+        "%s has changed since training: %s gone, %d would be new to training",
+        data.root,
+        num_gone,
+        num_new,
+    )
+
+
+def _seen_rows(
+    data: Any, split: str, record: SeenRecord, is_gone: np.ndarray, is_logged: bool
+) -> np.ndarray:
+    """Return which images of a split were trained on, (N,), also those that were renamed, moved or joined a group.
+
+    Args:
+        data: The data module.
+        split: The split.
+        record: The record of the checkpoint.
+        is_gone: Which of the recorded images that must not be evaluated have a name that no image has now.
+        is_logged: Whether this process warns of copies.
+
+    Raises:
+        ValueError: All images of the split are copies of training images.
+    """
+    samples = data.splits[split]
+    names = samples.hashes()
+    most = _num_seen(record, split)
+    is_seen = np.isin(names, record.names[:most])
+    # During a fit nothing has moved, and copies were reported at its start.
+    if record.digests is not None and (is_gone.any() or not data.is_fitted):
+        digests = _digests(samples, record)
+        is_seen |= _are_among(digests, record, most, is_gone)  # renamed or moved
+        is_copy = _are_among(digests, record, most) & ~is_seen
+        if not data.is_fitted:
+            _check_not_all_copies(data, split, is_copy)
+        if is_logged and is_copy.any():
+            count, first = _count_and_example(data, split, is_copy)
+            log.warning(
+                "%s are copies of images seen in training, such as %s: they are evaluated, too",
+                count,
+                first,
+            )
+    has_no_digest = is_gone
+    if record.digests is not None:
+        has_no_digest = is_gone & (record.digests[:most] == UNKNOWN)
+    if has_no_digest.any():
+        sizes = file_sizes(samples)
+        is_alike = (sizes > 0) & np.isin(sizes, record.sizes[:most][has_no_digest])
+        is_seen |= is_alike & np.isin(
+            hashes(replace(samples, tag="").names()), record.names[:most][has_no_digest]
+        )
+        if is_logged and (num := np.count_nonzero(is_alike & ~is_seen)):
+            log.warning(
+                "%d of the %s images may be training images under other names: they are equal in size",
+                num,
+                split,
+            )
+    return is_seen | _are_of_seen_groups(data, split, record.names[:most])
 
 
 def _are_of_seen_groups(data: Any, split: str, seen: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import albumentations as A
 
+from finetune.models.checkpoint_values import MIN_PIXELS
 from finetune.system.messages import WrongUsage
 
 
@@ -67,31 +68,31 @@ def build_scheduled_transform(
     return None if schedule is None else ScheduledTransform(transforms, schedule)
 
 
-def parse_sizes(given: Sequence[int] | str | None, image_size: int) -> tuple[int, ...]:
+def parse_sizes(value: Sequence[int] | str | None, image_size: int) -> tuple[int, ...]:
     """Return the sizes of a schedule; () for None.
 
     Args:
-        given: A list, or text such as `96,128`.
+        value: A list, or text such as `96,128`.
         image_size: The last size must equal it, because evaluation and checkpoints use it.
 
     Raises:
         WrongUsage: The values are not sizes, or the last size is not `image_size`.
     """
-    if given is None:
+    if value is None:
         return ()
     parts = (
-        [part.strip() for part in given.split(",")]
-        if isinstance(given, str)
-        else [str(size) for size in given]
+        [part.strip() for part in value.split(",")]
+        if isinstance(value, str)
+        else [str(size) for size in value]
     )
     if not parts or not all(part.isdecimal() for part in parts):
         raise WrongUsage(
-            f"image_size_schedule takes sizes in pixels, such as 96,128, not {given!r}"
+            f"image_size_schedule takes sizes in pixels, such as 96,128, not {value!r}"
         )
     sizes = tuple(map(int, parts))
     text = ",".join(parts)
-    if min(sizes) < 8:
-        raise WrongUsage(f"sizes of image_size_schedule must be at least 8, got {text}")
+    if min(sizes) < MIN_PIXELS:
+        raise WrongUsage(f"sizes of image_size_schedule must be at least {MIN_PIXELS}, got {text}")
     if sizes[-1] != image_size:
         raise WrongUsage(
             f"image_size_schedule {text} ends at {sizes[-1]}, and image_size is {image_size}: set --data.image_size "

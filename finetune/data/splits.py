@@ -158,9 +158,9 @@ def units_of(
         )
     if groups is None or len(ids) == len(places):
         return Units(places / 2.0**64, strata, np.arange(len(places)))
-    # The seed turns the circle of the groups. Numbered groups stay evenly spaced.
-    turned = ids.astype(np.uint64) + hashes([""], seed)
-    places = np.where(sizes == 1, places[first], turned)
+    # The seed rotates the groups on the circle, so that numbered groups stay evenly spaced.
+    of_groups = ids.astype(np.uint64) + hashes([""], seed)
+    places = np.where(sizes == 1, places[first], of_groups)
     # each stratum of each group once
     of_group, of_stratum = np.unique(np.stack([of_image, strata]), axis=1)
     _, index, num_groups = np.unique(of_stratum, return_inverse=True, return_counts=True)
@@ -179,8 +179,8 @@ def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) ->
     order = np.argsort(strata, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
         # Each empty part takes the nearest group of a part that can spare one. The first parts come first.
-        due = wanted[: len(members)]
-        for part in due:
+        required = wanted[: len(members)]
+        for part in required:
             counts = np.bincount(parts[members], minlength=num_parts)
             if counts[part]:
                 continue
@@ -190,7 +190,7 @@ def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) ->
             else:
                 low = edges[part - 2] if part > 1 else 0.0
                 high = edges[part - 1]
-            spare = members[counts[parts[members]] > np.isin(parts[members], due)]
-            away = np.minimum((low - places[spare]) % 1, (places[spare] - high) % 1)
-            parts[spare[np.argmin(away)]] = part
+            spare = members[counts[parts[members]] > np.isin(parts[members], required)]
+            distances = np.minimum((low - places[spare]) % 1, (places[spare] - high) % 1)
+            parts[spare[np.argmin(distances)]] = part
     return parts

@@ -28,8 +28,12 @@ _HARMLESS = {
     ".npy",
     ".npz",
     ".py",
+    ".tsv",
+    ".txt",
+    ".xml",
+    ".yaml",
+    ".yml",
 }
-_HARMLESS |= {".tsv", ".txt", ".xml", ".yaml", ".yml"}
 _COMMANDS = ("fit", "validate", "test", "predict")  # commands that write runs
 
 
@@ -72,9 +76,9 @@ class SkippedFiles:
             )
         for folder, num in self.loose.items():
             log.warning(
-                "skipped %d image%s outside of class folders, in %s",
+                "skipped %d %s outside of class folders, in %s",
                 num,
-                "s" * (num != 1),
+                "image" if num == 1 else "images",
                 folder,
             )
 
@@ -82,14 +86,14 @@ class SkippedFiles:
 def find_images(
     folder: str | os.PathLike[str],
     skipped: SkippedFiles | None = None,
-    on_the_way: Sequence[str] = (),
+    parents: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the image files in `folder` and its subfolders, sorted by path. Hidden files and runs are skipped.
 
     Args:
         folder: The folder.
         skipped: Collects the files and folders that are skipped.
-        on_the_way: Real paths of the parent folders in this search.
+        parents: Real paths of the parent folders in this search.
 
     Raises:
         OSError: A folder cannot be read, or is a link to one of its parents.
@@ -103,12 +107,12 @@ def find_images(
             raise
         skipped.unread.append(f"the folder {folder}: {error.strerror}")
         return
-    on_the_way = [*on_the_way, storage.resolved(folder)]
+    parents = [*parents, storage.resolved(folder)]
     for entry in entries:
         if entry.is_folder:
             if holds_runs(entry.path) or is_run(entry.path):
                 continue
-            if entry.is_link and _is_above(storage.resolved(entry.path), on_the_way):
+            if entry.is_link and _is_above(storage.resolved(entry.path), parents):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if skipped is None or not skipped.skip_unreadable:
                     raise OSError(
@@ -116,7 +120,7 @@ def find_images(
                     )
                 skipped.unread.append(text)
                 continue
-            yield from find_images(entry.path, skipped, on_the_way)
+            yield from find_images(entry.path, skipped, parents)
         elif is_image_file(entry.name):
             yield entry.path
         elif (
@@ -165,7 +169,8 @@ def holds_only_runs(folder: str) -> bool:
                 return False
             if entry.is_folder:
                 # Links are not followed, because they may form a cycle.
-                if not (holds_runs(entry.path) if entry.is_link else holds_only_runs(entry.path)):
+                holds_only = holds_runs if entry.is_link else holds_only_runs
+                if not holds_only(entry.path):
                     return False
                 has_runs = True
     return has_runs
@@ -176,7 +181,7 @@ def is_run(folder: str) -> bool:
     place, name = os.path.split(storage_of(folder).absolute(folder))
     command = os.path.basename(place)
     is_place = command in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
-    # `fit --name` calls the folder as the user likes
+    # `fit --name` lets the user name the folder
     is_named = command == "fit" and kind_of(os.path.join(folder, "about.json")) == "file"
     return (is_place or is_named) and kind_of(os.path.join(folder, "config.yaml")) == "file"
 

@@ -45,16 +45,16 @@ def test_sizes_are_given_as_a_list_or_as_text(given):
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ({"given": ""}, "takes sizes in pixels, such as 96,128, not ''"),
-        ({"given": []}, r"takes sizes in pixels, such as 96,128, not \[\]"),
-        ({"given": "96;128"}, "takes sizes in pixels"),
-        ({"given": [-96, 128]}, "takes sizes in pixels"),
-        ({"given": "4,128"}, "must be at least 8, got 4,128"),
+        ({"value": ""}, "takes sizes in pixels, such as 96,128, not ''"),
+        ({"value": []}, r"takes sizes in pixels, such as 96,128, not \[\]"),
+        ({"value": "96;128"}, "takes sizes in pixels"),
+        ({"value": [-96, 128]}, "takes sizes in pixels"),
+        ({"value": "4,128"}, "must be at least 8, got 4,128"),
         ({"image_size": 224}, "ends at 128, and image_size is 224: set --data.image_size 128"),
     ],
 )
 def test_what_is_no_schedule_is_reported(options, reported):
-    right: dict[str, Any] = {"given": "96,128", "image_size": 128}
+    right: dict[str, Any] = {"value": "96,128", "image_size": 128}
     parse_sizes(**right)
     with pytest.raises(WrongUsage, match=reported):
         parse_sizes(**{**right, **options})

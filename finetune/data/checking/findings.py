@@ -83,7 +83,9 @@ def duplicate_findings(
         exact: Sets of equal files.
         near: Pairs of images of the same photograph. The first file of an exact set represents all of it.
     """
-    found = {(by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")}  # type: dict[tuple[str, str], list[Row]]
+    found: dict[tuple[str, str], list[Row]] = {
+        (by, kind): [] for by in _DUPLICATES for kind in ("exact", "near")
+    }
     for members in exact:
         found[_duplicate_kind(listing, members), "exact"].append(
             Row(list(members), _describe_places(listing, members), len(members))
@@ -96,8 +98,11 @@ def duplicate_findings(
     for joined in connected([pair[:2] for pair in near], len(listing.paths)):
         members = sorted(i for first in joined for i in copies.get(first, [first]))
         pair = max((best[i] for i in joined), key=lambda p: p.correlation)
-        about = [f"similarity {pair.correlation:.2f}"] + ["mirrored"] * pair.is_mirrored
-        about += [f"cropped to {pair.share:.2f}"] * (pair.share < 0.98)
+        about = [f"similarity {pair.correlation:.2f}"]
+        if pair.is_mirrored:
+            about.append("mirrored")
+        if pair.share < 0.98:
+            about.append(f"cropped to {pair.share:.2f}")
         note = f"{', '.join(about)}; {_describe_places(listing, members)}"
         found[_duplicate_kind(listing, members), "near"].append(
             Row(members, note, pair.correlation)
@@ -163,10 +168,10 @@ def shortcut_findings(shortcuts: Sequence[Shortcut]) -> list[Finding]:
             if s.target == target
         ]
         if rows:
-            title = f"{counted(len(rows), 'property', 'properties')} of the files give{'s' * (len(rows) == 1)} away "
-            findings.append(
-                Finding(f"shortcut_{target}", level, f"{title}the {target}", advice, rows)
-            )
+            properties = counted(len(rows), "property", "properties")
+            verb = "gives" if len(rows) == 1 else "give"
+            title = f"{properties} of the files {verb} away the {target}"
+            findings.append(Finding(f"shortcut_{target}", level, title, advice, rows))
     return findings
 
 

@@ -97,32 +97,33 @@ def first_look(
     lost = [i for i in np.flatnonzero(stats.sizes < 0).tolist() if kind_of(paths[i]) == "link"]
     sizes[lost] = 0  # dangling links count as empty files
     files = np.flatnonzero(sizes >= 0)
-    looked_at = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
-    are_images = map_files(_is_image, (paths[i] for i in looked_at.tolist()))
-    is_image = np.fromiter(are_images, bool, len(looked_at))
-    broken = np.union1d(files[sizes[files] == 0], looked_at[~is_image])
-    notes = [
-        "the file is empty" if sizes[i] == 0 else "it does not begin like an image file"
-        for i in broken
-    ]
+    opened = files[np.linspace(0, len(files) - 1, min(_NUM_OPENED, len(files))).astype(int)]
+    are_images = map_files(_is_image, (paths[i] for i in opened.tolist()))
+    is_image = np.fromiter(are_images, bool, len(opened))
+    broken = np.union1d(files[sizes[files] == 0], opened[~is_image])
+    unreadable = _unreadable_finding(broken, sizes)
     sizes[broken] = -1  # empty files and error pages do not count as copies of each other
     findings = duplicate_findings(listing, equal_files(paths, sizes, listing.split_of), [])
     if len(broken):
-        rows = [Row([i], note) for i, note in zip(broken.tolist(), notes, strict=True)]
-        title = f"{counted(len(rows), 'image')} cannot be read"
-        findings.append(
-            Finding(
-                "unreadable",
-                "bad",
-                title,
-                "fit stops at the first of them, or skips them.",
-                rows,
-            )
-        )
+        findings.append(unreadable)
     if not has_several:  # these are about folders of classes
         findings += class_findings(listing)
     return FirstLook(
-        listing, len(files), len(looked_at), worst_first(findings), root if place is None else place
+        listing, len(files), len(opened), worst_first(findings), root if place is None else place
+    )
+
+
+def _unreadable_finding(broken: np.ndarray, sizes: np.ndarray) -> Finding:
+    """Return the finding about broken files, from their indices and the size of each file of the data set."""
+    rows = []
+    for i in broken.tolist():
+        is_empty = sizes[i] == 0
+        rows.append(
+            Row([i], "the file is empty" if is_empty else "it does not begin like an image file")
+        )
+    title = f"{counted(len(rows), 'image')} cannot be read"
+    return Finding(
+        "unreadable", "bad", title, "fit stops at the first of them, or skips them.", rows
     )
 
 

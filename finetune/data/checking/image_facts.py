@@ -34,9 +34,13 @@ _SUFFIXES = {
     "webp": "WEBP",
     "bmp": "BMP",
     "gif": "GIF",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+    "avif": "AVIF",
+    "heic": "HEIF",
+    "heif": "HEIF",
+    "hif": "HEIF",
 }
-_SUFFIXES |= {"tif": "TIFF", "tiff": "TIFF"}
-_SUFFIXES |= {"avif": "AVIF", "heic": "HEIF", "heif": "HEIF", "hif": "HEIF"}
 
 
 class ImageFacts(NamedTuple):
@@ -199,8 +203,8 @@ def inspect_image(path: str) -> ImageFacts:
             grey=None,
         )
     height, width = pixels.shape[:2]
-    way = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR
-    small = cv2.resize(pixels, (SIDE, SIDE), interpolation=way)
+    kernel = cv2.INTER_AREA if height >= SIDE and width >= SIDE else cv2.INTER_LINEAR
+    small = cv2.resize(pixels, (SIDE, SIDE), interpolation=kernel)
     red, green, blue = small.reshape(-1, 3).mean(axis=0).tolist()
     grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
     return ImageFacts(

@@ -24,7 +24,8 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,18})\.[^./]*", re.DOTALL)
 _MAX_PAIRS = 4000
 _MIN_PAIRS = 30  # with fewer, the likeness is chance
 _SIDE = 12  # pixels of the copies that are compared
-_FAR = 20  # from this difference of their numbers on, images of one series are compared as others of their class
+# Images of one series whose numbers differ by less are not compared as "other images of the class".
+_FAR = 20
 # How often neighbours are more alike than others; chance is 0.5.
 MIN_LIKENESS = 0.75
 _MIN_PER_CLASS = 3  # series or folders of each class, on average; with fewer, their names may be those of the classes

@@ -77,23 +77,33 @@ def shortcuts(
 def strengths(
     cells: NDArray[np.integer], labels: NDArray[np.integer], num_labels: int
 ) -> NDArray[np.float64]:
-    """Return the strength of a binned property for each label, (K,); 0 for labels with too few images."""
+    """Return the strength of a property for each label, (K,); 0 for labels with too few images.
+
+    Args:
+        cells: Index of the property's cell of each image, (N,).
+        labels: Index of the label of each image, (N,).
+        num_labels: K.
+    """
     is_first = np.random.default_rng(0).random(len(cells)) < 0.5
-    num = int(cells.max()) + 1
-    size = num_labels * (int(cells.max()) + 1)
-    # Number of images of each label in each cell, (K, cells), and of all other labels.
-    of_label = [
-        np.bincount(labels[half] * num + cells[half], minlength=size).reshape(num_labels, num)
+    num_cells = int(cells.max()) + 1
+    shape = (num_labels, num_cells)
+    # for each half of the images, the number of images of each label in each cell, (K, cells)
+    halves = [
+        np.bincount(
+            labels[half] * num_cells + cells[half], minlength=num_labels * num_cells
+        ).reshape(shape)
         for half in (is_first, ~is_first)
     ]
-    sides = [(counts, counts.sum(axis=0) - counts) for counts in of_label]
-    right = np.zeros(num_labels)
-    for fitted, (own, others) in zip(sides, sides[::-1], strict=True):
-        says = _shares(fitted[0]) > _shares(fitted[1])
-        right += (_shares(own) * says).sum(axis=1) + (_shares(others) * ~says).sum(axis=1)
+    recalls = np.zeros(num_labels)  # of the label and of the rest, summed over both halves
+    for fitted, measured in (halves, halves[::-1]):
+        # a cell predicts a label if it has a larger share of the label's images than of the others
+        is_predicted = _shares(fitted) > _shares(fitted.sum(axis=0) - fitted)
+        others = measured.sum(axis=0) - measured
+        recalls += (_shares(measured) * is_predicted).sum(axis=1)
+        recalls += (_shares(others) * ~is_predicted).sum(axis=1)
     num_own = np.bincount(labels, minlength=num_labels)
     is_enough = np.minimum(num_own, len(cells) - num_own) >= _MIN_IMAGES
-    return np.where(is_enough, np.maximum(0.0, right / 2 - 1), 0.0)
+    return np.where(is_enough, np.maximum(0.0, recalls / 2 - 1), 0.0)
 
 
 def _shares(counts: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -101,6 +111,7 @@ def _shares(counts: NDArray[np.integer]) -> NDArray[np.float64]:
 
 
 def _cells(values: NDArray) -> NDArray[np.integer]:
+    """Return the index of each value's cell, (N,): numbers are binned by quantiles, each text has its own cell."""
     if values.dtype.kind not in "US":
         edges = np.unique(np.quantile(values, np.linspace(0, 1, _NUM_QUANTILES + 1)[1:-1]))
         # A frequent value is an edge itself. It gets its own cell.

@@ -26,7 +26,7 @@ NO_CHANGES = ClassChanges()
 def check_names_exist(
     option: str, names: Collection[str], existing: Collection[str], what: str = "class"
 ) -> None:
-    """Check that the classes that an option names exist. The class that a misspelt name means would be trained on.
+    """Check that the classes that an option names exist. A misspelt one would otherwise not be excluded or merged.
 
     Raises:
         WrongUsage: One does not.

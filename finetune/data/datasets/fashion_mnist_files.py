@@ -52,10 +52,8 @@ def obtain(root: Path) -> None:
                     Source(str(root), download=True)
                     read(root, "test")
                 finally:
-                    for folder in (
-                        raw,
-                        raw.parent,
-                    ):  # removes the folders if they are empty, after a failure
+                    # after a failure, remove the folders if they are empty
+                    for folder in (raw, raw.parent):
                         with suppress(OSError):
                             folder.rmdir()
     except (OSError, RuntimeError, *_DAMAGED) as error:
@@ -136,14 +134,9 @@ def read(root: Path, split: Literal["train", "test"]) -> tuple[np.ndarray, np.nd
 
 def _is_complete(root: Path) -> bool:
     try:
-        read(root, "train"), read(root, "test")
-    except (
-        AssertionError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # raised by torchvision for missing or truncated files
+        for split in _SPLITS:
+            read(root, split)
+    except (RuntimeError, *_DAMAGED):  # missing or truncated files
         return False
     return True
 

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os.path import basename
 from pathlib import PurePath
@@ -71,7 +71,6 @@ def scan(
         raise ValueError(
             f"{root} has {names} but no 'train'; put the training images in {root}/train/CLASS"
         )
-    first = split_dirs.get("train") or split_dirs.get("all")
     class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
     for folders in class_dirs.values():
         _check_composed(folders)
@@ -80,22 +79,15 @@ def scan(
     }
     is_known = class_names is not None
     if class_names is None:
-        assert first is not None
         _check_folders_exist({root, *split_dirs.values()}, changes)
-        of_first = class_dirs["train" if "train" in class_dirs else "all"]
-        class_names = list(merged["train" if "train" in merged else "all"])
-        _check_names(of_first)
-        if not class_names:
-            hint = misplaced.hint_one_level_up(first, inside)
-            message = f"{first} has no class folders; put the images of each class in a folder of its name"
-            raise ValueError(f"{message}{hint}")
-        if len(class_names) == 1:
-            hint = misplaced.hint_one_level_down(first, list(of_first.values()), inside)
-            raise ValueError(
-                f"{first} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}"
-            )
+        first = "train" if "train" in split_dirs else "all"
+        class_names = list(merged[first])
+        folders = class_dirs[first]
+        _check_found_classes(split_dirs[first], folders, class_names, inside)
         if is_logged and (
-            text := misplaced.warning_of_data_sets(first, list(of_first.values()), inside)
+            text := misplaced.warning_of_data_sets(
+                split_dirs[first], list(folders.values()), inside
+            )
         ):
             log.warning("%s", text)
     else:
@@ -120,6 +112,34 @@ def scan(
         skipped.log_summary(root)
         _log_decomposed([folder for folders in class_dirs.values() for folder in folders.values()])
     return list(class_names), splits
+
+
+def _check_found_classes(
+    folder: str,
+    class_dirs: Mapping[str, str],
+    class_names: Sequence[str],
+    inside: Callable[[str], Sequence[str]],
+) -> None:
+    """Refuse class folders with invalid names, and fewer than two classes.
+
+    Args:
+        folder: The folder of the training images.
+        class_dirs: The class folders in it by name.
+        class_names: The classes, which are fewer if some are merged.
+        inside: Returns the class folders in a folder.
+    """
+    _check_names(class_dirs)
+    if not class_names:
+        hint = misplaced.hint_one_level_up(folder, inside)
+        message = (
+            f"{folder} has no class folders; put the images of each class in a folder of its name"
+        )
+        raise ValueError(f"{message}{hint}")
+    if len(class_names) == 1:
+        hint = misplaced.hint_one_level_down(folder, list(class_dirs.values()), inside)
+        raise ValueError(
+            f"{folder} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}"
+        )
 
 
 def folder_fault(root: str) -> str:

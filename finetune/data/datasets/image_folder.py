@@ -71,8 +71,8 @@ class ImageFolderData(ImageDataModule):
     reads_tables = True
 
     def scan(self) -> ScannedData:
-        is_skipped = self.on_bad_image == "skip"
-        images = self.source.find(self.expected_classes, is_skipped, is_rank_zero())
+        skips_faulty = self.on_bad_image == "skip"
+        images = self.source.find(self.expected_classes, skips_faulty, is_rank_zero())
         class_names = images.class_names
         found = {
             split: put_into_groups(part, self.splitting.group_by)
@@ -80,7 +80,7 @@ class ImageFolderData(ImageDataModule):
         }
         parts, lacking, faults = self._split(found, class_names)
         # a missing file is an error where it would be trained or validated on
-        is_lenient = is_skipped or "train" not in found
+        is_lenient = skips_faulty or "train" not in found
         splits = {
             split: self._prepared(split, part, skip=is_lenient or split == "test")
             for split, part in parts.items()
@@ -106,7 +106,7 @@ class ImageFolderData(ImageDataModule):
 
     @cached_property
     def source(self) -> ImageSource:
-        """The source of the images: the table, or else that of the folder. The first use makes it; see `source_in`."""
+        """The source of the images: the table, or else the result of `source_in`. The first use creates it."""
         if self.table is not None:
             return TableSource(Path(self.table), self.table_options())
         return self.source_in(required_folder(self.root))
@@ -132,7 +132,16 @@ class ImageFolderData(ImageDataModule):
     def _split(
         self, found: dict[str, Samples], class_names: Sequence[str]
     ) -> tuple[dict[str, Samples], set[str], FoldFaults]:
-        """Return the splits, after splitting the images that have none; the classes without images; faults of folds."""
+        """Split the images that have no split.
+
+        Args:
+            found: The images by split, as the source has them; `all` for images without splits.
+            class_names: The classes.
+
+        Returns:
+            The images by split, without `all`; the classes without training images, or in too few folds; and the faults
+            of the folds.
+        """
         faults = FoldFaults()
         if "all" not in found and "train" not in found:
             return found, set(), faults
@@ -254,8 +263,8 @@ class ImageFolderData(ImageDataModule):
         before = self.scanned
         if split in before.splits and before.splits[split].origin != SET_APART:
             return
-        is_skipped = self.on_bad_image == "skip"
-        found = self.source.find(before.class_names, is_skipped, False).splits
+        skips_faulty = self.on_bad_image == "skip"
+        found = self.source.find(before.class_names, skips_faulty, False).splits
         splits: dict[str, Samples] = {}
         corrections = before.corrections
         if "all" in found:

@@ -1,4 +1,4 @@
-"""The interface of a source of images: what a data module asks a folder or a table."""
+"""The interface of a source of images, by which a data module reads a folder or a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FoundImages:
 
 
 class ImageSource(Protocol):
-    """A source of labelled images. It is made before the data module, and reads nothing until it is asked."""
+    """A source of labelled images. Creating one reads no files."""
 
     def find(
         self, class_names: Sequence[str] | None, skip: bool = False, is_logged: bool = True
@@ -40,7 +40,7 @@ class ImageSource(Protocol):
 
         Args:
             class_names: The classes in order, for example of a checkpoint; None for those of the training images.
-            skip: Skip what cannot be read.
+            skip: Skip files, folders and rows that cannot be read.
             is_logged: Log what was skipped.
 
         Raises:

@@ -70,7 +70,7 @@ class TableSource:
         )
 
     def listing(self) -> Listing:
-        """Return all images, also of a table with faults. The rows with faults are among what was skipped.
+        """Return all images, also of a table with faults. The faulty rows are listed as skipped.
 
         Raises:
             WrongUsage: The file is not a table of images, or no row is without a fault.
@@ -138,21 +138,21 @@ def _samples(
     """Return the images of a split, sorted as in class folders: by class, then by name; of several labels by name."""
     folder = "" if content.root == "." else content.root
     starts = name_starts(rows.paths, rows.labels, folder)
-    number = {name: k for k, name in enumerate(class_names)}
+    index_of = {name: k for k, name in enumerate(class_names)}
     is_single = content.kind == "single"
     names = [path[start:] for path, start in zip(rows.paths, starts.tolist(), strict=True)]
     order = sorted_rows(names)
     if is_single:
-        order.sort(key=lambda row: number[rows.labels[row][0]])
+        order.sort(key=lambda row: index_of[rows.labels[row][0]])
     rows = rows.take(order)
     targets: Targets
     if is_single:
-        classes = np.array([number[labels[0]] for labels in rows.labels], np.int64)
+        classes = np.array([index_of[labels[0]] for labels in rows.labels], np.int64)
         targets = ClassIndex(classes, len(class_names))
     else:
         has_label = np.zeros((len(rows), len(class_names)), np.uint8)
         for i, of_row in enumerate(rows.labels):
-            has_label[i, [number[label] for label in of_row]] = 1
+            has_label[i, [index_of[label] for label in of_row]] = 1
         targets = MultiHot(has_label)
     return Samples(
         PathList(rows.paths),

@@ -148,14 +148,14 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
         weights=weights,
         stats=file_stats(paths),
     )
-    missing = _missing_files(rows, columns.path, root, {fault.row for fault in faults})
+    missing = _missing_files(rows, columns.path, root, faulty={fault.row for fault in faults})
     # The rows of an excluded class are dropped, with their faults. With several labels an image loses the label only.
     dropped: set[int] = set()
     if labels.kind == "single":
         dropped = {row for row in range(len(rows)) if labels.values[row] and not chosen[row]}
     faults = [fault for fault in faults + missing if fault.row not in dropped]
-    without = dropped | {fault.row for fault in faults}
-    kept = [row for row in range(len(rows)) if row not in without]
+    excluded = dropped | {fault.row for fault in faults}
+    kept = [row for row in range(len(rows)) if row not in excluded]
     once, contradictions, num_repeated = _without_repeats(
         rows, kept, replace(columns, labels=(labels.column,)), options.labels == "several"
     )
@@ -196,8 +196,8 @@ def _in_column(what: str, role: str, name: str, columns: Columns) -> str:
 def folder_of(table: TableFile, column: str) -> str:
     """Return the folder that relative paths in a table are relative to: that of the table, or the working directory.
 
-    It is the working directory if the first files are there, and none is in the folder of the table. So is
-    predictions.csv, in the folder of a run.
+    It is the working directory if the first files are there, and none is in the folder of the table. An example is the
+    predictions.csv of a run.
     """
     folder = str(table.path.parent)
     values = table.columns[column][:_NUM_TRIED]
@@ -223,7 +223,7 @@ def _is_path(text: str) -> bool:
 def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], list[Fault]]:
     """Return the path of each image, and the rows that have none. Relative paths are joined to `root`.
 
-    An address must lie in `root`, so that a table of somebody else chooses no server.
+    An address must be inside of `root`, so that an untrusted table cannot name another server.
     """
     prefix = "" if root == "." else os.path.join(root, "")
     paths: list[str] = []
@@ -365,11 +365,11 @@ def _changed(labels: tuple[str, ...], options: TableOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(options.merge.get(label, label) for label in kept))
 
 
-def _missing_files(rows: TableRows, column: str, root: str, others: set[int]) -> list[Fault]:
-    """Return the faults of the rows whose file does not exist, except `others`, which have a fault already."""
+def _missing_files(rows: TableRows, column: str, root: str, faulty: set[int]) -> list[Fault]:
+    """Return the faults of the rows whose file does not exist, except rows that are known to be faulty."""
     faults: list[Fault] = []
     for row in np.flatnonzero(~rows.stats.is_regular).tolist():
-        if row in others:
+        if row in faulty:
             continue
         path = rows.paths[row]
         what = "is not a file" if rows.stats.sizes[row] >= 0 else "does not exist"
