@@ -1,1 +1,1 @@
-"""What every measurement shares: the loop of runs, records of JSON, blocks in documents, a sample of Fashion-MNIST."""
+"""Code that all benchmarks share: the loop over runs, records in JSON, blocks in documents, a Fashion-MNIST sample."""

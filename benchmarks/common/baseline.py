@@ -1,4 +1,4 @@
-"""The baseline that costs nothing, for each table of accuracies: scikit-learn's logistic regression on frozen features.
+"""The baseline of each table of accuracies: scikit-learn's logistic regression on frozen features.
 
 `benchmarks.defaults` measures it. It has no seed, and no seconds that can be compared: the machine was another one.
 """
@@ -17,9 +17,9 @@ def baseline_accuracies(image_size: int, start: str = "resnet18") -> dict[str, f
         start: The pretrained network, as its records name it.
     """
     records = load(ROOT / "benchmarks/defaults/defaults.json")
-    wanted = (start, "regression", image_size)
+    key = (start, "regression", image_size)
     return {
-        r["set"]: r["accuracy"]
-        for r in records
-        if (r["start"], r["what"], r["size"]) == wanted and "accuracy" in r
+        record["set"]: record["accuracy"]
+        for record in records
+        if (record["start"], record["what"], record["size"]) == key and "accuracy" in record
     }

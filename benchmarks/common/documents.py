@@ -1,4 +1,4 @@
-"""Numbers in documents, tables, and the blocks that they stand in."""
+"""Numbers and tables as text, and the marked blocks of documents that they are written into."""
 
 import re
 import statistics
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# All tables, and those of the short version for users.
+# The document with all tables, and the short one for users.
 NOTEBOOK = ROOT / "benchmarks/NOTEBOOK.md"
 PAGE = ROOT / "docs/benchmarks.md"
 
@@ -77,13 +77,15 @@ def publish(blocks: dict[str, str], pages: Sequence[Path] = (NOTEBOOK, PAGE)) ->
 def chart(
     path: Path, size: tuple[float, float], dpi: int = 130, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Give a figure and its axes, without frame and with a grid, and write it to a file at the end.
+    """Yield a figure and its axes, without a frame at the top and right, and write it to a file at the end.
+
+    If there are several axes, the first row of them is yielded.
 
     Args:
         path: The file.
         size: Width and height in inches.
-        dpi: Pixels an inch.
-        options: Of `plt.subplots`.
+        dpi: Pixels per inch.
+        options: Further arguments of `plt.subplots`.
     """
     import matplotlib
 

@@ -63,7 +63,7 @@ class Benchmark:
         return parser
 
     def key(self, record: dict) -> Any:
-        """Return which run a record is of."""
+        """Return the run of a record."""
         return self.run(*(record[name] for name in self.run._fields))
 
     def main(
@@ -76,8 +76,8 @@ class Benchmark:
 
         Args:
             args: Of `parser`.
-            measure: Returns what a run gave, with `failed` if it failed. The fields of the run are added to it.
-            is_possible: Returns whether the arguments have all that a run needs.
+            measure: Returns the result of a run, with the key `failed` if it failed. The fields of the run are added.
+            is_possible: Returns whether a run can be measured with these arguments.
         """
         records = args.records or self.records
         has_failed = not args.document and self._measure_all(records, args, measure, is_possible)
@@ -112,7 +112,7 @@ class Benchmark:
         return has_failed
 
     def _selection(self, only: Iterable[str]) -> Callable[[Any], bool]:
-        """Return whether `--only` selects a run: a field of which no value is named is not restricted."""
+        """Return a predicate of the runs that `--only` selects. A field without a named value is not restricted."""
         values = {name: {getattr(run, name) for run in self.plan([])} for name in self.named}
         known = set[str]().union(*values.values())
         if unknown := set(only) - known:

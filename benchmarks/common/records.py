@@ -1,4 +1,4 @@
-"""Results in a file of JSON, a line each, to which they are added one by one: a run that is cut off loses none."""
+"""Results in a JSON file, one per line. Each is written at once, so that an interrupted benchmark loses none."""
 
 import datetime
 import json
@@ -32,7 +32,7 @@ def keep(path: Path, record: dict, fields: Sequence[str] = ("about", "what")) ->
 
 
 def where_and_when() -> dict[str, str]:
-    """Return the circumstances that each record states."""
+    """Return the machine, the version of torch, the commit and the date, which each record has."""
     import torch  # writing documents does not need it
 
     return {
