@@ -95,12 +95,12 @@ def call_after_setup(strategy: Any, function: Callable[[], None]) -> None:
     strategy.setup_environment = set_up_and_call
 
 
-def disable_buffer_broadcast(strategy: "DDPStrategy") -> None:
-    """Let each rank keep its own buffers.
+def set_ddp_argument(strategy: "DDPStrategy", name: str, value: Any) -> None:
+    """Set an argument of DistributedDataParallel.
 
-    A strategy accepts the arguments of DistributedDataParallel only in its constructor, which may already have run.
+    A strategy accepts them only in its constructor, which may already have run.
     """
-    strategy._ddp_kwargs["broadcast_buffers"] = False
+    strategy._ddp_kwargs[name] = value
 
 
 # Where the loops are

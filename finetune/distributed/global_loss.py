@@ -50,10 +50,19 @@ def zero_loss(module: nn.Module) -> Tensor:
     return total.to(torch.promote_types(total.dtype, torch.float32))
 
 
-def disable_buffer_broadcast(trainer: pl.Trainer) -> None:
-    """Keep DDP from broadcasting buffers.
+def set_ddp_arguments(trainer: pl.Trainer) -> None:
+    """Let each rank keep its own buffers, and all steps sum the gradients in the same order.
 
-    DDP would also broadcast them in the first evaluation batch. A rank without images has no such batch.
+    DDP would also broadcast buffers in the first evaluation batch. A rank without images has no such batch.
+
+    After its first step DDP puts the gradients into other buckets. With three ranks or more, the place of a gradient in
+    its bucket decides how its sum is rounded, and a run that is killed and resumed would differ from one that is not.
+    So each gradient has a bucket of its own. On GPUs, where resuming is not promised bit for bit, DDP chooses them:
+    many small sums take longer there.
     """
-    if isinstance(trainer.strategy, DDPStrategy):
-        lightning_private.disable_buffer_broadcast(trainer.strategy)
+    strategy = trainer.strategy
+    if not isinstance(strategy, DDPStrategy):
+        return
+    lightning_private.set_ddp_argument(strategy, "broadcast_buffers", False)
+    if trainer.world_size > 2 and strategy.root_device.type == "cpu":
+        lightning_private.set_ddp_argument(strategy, "bucket_cap_mb_list", [0.0])

@@ -19,7 +19,7 @@ from finetune.data.class_weights import (
 )
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import run_seed
-from finetune.distributed.global_loss import GlobalLoss, disable_buffer_broadcast, zero_loss
+from finetune.distributed.global_loss import GlobalLoss, set_ddp_arguments, zero_loss
 from finetune.distributed.sync_batch_norm import share_statistics
 from finetune.models import stages
 from finetune.models.heads import LabelKind, resolved_head_init
@@ -217,7 +217,7 @@ class Classifier(pl.LightningModule):
             self.initial_weights.download()
 
     def setup(self, stage: str) -> None:
-        disable_buffer_broadcast(self.trainer)
+        set_ddp_arguments(self.trainer)
         reset_metrics(self)
         if stage == "fit":
             stages.check_solved(self.hparams["freeze"], self.head_init, self.hparams["members"])

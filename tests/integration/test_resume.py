@@ -30,7 +30,7 @@ def differences(result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_killed_inside_an_epoch(results, world_size):
     """At any moment: tests/chaos/test_kills.py."""
     result = results[f"killed{world_size}"]
@@ -38,6 +38,13 @@ def test_killed_inside_an_epoch(results, world_size):
     assert result["resumed"] == [0] * world_size
     assert differences(result) == []
     assert result["step"] % STEPS_PER_EPOCH != 0
+
+
+def test_the_buckets_of_ddp_would_round_other_than_before(results):
+    """The control on three processes; sums of two have the same rounding in any order."""
+    result = results["control3"]
+    assert result["resumed"] == [0, 0, 0]
+    assert "weights" in differences(result)
 
 
 def test_killed_while_a_checkpoint_was_written(results):

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from processes import rank_environment
 from scenario_results import distance, is_same
 
 import finetune.commands.lightning_cli
+from finetune import lightning_private
 from finetune.cli import main
 from finetune.data import datamodule
 from finetune.runs.checkpoint_io import AtomicCheckpointIO
@@ -275,6 +276,19 @@ def temporary_files_on_another_file_system() -> Iterator[None]:
 
 
 @contextmanager
+def buckets_of_ddp() -> Iterator[None]:
+    """Control: sums of three gradients are rounded in another way after the first step."""
+    set_argument = lightning_private.set_ddp_argument
+
+    def set_others(strategy: Any, name: str, value: Any) -> None:
+        if name != "bucket_cap_mb_list":
+            set_argument(strategy, name, value)
+
+    with patch("finetune.lightning_private.set_ddp_argument", set_others):
+        yield
+
+
+@contextmanager
 def checkpoints_that_wait() -> Iterator[None]:
     """Let every checkpoint but the first wait as long as it may."""
     with patch.multiple("finetune.runs.deferred_checkpoints", QUICK=0.0, SHARE=1e-9):
@@ -300,6 +314,7 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     random.seed(20)
     yield from scenarios_of_one_process()
     yield from scenarios_of_two_processes()
+    yield from scenarios_of_three_processes()
     draw_labelled(OUT / "labels", train=93)  # 81 without those of validation, or about
     reference_root = OUT / "labels_reference"
     yield "labels_reference", {"codes": Fit(reference_root, *LABELS).wait()}
@@ -351,6 +366,17 @@ def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
     with checkpoints_that_wait():
         root = OUT / "waiting_stopped"
         yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *SELDOM)
+
+
+def scenarios_of_three_processes() -> Iterator[tuple[str, dict[str, Any]]]:
+    fit = (*TINY, "--trainer.max_epochs", 2)
+    for name, context in (("killed3", nullcontext()), ("control3", buckets_of_ddp())):
+        with context:
+            reference_root = OUT / f"reference_{name}"
+            Fit(reference_root, *fit, world_size=3).wait()
+            reference = state(reference_root)
+            step = STEPS_PER_EPOCH + 3
+            yield name, killed_and_resumed(OUT / name, step, reference, *fit, world_size=3)
 
 
 def scenarios_of_another_number() -> Iterator[tuple[str, dict[str, Any]]]:
