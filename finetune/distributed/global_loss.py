@@ -1,11 +1,13 @@
 """The loss of a training step over all ranks: the mean over the global batch, also if a rank has no images of it."""
 
 from dataclasses import dataclass
+from inspect import signature
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from finetune import lightning_private
 from finetune.distributed.collectives import all_reduce_sum
@@ -57,12 +59,13 @@ def set_ddp_arguments(trainer: pl.Trainer) -> None:
 
     After its first step DDP puts the gradients into other buckets. With three ranks or more, the place of a gradient in
     its bucket decides how its sum is rounded, and a run that is killed and resumed would differ from one that is not.
-    So each gradient has a bucket of its own. On GPUs, where resuming is not promised bit for bit, DDP chooses them:
-    many small sums take longer there.
+    So each gradient has a bucket of its own, which torch supports since 2.13. On GPUs, where resuming is not promised
+    bit for bit, DDP chooses the buckets: many small sums take longer.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, DDPStrategy):
         return
     lightning_private.set_ddp_argument(strategy, "broadcast_buffers", False)
-    if trainer.world_size > 2 and strategy.root_device.type == "cpu":
+    has_bucket_sizes = "bucket_cap_mb_list" in signature(DistributedDataParallel).parameters
+    if trainer.world_size > 2 and strategy.root_device.type == "cpu" and has_bucket_sizes:
         lightning_private.set_ddp_argument(strategy, "bucket_cap_mb_list", [0.0])
