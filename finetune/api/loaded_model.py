@@ -15,7 +15,7 @@ from finetune.api.image_inputs import ImageInput, iterate_images, pixels
 from finetune.api.prediction import LabelsPrediction, Prediction
 from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
-from finetune.inference.onnx_network import OnnxNetwork
+from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.exported_files import InputSize
 from finetune.runs.prediction_rows import UNSURE
@@ -111,7 +111,7 @@ class LoadedModel:
             Features (N, D) float32, in the order of the images; those of an ensemble's members are concatenated.
 
         Raises:
-            ValueError: The model is an .onnx file, which has no features; or as for `predict`.
+            ValueError: The model is an .onnx or .xml file, which has no features; or as for `predict`.
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
         for batch in self._batches(images, on_bad_image):
@@ -130,10 +130,10 @@ class LoadedModel:
         uses, on the same device: train a `copy.deepcopy` of it. Logits are not calibrated.
 
         Raises:
-            ValueError: The model is an .onnx file, which torch cannot run.
+            ValueError: The model is an .onnx or .xml file, which torch cannot run.
         """
         model = self.predictor.model
-        if isinstance(model.network, OnnxNetwork):
+        if isinstance(model.network, ExportedNetwork):
             raise ValueError(
                 f"{self.path} has no torch network: load the checkpoint that it was exported from"
             )
@@ -190,8 +190,8 @@ class LoadedModel:
         """Write the model as a file for other programs, and return its path: `finetune export` in Python.
 
         Args:
-            target: A format, `onnx`, `torch`, `safetensors` or `timm`, for a file or folder next to the checkpoint; or
-                a path with the suffix .onnx, .pt2, .safetensors or .timm.
+            target: A format, `onnx`, `openvino`, `torch`, `safetensors` or `timm`, for a file or folder next to the
+                checkpoint; or a path with the suffix .onnx, .xml, .pt2, .safetensors or .timm.
             input: `any_size` for an .onnx that resizes images itself; `network_size` for one that takes resized images.
             verify_on: An image, folder, glob or text file of paths to compare the file with the network on.
             quantize: `int8` for an .onnx of a quarter of the size.
@@ -281,7 +281,7 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
     """Load a classifier to predict with.
 
     Args:
-        path: A checkpoint, a run or its folder (its best checkpoint), an .onnx or .safetensors file of
+        path: A checkpoint, a run or its folder (its best checkpoint), an .onnx, .xml or .safetensors file of
             `finetune export`, or a model on the Hugging Face hub: hf://OWNER/NAME or hf://OWNER/NAME@REVISION.
         device: The device to compute on: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
 

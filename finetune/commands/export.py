@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ _MAX_TESTED = 2000
 
 def export(
     ckpt_path: str,
-    format: Literal["onnx", "torch", "safetensors", "timm"] = "onnx",
+    format: Literal["onnx", "openvino", "torch", "safetensors", "timm"] = "onnx",
     output: str | None = None,
     input: InputSize = "network_size",
     verify_on: str | None = None,
@@ -73,15 +73,15 @@ def export(
 ) -> Path:
     """Write a checkpoint as a file for other programs that predicts as the checkpoint does.
 
-    An .onnx or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
+    An .onnx, .xml or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
     normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. For timm,
     a folder is written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a
     probability differs from the checkpoint's by more than 1e-4, or if a class differs.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
-        format: onnx for onnxruntime and most others, torch for `torch.export.load`, safetensors for the weights alone,
-            timm for a folder in timm's layout.
+        format: onnx for onnxruntime and most others, openvino for an .xml with its weights in a .bin, torch for
+            `torch.export.load`, safetensors for the weights alone, timm for a folder in timm's layout.
         output: The file, or the folder of timm; null for one next to the checkpoint.
         input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
             evaluation does; network_size for one that takes prepared images.
@@ -125,7 +125,7 @@ def export(
         hint = f"; --format {others[0]} writes a {target.suffix}" if others else ""
         raise WrongUsage(f"--out {output}: a file of --format {format} is a {suffix}{hint}")
     description_path = target.with_name(f"{target.name}.json")
-    for path in (target, description_path):
+    for path in (*_files_of(target), description_path):
         check_target(path, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     data = _data(checkpoint, root, predictor.class_names) if quantize else None
@@ -157,7 +157,9 @@ def export(
             agreements["verified" if data is None else "verified_preparation"] = agreement
         facts = about(predictor, checkpoint, format, input, agreements) | quantized
         _write_export(file, facts, target, description_path)
-    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), and {description_path.name} about it")
+    num_bytes = sum(path.stat().st_size for path in _files_of(target))
+    names = " and ".join([str(target), *(path.name for path in _files_of(target)[1:])])
+    print(f"{names} ({num_bytes / 1e6:.1f} MB), and {description_path.name} about it")
     print(message or _describe(agreement, what, "labels" if is_several else "classes"))
     return target
 
@@ -289,14 +291,24 @@ def _write_export(
     file: Path, facts: Mapping[str, Any], target: Path, description_path: Path
 ) -> None:
     """Write a file and its description atomically, so that both are of one export even if others run in parallel."""
-    with one_at_a_time(target):
-        for leftover in (*unfinished(target), *unfinished(description_path)):
-            leftover.unlink(missing_ok=True)
-        with replacing(description_path) as description, replacing(target) as content:
-            _copy(file, content, target)
-            description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-            # Until the end there is no description, rather than that of another file.
-            description_path.resolve().unlink(missing_ok=True)
+    with one_at_a_time(target), ExitStack() as replaced:
+        for path in (*_files_of(target), description_path):
+            for leftover in unfinished(path):
+                leftover.unlink(missing_ok=True)
+        description = replaced.enter_context(replacing(description_path))
+        for source, path in zip(_files_of(file), _files_of(target), strict=True):
+            _copy(source, replaced.enter_context(replacing(path)), path)
+        description.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        # Until the end there is no description, rather than that of another file, and no .xml that would take the
+        # weights of another.
+        description_path.resolve().unlink(missing_ok=True)
+        if target.suffix == ".xml":
+            target.resolve().unlink(missing_ok=True)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the files of an export without its description: a model of OpenVINO has its weights in a second one."""
+    return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
 
 
 def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) -> ImageDataModule:

@@ -42,7 +42,7 @@ from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_rank_zero, stop_signals
-from finetune.inference.onnx_network import put_exported
+from finetune.inference.exported_network import put_exported
 from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder

@@ -14,7 +14,7 @@ Export:
 - `timm_folder` writes a network of timm as a folder that timm and its hub can read.
 - `quantize` writes an int8 file. `any_size` writes a file that accepts images of any size.
 - `export_about` describes a file in JSON.
-- `onnx_network` runs an exported .onnx in the place of the network.
+- `exported_network` runs an exported file in the place of the network, with `onnx_session` or `openvino_model`.
 
 Another format is a row in `exporters.WRITERS`, and a way to read it in `export_check.load_exported`.
 """

@@ -20,7 +20,7 @@ from onnxscript import UINT8, opset20, script
 from finetune.data.limits import MAX_PIXELS
 from finetune.data.resize import PADDING
 from finetune.data.transforms import CROP_SHARE, ResizeMode, resized_side
-from finetune.inference.onnx_network import PREPARED
+from finetune.inference.onnx_session import PREPARED
 
 pixel: Any = UINT8
 op: Any = opset20  # as the exporters write it
@@ -58,7 +58,7 @@ def prepend(
     del first.graph.value_info[:]  # these have no types
     first = compose.add_prefix(first, "preparation/", rename_inputs=False, rename_outputs=False)
     joined = compose.merge_models(first, model, io_map=[(PREPARED, "images")])
-    # `onnx_network` cuts the graph at this tensor.
+    # `onnx_session` cuts the graph at this tensor.
     joined.graph.value_info.append(onnx.helper.make_tensor_value_info(PREPARED, BYTE, prepared))
     onnx.helper.set_model_props(joined, {prop.key: prop.value for prop in model.metadata_props})
     onnx.checker.check_model(joined)

@@ -11,7 +11,8 @@ import cv2
 import numpy as np
 import torch
 
-from finetune.inference.onnx_network import open_session
+from finetune.inference.onnx_session import open_session
+from finetune.inference.openvino_model import open_model
 from finetune.inference.predictor import Predictor
 
 # Largest difference of a probability that is accepted. Rounding in float32 causes 1e-8 to 5e-6.
@@ -68,6 +69,8 @@ def load_exported(path: Path) -> PredictionFunction:
     if path.suffix == ".onnx":
         session = open_session(str(path))
         return lambda images: session.run(["probabilities"], {"images": images})[0]
+    if path.suffix == ".xml":
+        return open_model(str(path), "probabilities")
     if path.suffix == ".pt2":
         program = torch.export.load(path).module()  # written by ourselves, a moment ago
         return lambda images: program(torch.from_numpy(images))[0].detach().numpy()

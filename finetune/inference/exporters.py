@@ -1,4 +1,4 @@
-"""Writes a network to a file: ONNX, torch.export (.pt2) or safetensors."""
+"""Writes a network to a file: ONNX, OpenVINO, torch.export (.pt2) or safetensors."""
 
 import io
 import logging
@@ -12,6 +12,7 @@ import torch
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
 from finetune.system.messages import WrongUsage, install
+from finetune.system.openvino_import import import_openvino
 
 OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
@@ -60,6 +61,17 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
     onnx.save_model(model, path)  # one file, weights included
 
 
+def write_openvino(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
+    """Write the .xml of a model of OpenVINO, with the description in it, and its weights as a .bin next to it."""
+    openvino = import_openvino()
+    graph = path.with_suffix(".onnx")
+    write_onnx(module, image_size, "", graph)
+    model = openvino.Core().read_model(graph)
+    model.set_rt_info(description, [KEY])
+    openvino.save_model(model, path, compress_to_fp16=False)
+    graph.unlink()
+
+
 def write_program(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
     """Write a .pt2 file for `torch.export.load`, with the description in its `extra_files`."""
     with _quiet():
@@ -86,6 +98,7 @@ def write_weights(module: EndToEnd, image_size: int, description: str, path: Pat
 # `export_check.load_exported` reads each suffix.
 WRITERS = {
     "onnx": (".onnx", write_onnx),
+    "openvino": (".xml", write_openvino),
     "torch": (".pt2", write_program),
     "safetensors": (".safetensors", write_weights),
 }

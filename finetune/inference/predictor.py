@@ -11,7 +11,7 @@ from torch import Tensor
 
 from finetune.data.transforms import eval_transform, preparation
 from finetune.inference.class_activation import mean_activation
-from finetune.inference.onnx_network import OnnxNetwork, put_exported
+from finetune.inference.exported_network import ExportedNetwork, put_exported
 from finetune.models.ensemble import member_label
 from finetune.models.heads import LabelKind
 from finetune.models.image_classifier import build_image_classifier
@@ -108,10 +108,10 @@ class Predictor:
         # Before the weights are loaded: otherwise float64 weights would be rounded to float32.
         self.model.to(_TRUE.get(self.precision))
         put_exported(self.model, checkpoint)
-        if isinstance(self.model.network, OnnxNetwork):
+        if isinstance(self.model.network, ExportedNetwork):
             if precision not in (None, "32-true"):
                 raise WrongUsage(
-                    f"precision {precision!r}: an .onnx computes as it was exported: leave it out"
+                    f"precision {precision!r}: an exported network computes as it was exported: leave it out"
                 )
             self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:
@@ -200,7 +200,7 @@ class Predictor:
 
     def activation(self, images: np.ndarray, classes: Sequence[int]) -> np.ndarray | None:
         """Return class activation maps of prepared images (N, h, w, 3), or None; see `mean_activation`."""
-        if isinstance(self.model.network, OnnxNetwork):
+        if isinstance(self.model.network, ExportedNetwork):
             return None  # its feature maps are not accessible
         with torch.no_grad():
             x = self.model.normalized(self._pixels(images))

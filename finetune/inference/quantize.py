@@ -15,7 +15,7 @@ import torch
 from finetune.data.decode import DecodeError
 from finetune.data.samples import Samples
 from finetune.inference.export_check import load_exported, time_in_turns
-from finetune.inference.onnx_network import forbid_telemetry
+from finetune.inference.onnx_session import forbid_telemetry
 from finetune.inference.predictor import Predictor
 from finetune.system.progress import track
 from finetune.training.logit_histogram import (

@@ -86,9 +86,9 @@ def check_weights(weights: str, backbone: str) -> None:
     path = Path(weights)
     if weights in published:
         return
-    if path.suffix == ".onnx":
+    if path.suffix in (".onnx", ".xml"):
         raise WrongUsage(
-            f"training cannot start from {weights}: an .onnx file only predicts; give the checkpoint"
+            f"training cannot start from {weights}: an {path.suffix} file only predicts; give the checkpoint"
         )
     if path.is_file():
         return

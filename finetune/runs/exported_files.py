@@ -21,8 +21,10 @@ from finetune.data.transforms import PREPARATION
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 from finetune.system.messages import install
+from finetune.system.openvino_import import import_openvino
 
-READABLE = (".onnx", ".safetensors")
+NETWORKS = (".onnx", ".xml")  # files that contain the network and not only its weights
+READABLE = (*NETWORKS, ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (
     *PREPARATION,
@@ -96,7 +98,7 @@ class ExportedCheckpoint(dict[str, Any]):
     Other modules recognise an exported file by this type: a key in the dict could come from any file.
 
     Attributes:
-        path: The file. An .onnx contains the network. The weights of a .safetensors are in `state_dict`.
+        path: The file. An .onnx or .xml contains the network. The weights of a .safetensors are in `state_dict`.
     """
 
     def __init__(self, content: Mapping[str, Any], path: Path) -> None:
@@ -104,8 +106,8 @@ class ExportedCheckpoint(dict[str, Any]):
         self.path = path
 
     @property
-    def is_onnx(self) -> bool:
-        return self.path.suffix == ".onnx"
+    def has_network(self) -> bool:
+        return self.path.suffix in NETWORKS
 
 
 def read_exported(path: str | Path) -> ExportedCheckpoint:
@@ -117,7 +119,8 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    text, state = _onnx(path) if Path(path).suffix == ".onnx" else _safetensors(path)
+    read = {".onnx": _onnx, ".xml": _openvino}.get(Path(path).suffix, _safetensors)
+    text, state = read(path)
     if text is None:
         raise ValueError(
             f"{str(path)!r} was not written by `finetune export`: it has no class names"
@@ -133,7 +136,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
             },
             "num_train": int(plain["seen"]["num_train"]),
         }
-        # The network of an .onnx normalises by itself.
+        # The network of an .onnx or .xml normalises by itself.
         mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)
         state |= {
             name: torch.tensor(values).view(3, 1, 1)
@@ -181,6 +184,20 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
             f"{str(path)!r} has its weights in other files, which `finetune export` never does"
         )
     return {prop.key: prop.value for prop in model.metadata_props}.get(KEY), {}
+
+
+def _openvino(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
+    openvino = import_openvino()
+    with open(path, "rb") as file:
+        if file.read(5) != b"<?xml":  # OpenVINO would try the formats of its other front ends
+            raise ValueError(f"{str(path)!r} is damaged, or not a model of OpenVINO")
+    try:
+        model = openvino.Core().read_model(path)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged, or not a model of OpenVINO, or lacks the .bin next to it"
+        ) from error
+    return (str(model.get_rt_info([KEY]).value) if model.has_rt_info([KEY]) else None), {}
 
 
 def _tensors(message: Any) -> Iterator[Any]:

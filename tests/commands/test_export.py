@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
+from extras import needs_openvino
 from PIL import Image
 from small_fits import scramble
 
@@ -93,8 +94,31 @@ def own(run, colours, tmp_path_factory) -> tuple[list[dict[str, str]], dict[str,
     )
 
 
-@pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
+@needs_openvino
+def test_a_model_of_openvino_is_two_files_and_their_description(run, cli, tmp_path, capsys):
+    best = run / "checkpoints/best.ckpt"
+    cli("export", best, "--output", "new/some.xml", "--format", "openvino")
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"new/some\.xml and some\.bin \(\d+\.\d MB\), and some\.xml\.json about it", first
+    )
+    assert second.startswith("verified against the checkpoint on 64 synthetic images: same classes")
+    names = ["some.bin", "some.xml", "some.xml.json"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
+    about = json.loads((tmp_path / "new/some.xml.json").read_text())
+    assert about["format"] == "openvino" and about["verified"]["num_pictures"] == 64
+    for option in (["--quantize", "int8"], ["--input", "any_size"]):
+        wanted = f"{' '.join(option)} makes an .onnx, not --format openvino"
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            cli("export", best, "--format", "openvino", *option)
+
+
+@pytest.mark.parametrize(
+    "suffix", [".onnx", ".safetensors", pytest.param(".xml", marks=needs_openvino)]
+)
 def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_path, own, suffix):
+    if suffix == ".xml":
+        export_command.export(str(run / "checkpoints/best.ckpt"), "openvino")
     rows, result = predicted_and_measured(run / f"checkpoints/best{suffix}", colours, tmp_path)
     own_rows, own_result = own
     assert len(rows) == 30 and [row["class"] for row in rows] == [row["class"] for row in own_rows]
@@ -226,6 +250,32 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("ends_at", ["best.bin", "best.xml"])
+def test_weights_of_one_export_are_never_next_to_the_xml_of_another(tmp_path, monkeypatch, ends_at):
+    target = tmp_path / "best.xml"
+    about_file = tmp_path / "best.xml.json"
+    for name in ("old", "new"):
+        for suffix in (".xml", ".bin"):
+            (tmp_path / f"{name}{suffix}").write_text(name)
+    replace = os.replace
+    export_command._write_export(tmp_path / "old.xml", {"of": "old"}, target, about_file)
+    assert target.with_suffix(".bin").read_text() == "old"
+
+    def failing(source, target):
+        if Path(target).name == ends_at:
+            raise OSError("the end")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="the end"):
+        export_command._write_export(tmp_path / "new.xml", {"of": "new"}, target, about_file)
+    assert not target.exists() and not about_file.exists()
+    monkeypatch.undo()
+    export_command._write_export(tmp_path / "new.xml", {"of": "new"}, target, about_file)
+    assert contents(target) == ("new", "new")
+    assert target.with_suffix(".bin").read_text() == "new"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -246,6 +296,14 @@ def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli)
         cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
     with pytest.raises(ValueError, match="is an exported file, which cannot be resumed"):
         cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
+
+
+def test_openvino_is_named_with_what_brings_it(run, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(
+        ValueError, match=r"need the package openvino: pip install '\.\[openvino\]'"
+    ):
+        cli("export", run / "checkpoints/best.ckpt", "--format", "openvino", "--output", "a.xml")
 
 
 @pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from extras import needs_openvino
 from networks import few_blocks
 from safetensors.torch import load_file
 from torch import nn
@@ -16,11 +18,14 @@ from torchvision import models
 
 from finetune.commands.export import export
 from finetune.inference.end_to_end import EndToEnd
-from finetune.inference.exporters import WRITERS, write_onnx
+from finetune.inference.exporters import WRITERS, write_onnx, write_openvino
+from finetune.inference.openvino_model import open_model
 from finetune.models.backbones import build, normalization
 from finetune.models.image_classifier import ImageClassifier
 from finetune.training.calibration import Calibration
 
+# from images (N, h, w, 3) uint8 to probabilities and logits (N, K)
+Run = Callable[[np.ndarray], list[np.ndarray]]
 MORE = [
     # of each, one with few blocks
     ("resnet", 64),
@@ -56,16 +61,31 @@ def module(name: str) -> EndToEnd:
     return EndToEnd(ImageClassifier(network, mean, std), Calibration(1.5)).eval()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), NETWORKS)
-def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
-    full = module(name)
-    write_onnx(full, size, "about", tmp_path / "some.onnx")
+def onnx_run(full: EndToEnd, size: int, folder: Path) -> Run:
+    write_onnx(full, size, "about", folder / "some.onnx")
     # and no file of weights next to it
-    assert [path.name for path in tmp_path.iterdir()] == ["some.onnx"]
-    session = onnxruntime.InferenceSession(
-        tmp_path / "some.onnx", providers=["CPUExecutionProvider"]
-    )
+    assert [path.name for path in folder.iterdir()] == ["some.onnx"]
+    session = onnxruntime.InferenceSession(folder / "some.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
+    return lambda images: session.run(None, {"images": images})
+
+
+def openvino_run(full: EndToEnd, size: int, folder: Path) -> Run:
+    write_openvino(full, size, "about", folder / "some.xml")
+    names = ("probabilities", "logits")
+    outputs = [open_model(str(folder / "some.xml"), name) for name in names]
+    return lambda images: [output(images) for output in outputs]
+
+
+RUNS = {"onnx": onnx_run, "openvino": openvino_run}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", pytest.param("openvino", marks=needs_openvino)])
+@pytest.mark.parametrize(("name", "size"), NETWORKS)
+def test_every_kind_of_network_agrees_with_its_file(tmp_path, name, size, kind):
+    full = module(name)
+    run = RUNS[kind](full, size, tmp_path)
     rng = np.random.default_rng(0)
     # Noise of several coarsenesses: of a network with random weights all fine noise looks the same.
     coarse = [(rng.integers(0, 256, (1, k, k, 3), np.uint8), size // k) for k in (1, 2, 4)]
@@ -74,13 +94,12 @@ def test_every_kind_of_network_agrees_with_its_onnx(tmp_path, name, size):
         own = [value.numpy() for value in full(torch.from_numpy(images))]
     spread = np.abs(own[1] - own[1][::-1]).max()
     for num in (1, 3):
-        probabilities, logits = session.run(None, {"images": images[:num]})
+        probabilities, logits = run(images[:num])
         assert probabilities.dtype == np.float32 and probabilities.shape == (num, 3)
         np.testing.assert_allclose(probabilities, own[0][:num], rtol=0, atol=1e-5)
         # Of EfficientNet's logits here, up to 311, float32 leaves 0.008 (torch) to 0.02 (onnxruntime) next to float64.
         np.testing.assert_allclose(logits, own[1][:num], rtol=0, atol=5e-4 * np.abs(own[1]).max())
     assert spread > 1e-2  # the images differ by far more than what is allowed
-    assert session.get_modelmeta().custom_metadata_map == {"finetune": "about"}
 
 
 def test_the_command_has_every_format():
@@ -90,7 +109,10 @@ def test_the_command_has_every_format():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(name, marks=needs_openvino if name == "openvino" else ()) for name in WRITERS],
+)
 def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
     suffix, write = WRITERS[kind]
     path = tmp_path / f"some{suffix}"

@@ -202,7 +202,7 @@ def test_the_mark_of_an_exported_file_is_its_type(checkpoint, tmp_path, suffix):
     write = write_onnx if suffix == ".onnx" else write_safetensors
     found = read_checkpoint(write(tmp_path / f"some{suffix}", packed(checkpoint)))
     assert isinstance(found, ExportedCheckpoint) and found.path == tmp_path / f"some{suffix}"
-    assert found.is_onnx == (suffix == ".onnx")
+    assert found.has_network == (suffix == ".onnx")
     assert not isinstance(checkpoint, ExportedCheckpoint)
 
 

@@ -522,10 +522,17 @@ MUTATIONS = [
     ),
     Mutation(
         "no telemetry: onnxruntime",
-        "inference/onnx_network.py",
+        "inference/onnx_session.py",
         'os.environ["ORT_DISABLE_TELEMETRY"] = "1"',
         'os.environ["ORT_DISABLE_TELEMETRY"] = "0"',
-        "tests/inference/test_onnx_network.py -k writes_nothing",
+        "tests/inference/test_exported_network.py -k onnxruntime_writes_nothing",
+    ),
+    Mutation(
+        "no telemetry: OpenVINO",
+        "system/openvino_import.py",
+        'sys.modules.setdefault("openvino_telemetry", None)',
+        'sys.modules.setdefault("another_package", None)',
+        "tests/inference/test_exported_network.py -k openvino_writes_nothing",
     ),
     Mutation(
         "no telemetry: MLflow",
