@@ -12,7 +12,7 @@ import torch
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
 from finetune.system.messages import WrongUsage, install
-from finetune.system.openvino_import import import_openvino
+from finetune.system.openvino_import import import_openvino, openvino_core
 
 OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
@@ -66,7 +66,7 @@ def write_openvino(module: EndToEnd, image_size: int, description: str, path: Pa
     openvino = import_openvino()
     graph = path.with_suffix(".onnx")
     write_onnx(module, image_size, "", graph)
-    model = openvino.Core().read_model(graph)
+    model = openvino_core().read_model(graph)
     model.set_rt_info(description, [KEY])
     openvino.save_model(model, path, compress_to_fp16=False)
     graph.unlink()

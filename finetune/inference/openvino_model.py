@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from finetune.system.openvino_import import import_openvino
+from finetune.system.openvino_import import openvino_core
 
 
 def open_model(path: str, output: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -20,14 +20,14 @@ def open_model(path: str, output: str) -> Callable[[np.ndarray], np.ndarray]:
     Raises:
         ValueError: OpenVINO is missing or cannot run the model.
     """
-    openvino = import_openvino()
+    core = openvino_core()
     # On a CPU with bf16 instructions, OpenVINO uses them by default: a probability of a ResNet-18 moved by 0.003.
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
     try:
-        model = openvino.Core().compile_model(path, "CPU", settings)
+        model = core.compile_model(path, "CPU", settings)
         port = model.output(output)
     except RuntimeError as error:
         lines = str(error).strip().splitlines()

@@ -21,7 +21,7 @@ from finetune.data.transforms import PREPARATION
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 from finetune.system.messages import install
-from finetune.system.openvino_import import import_openvino
+from finetune.system.openvino_import import openvino_core
 
 NETWORKS = (".onnx", ".xml")  # files that contain the network and not only its weights
 READABLE = (*NETWORKS, ".safetensors")
@@ -187,12 +187,12 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
 
 
 def _openvino(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
-    openvino = import_openvino()
+    core = openvino_core()
     with open(path, "rb") as file:
         if file.read(5) != b"<?xml":  # OpenVINO would try the formats of its other front ends
             raise ValueError(f"{str(path)!r} is damaged, or not a model of OpenVINO")
     try:
-        model = openvino.Core().read_model(path)
+        model = core.read_model(path)
     except RuntimeError as error:
         raise ValueError(
             f"{str(path)!r} is damaged, or not a model of OpenVINO, or lacks the .bin next to it"

@@ -175,6 +175,30 @@ def test_a_damaged_model_of_openvino_is_reported_in_a_line(openvino_file, tmp_pa
 
 
 @needs_openvino
+@pytest.mark.slow  # interpreters
+@pytest.mark.parametrize("closing", ["models.pop(0); models.pop(0)", "in_thread(models.clear)"])
+def test_a_signal_is_handled_after_models_of_openvino_were_closed(openvino_file, closing):
+    """Two cores would leave the stack of one, which is unmapped, for signals: a segmentation fault."""
+    code = f"""
+import os, signal, sys, threading
+from finetune.inference.openvino_model import open_model
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+models = [open_model(sys.argv[1], "logits") for _ in range(2)]
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+{closing}
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    command = [sys.executable, "-c", code, str(openvino_file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
+@needs_openvino
 @pytest.mark.slow  # an interpreter, which waits
 def test_openvino_writes_nothing_of_its_own(openvino_file, tmp_path):
     """Its package writes an identifier of the machine into the user's folder, and sends it with each import."""
