@@ -190,8 +190,8 @@ class LoadedModel:
         """Write the model as a file for other programs, and return its path: `finetune export` in Python.
 
         Args:
-            target: A format, `onnx`, `openvino`, `torch`, `safetensors` or `timm`, for a file or folder next to the
-                checkpoint; or a path with the suffix .onnx, .xml, .pt2, .safetensors or .timm.
+            target: A format, `onnx`, `openvino`, `torch`, `safetensors`, `coreml` or `timm`, for a file or folder next
+                to the checkpoint; or a path with the suffix .onnx, .xml, .pt2, .safetensors, .mlpackage or .timm.
             input: `any_size` for an .onnx that resizes images itself; `network_size` for one that takes resized images.
             verify_on: An image, folder, glob or text file of paths to compare the file with the network on.
             quantize: `int8` for an .onnx of a quarter of the size.

@@ -26,6 +26,13 @@ from finetune.data.samplers import ESTIMATE, SHEET, draw_indices
 from finetune.data.seen import exclude_copies, exclude_seen_of_same_folder
 from finetune.data.tables.table_file import is_table
 from finetune.data.transforms import CROP_SHARE
+from finetune.inference.coreml_package import (
+    COREML_FILES,
+    exported_program,
+    import_coremltools,
+    runner,
+    write_package,
+)
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
 from finetune.inference.export_check import (
@@ -64,7 +71,7 @@ _MAX_TESTED = 2000
 
 def export(
     ckpt_path: str,
-    format: Literal["onnx", "openvino", "torch", "safetensors", "timm"] = "onnx",
+    format: Literal["onnx", "openvino", "torch", "safetensors", "coreml", "timm"] = "onnx",
     output: str | None = None,
     input: InputSize = "network_size",
     verify_on: str | None = None,
@@ -76,13 +83,15 @@ def export(
     An .onnx, .xml or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
     normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. For timm,
     a folder is written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a
-    probability differs from the checkpoint's by more than 1e-4, or if a class differs.
+    probability differs from the checkpoint's by more than 1e-4, or if a class differs. A package of Core ML is not run
+    here: the program that is converted is verified, and the classes and the normalisation in the package.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
         format: onnx for onnxruntime and most others, openvino for an .xml with its weights in a .bin, torch for
-            `torch.export.load`, safetensors for the weights alone, timm for a folder in timm's layout.
-        output: The file, or the folder of timm; null for one next to the checkpoint.
+            `torch.export.load`, safetensors for the weights alone, coreml for an .mlpackage, which Apple's systems run,
+            timm for a folder in timm's layout.
+        output: The file or folder; null for one next to the checkpoint.
         input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
             evaluation does; network_size for one that takes prepared images.
         verify_on: Image, folder, glob or text file with a path on each line, of which at most 64 are compared;
@@ -105,8 +114,9 @@ def export(
     if format != "onnx" and (quantize or input != "network_size"):
         wanted = f"--quantize {quantize}" if quantize else f"--input {input}"
         raise WrongUsage(f"{wanted} makes an .onnx, not --format {format}")
-    if format == "timm":
-        return _export_timm(ckpt_path, checkpoint, output, verify_on)
+    if format in ("coreml", "timm"):
+        export_folder = _export_coreml if format == "coreml" else _export_timm
+        return export_folder(ckpt_path, checkpoint, output, verify_on)
     suffix, write = WRITERS[format]
     kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
     if input == "any_size" and kernel != "bilinear":
@@ -175,7 +185,7 @@ def _export_timm(
         check_target(target / name, "--out")
     with verified_timm_folder(ckpt_path, checkpoint, verify_on) as (folder, verified):
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        _put_folder_in_place(folder, target)
+        _put_folder_in_place(folder, target, (README, DESCRIPTION, *TIMM_FILES))
     print(
         f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
     )
@@ -220,13 +230,48 @@ def verified_timm_folder(
         yield folder, _describe(agreement, what, answers)
 
 
-def _put_folder_in_place(folder: Path, target: Path) -> None:
-    """Copy the files of an export to its folder. The config is last: without it nothing can load a part of them."""
+def _export_coreml(
+    ckpt_path: str, checkpoint: dict[str, Any], output: str | None, verify_on: str | None
+) -> Path:
+    """Write a package of Core ML; see `export`."""
+    target = Path(output) if output else Path(ckpt_path).with_suffix(".mlpackage")
+    if target.suffix != ".mlpackage" or (target.exists() and not target.is_dir()):
+        raise WrongUsage(f"--out {target}: --format coreml writes a folder, NAME.mlpackage")
+    for name in (DESCRIPTION, *COREML_FILES):
+        check_target(target / name, "--out")
+    import_coremltools()
+    predictor = Predictor(ckpt_path, checkpoint=checkpoint)
+    images, what = _images_to_verify(verify_on)
+    prepared = np.stack([predictor.prepare(read()) for read in images])
+    program = exported_program(predictor)
+    agreement = compare_prepared(predictor, runner(program), prepared)
+    _check(agreement, "package", what)
+    with _workplace() as folder:
+        package = folder / target.name
+        write_package(program, predictor, packed(checkpoint), package)
+        agreements = {"verified_before_conversion": agreement}
+        facts = about(predictor, checkpoint, "coreml", "network_size", agreements)
+        (package / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        names = (DESCRIPTION, *COREML_FILES)
+        num_bytes = sum((package / name).stat().st_size for name in names)
+        _put_folder_in_place(package, target, names)
+    answers = "labels" if predictor.label_kind == "several" else "classes"
+    print(f"{target} ({num_bytes / 1e6:.1f} MB)")
+    print(
+        f"verified before the conversion against the checkpoint on {agreement.num_images} {what}: same {answers}, "
+        f"largest difference of a probability {agreement.largest:.1e}; in the package the image size, the class names "
+        "and the normalisation were checked, but it was not run: only Apple's systems can run it"
+    )
+    return target
+
+
+def _put_folder_in_place(folder: Path, target: Path, names: Sequence[str]) -> None:
+    """Copy the files of an export to its folder. The last one is missing until the end: nothing can load a part."""
     with one_at_a_time(target):
         target.mkdir(parents=True, exist_ok=True)
-        config = target / TIMM_FILES[-1]
-        config.unlink(missing_ok=True)
-        for name in (README, DESCRIPTION, *TIMM_FILES):
+        (target / names[-1]).unlink(missing_ok=True)
+        for name in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             for leftover in unfinished(target / name):
                 leftover.unlink(missing_ok=True)
             with replacing(target / name) as content:

@@ -109,7 +109,7 @@ the sheet: sheet
   --columns N                              images in a row [8]
   --seed N                                 seed of the choice of images [0]
 the file: export
-  --format KIND                            openvino; torch: a .pt2; safetensors: the weights; timm: a folder [onnx]
+  --format KIND                            openvino, coreml, timm; torch: a .pt2; safetensors: the weights [onnx]
   --out, --output FILE                     by default next to the checkpoint
   --input SIZE                             any_size: an .onnx that prepares images itself [network_size]
   --verify_on IMAGES                       images for the verification; by default 64 synthetic ones

@@ -24,7 +24,8 @@ def about(
     Args:
         predictor: The predictor of the checkpoint.
         checkpoint: The result of `read_checkpoint`.
-        format: Format of the file: a key of `WRITERS` in `exporters`, or `timm`, where the head scales the logits.
+        format: Format of the file: a key of `WRITERS` in `exporters`, `coreml`, or `timm`, where the head scales the
+            logits.
         input_size: Size of the images that the file takes.
         agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
             their key in the description.
@@ -40,23 +41,17 @@ def about(
         f"rest is {PADDING}",
     }
     preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
-    is_whole = format not in ("safetensors", "timm")  # else the file holds weights only
     calibration = predictor.calibration
     if format == "timm":
         calibration = without_scaling(calibration)
     is_any = input_size == "any_size"
-    whole = ["N", *(("H", "W") if is_any else (size, size)), 3, "uint8 RGB"]
     return {
         "format": format,
         "backbone": predictor.backbone,
         "members": predictor.num_members,
         **({"head_stages": predictor.head_stages} if predictor.head_stages > 1 else {}),
         "class_names": predictor.class_names,
-        "input": {"images": whole if is_whole else ["N", 3, size, size, "float32, normalised"]},
-        "output": {
-            **({"probabilities": ["N", "K", "float32"]} if is_whole else {}),
-            "logits": ["N", "K", "float32"],
-        },
+        **_inputs_and_outputs(predictor, format, is_any),
         "preparation": f"inside: {preparation}" if is_any else preparation,
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),
@@ -66,6 +61,28 @@ def about(
         "licence_of_the_weights": licence_of(checkpoint),
         "versions": predictor.versions,
         **{name: _as_plain(agreement) for name, agreement in agreements.items()},
+    }
+
+
+def _inputs_and_outputs(predictor: Predictor, format: str, is_any: bool) -> dict[str, Any]:
+    size = predictor.image_size
+    if format == "coreml":
+        classifier = {"classLabel": ["string"], "classLabel_probs": ["K", "float64, by class name"]}
+        several = {"probabilities": [1, "K", "float32"]}
+        return {
+            "input": {"image": [size, size, "RGB image"]},
+            "output": several if predictor.label_kind == "several" else classifier,
+        }
+    logits = {"logits": ["N", "K", "float32"]}
+    if format in ("safetensors", "timm"):  # the file holds weights only
+        return {
+            "input": {"images": ["N", 3, size, size, "float32, normalised"]},
+            "output": logits,
+        }
+    sides = ("H", "W") if is_any else (size, size)
+    return {
+        "input": {"images": ["N", *sides, 3, "uint8 RGB"]},
+        "output": {"probabilities": ["N", "K", "float32"], **logits},
     }
 
 

@@ -34,7 +34,7 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
         import onnxscript  # noqa: F401 - torch's exporter needs it, and its own error has many lines
     except ImportError as error:
         raise ValueError(f"{error}: {install('export')}") from error
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             module,
             (_example(image_size),),
@@ -74,7 +74,7 @@ def write_openvino(module: EndToEnd, image_size: int, description: str, path: Pa
 
 def write_program(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
     """Write a .pt2 file for `torch.export.load`, with the description in its `extra_files`."""
-    with _quiet():
+    with quiet():
         batch = torch.export.Dim("batch")
         program = torch.export.export(
             module, (_example(image_size),), dynamic_shapes={"images": {0: batch}}
@@ -110,10 +110,11 @@ def _example(image_size: int) -> torch.Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress log messages and warnings of torch's exporters."""
+def quiet() -> Iterator[None]:
+    """Suppress log messages and warnings of torch's exporters and of coremltools."""
     loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "coremltools")
     ]
     levels = [logger.level for logger in loggers]
     try:
@@ -133,7 +134,10 @@ def format_of(target: str) -> str:
     Raises:
         WrongUsage: The target is neither a format nor a path with one of their suffixes.
     """
-    formats = {suffix: name for name, (suffix, _) in WRITERS.items()} | {".timm": "timm"}
+    formats = {suffix: name for name, (suffix, _) in WRITERS.items()} | {
+        ".mlpackage": "coreml",
+        ".timm": "timm",
+    }
     format = target if target in formats.values() else formats.get(Path(target).suffix)
     if format is None:
         valid = (

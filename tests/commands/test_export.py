@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
-from extras import needs_openvino
+from extras import needs_coremltools, needs_openvino
 from PIL import Image
 from small_fits import scramble
 
@@ -29,6 +29,7 @@ from finetune.data.decode import decode
 from finetune.data.seen_record import SeenRecord, unpack_record
 from finetune.data.splits import hashes
 from finetune.inference import any_size, export_check
+from finetune.inference.coreml_package import COREML_FILES
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
@@ -296,6 +297,35 @@ def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli)
         cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
     with pytest.raises(ValueError, match="is an exported file, which cannot be resumed"):
         cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
+
+
+@needs_coremltools
+def test_a_package_of_core_ml_says_that_it_was_not_run(run, cli, tmp_path, capsys):
+    best = run / "checkpoints/best.ckpt"
+    cli("export", best, "--format", "coreml", "--output", "new/some.mlpackage")
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"new/some\.mlpackage \(\d+\.\d MB\)", first)
+    assert second.startswith(
+        "verified before the conversion against the checkpoint on 64 synthetic"
+    )
+    assert second.endswith("but it was not run: only Apple's systems can run it")
+    package = tmp_path / "new/some.mlpackage"
+    assert {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()} == {
+        "finetune.json",
+        *COREML_FILES,
+    }
+    about = json.loads((package / "finetune.json").read_text())
+    assert about["class_names"] == ["blue", "green", "red"] and "verified" not in about
+    assert about["verified_before_conversion"]["num_pictures"] == 64
+    assert list(about["output"]) == ["classLabel", "classLabel_probs"]
+    with pytest.raises(ValueError, match="coreml writes a folder, NAME.mlpackage"):
+        cli("export", best, "--format", "coreml", "--output", "some.mlmodel")
+
+
+def test_coremltools_is_named_with_what_brings_it(run, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "coremltools", None)
+    with pytest.raises(ValueError, match=r"needs coremltools: pip install '\.\[coreml\]'"):
+        cli("export", run / "checkpoints/best.ckpt", "--format", "coreml")
 
 
 def test_openvino_is_named_with_what_brings_it(run, cli, monkeypatch):
@@ -569,6 +599,24 @@ def test_the_lines_of_the_guide_run_in_python(of_any_size):
     code = lines_of_the_guide("python")
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=of_any_size, capture_output=True, text=True
+    )
+    assert_is_predicted(of_any_size, done)
+
+
+@needs_openvino
+def test_the_lines_of_the_guide_run_with_openvino(of_any_size):
+    checkpoint = str(of_any_size / "some.ckpt")
+    export_command.export(checkpoint, "openvino", str(of_any_size / "mushrooms.xml"))
+    prepared = Predictor(checkpoint).prepare(decode(str(of_any_size / "image.png")))
+    Image.fromarray(prepared).save(of_any_size / "prepared.png")
+    section = GUIDE.partition("## OpenVINO\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    without_telemetry = "import sys; sys.modules['openvino_telemetry'] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", without_telemetry + code],
+        cwd=of_any_size,
+        capture_output=True,
+        text=True,
     )
     assert_is_predicted(of_any_size, done)
 

@@ -103,9 +103,9 @@ def test_every_kind_of_network_agrees_with_its_file(tmp_path, name, size, kind):
 
 
 def test_the_command_has_every_format():
-    """Those of one file, and the folder of timm."""
+    """Those of one file, and the folders of Core ML and timm."""
     formats = get_args(inspect.signature(export).parameters["format"].annotation)
-    assert formats == (*WRITERS, "timm")
+    assert formats == (*WRITERS, "coreml", "timm")
 
 
 @pytest.mark.slow

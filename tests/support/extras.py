@@ -8,3 +8,6 @@ import pytest
 needs_openvino = pytest.mark.skipif(
     find_spec("openvino") is None, reason="the extra openvino is not installed"
 )
+needs_coremltools = pytest.mark.skipif(
+    find_spec("coremltools") is None, reason="the extra coreml is not installed"
+)
