@@ -118,6 +118,7 @@ def _flag_in_full(
     if value and (is_address(value) or _takes_images(command, full)):
         _check_address(command, full, value)
     if value and full == "trainer.default_root_dir" and not is_address(value):
+        check_scheme(value)
         existing = next(
             path
             for path in (Path(value).absolute(), *Path(value).absolute().parents)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.commands.options import flag_names
-from finetune.data.addresses import check_address, is_address
+from finetune.data.addresses import check_address, check_scheme, is_address
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.system.messages import WrongUsage
 
@@ -86,10 +86,11 @@ def settle_root(command: str, root: Any, is_rank_zero: bool) -> Any:
         is_rank_zero: Whether this process has rank 0, which makes sure that the storage can be reached.
 
     Raises:
-        WrongUsage: The command does not write to object storage.
+        WrongUsage: The command does not write to object storage, or the address is of no object storage.
         StorageError: The storage cannot be reached.
     """
     if not is_address(root):
+        check_scheme(os.fspath(root or ""))
         return root
     from finetune.runs.run_download import names_there
 

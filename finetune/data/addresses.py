@@ -56,19 +56,17 @@ def parse_address(path: str) -> Address:
     # a password may contain slashes, so nothing of such an address is shown
     if "@" in bucket or ":" in bucket:
         raise WrongUsage(
-            f"an address of images ({scheme}://…) has a user name, a password or a port: write "
+            f"an address ({scheme}://…) has a user name, a password or a port: write "
             f"{scheme}://BUCKET/FOLDER, and set environment variables such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
         )
     if not _BUCKET.fullmatch(bucket):
-        raise WrongUsage(
-            f"an address of images has no valid bucket: write {scheme}://BUCKET/FOLDER"
-        )
+        raise WrongUsage(f"an address has no valid bucket: write {scheme}://BUCKET/FOLDER")
     parts = [part for part in key.split("/") if part not in ("", ".")]
     return Address(scheme, bucket, "/".join(parts))
 
 
 def check_scheme(path: str) -> None:
-    """Refuse an address that is no path and no address of images, such as S3://bucket or https://server.
+    """Refuse an address that is no path and no address in object storage, such as S3://bucket or https://server.
 
     The message does not contain the address, which may have a password or a signature.
 
@@ -81,7 +79,7 @@ def check_scheme(path: str) -> None:
     scheme = match[1].lower()
     if scheme in SCHEMES:
         raise WrongUsage(
-            f"an address of images does not begin with {match[0]}: write {scheme}://BUCKET/FOLDER"
+            f"an address in object storage does not begin with {match[0]}: write {scheme}://BUCKET/FOLDER"
         )
     if match[2] == "//":
         raise WrongUsage(

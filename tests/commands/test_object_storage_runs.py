@@ -309,6 +309,18 @@ def test_what_is_wrong_is_reported_before_training(server, colours, cli, monkeyp
     assert "pip install '.[storage]'" in line(*fit, out)
 
 
+@pytest.mark.parametrize("out", ["S3://pictures/runs", "s3:/pictures/runs", "hf://owner/runs"])
+def test_an_address_of_no_object_storage_is_not_a_local_folder(colours, cli, out):
+    Path("own.yaml").write_text(f"trainer:\n  default_root_dir: {out}\n")
+    for place in (["--out", out], ["--config", "own.yaml"], ["--out", out, "--folds", 2]):
+        line = error_line(cli, "fit", colours, *QUICKEST, *place)
+        assert f"begin with {out.partition('/')[0]}" in line and "s3://" in line
+    assert not list(Path().glob("*:"))
+    Path("own.yaml").write_text("trainer:\n  default_root_dir: runs:/s3\n")
+    cli("fit", colours, *QUICKEST, *UNTESTED, "--config", "own.yaml")  # control: a folder
+    assert Path("runs:/s3/fit/version_0").is_dir()
+
+
 def test_a_run_without_a_result_leaves_nothing(server, colours, cli, monkeypatch):
     def fail(*_: object) -> None:
         raise ValueError("it fails")
