@@ -1,4 +1,4 @@
-"""Train on a Ray cluster whose machines come and go: python ray_fit.py MIN MAX fit FOLDER --resume ...
+"""Train on a Ray cluster, also while machines join or leave it: python ray_fit.py MIN MAX fit FOLDER --resume ...
 
 MIN to MAX workers train, each with one GPU, or with CPU cores if the cluster has no GPU. See cloud.md.
 """
@@ -15,10 +15,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def run_worker(arguments: list[str]) -> None:
-    """Run finetune in a process of its own, as torchrun would: each worker counts as a machine with one device."""
-    with socket.create_server(("", 0)) as server:  # a free port
-        port = server.getsockname()[1]
-    host, port = broadcast_from_rank_zero((ray.util.get_node_ip_address(), port))
+    """Run finetune in a subprocess, with the variables of torchrun: each worker counts as a machine with one device."""
+    with socket.create_server(("", 0)) as server:
+        free_port = server.getsockname()[1]
+    host, port = broadcast_from_rank_zero((ray.util.get_node_ip_address(), free_port))
     rank = get_context().get_world_rank()
     variables = {
         "TORCHELASTIC_RUN_ID": "ray",
@@ -36,14 +36,18 @@ def run_worker(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    least, most, *arguments = sys.argv[1:]
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if len(sys.argv) < 4:
+        raise SystemExit(__doc__)
+    num_workers = (int(sys.argv[1]), int(sys.argv[2]))
+    arguments = sys.argv[3:]
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # of a cluster that `ray.init` starts
     ray.init()
     has_gpus = "GPU" in ray.cluster_resources()
     TorchTrainer(
         run_worker,
         train_loop_config=arguments,
-        torch_config=TorchConfig(backend="gloo"),  # of the workers, which only start processes
-        scaling_config=ScalingConfig(num_workers=(int(least), int(most)), use_gpu=has_gpus),
+        # these workers only start subprocesses, which make their own process group
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=has_gpus),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
     ).fit()
