@@ -106,7 +106,7 @@ def export(
     checkpoint = read_checkpoint(ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
-            f"{ckpt_path} is an exported file: give the checkpoint that it was made of"
+            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
         )
     is_several = checkpoint["hyper_parameters"].get("label_kind", "single") == "several"
     if root and not quantize:

@@ -58,7 +58,7 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         const=True,
         default=False,
         help="Continue the newest run of the same data and network under trainer.default_root_dir, or begin a new "
-        "one if there is none; with the folder or address of a run, continue that run. Options that are not given keep "
+        "one if there is none; with the folder or address of a run, continue that run. Options that are not set keep "
         "the run's values.",
     )
     parser.add_argument(

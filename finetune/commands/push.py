@@ -36,7 +36,7 @@ def push(
     """
     address = parse_hub_address(repository)
     if address.revision is not None:
-        raise WrongUsage(f"{repository}: a push adds a commit to the default branch: leave out @…")
+        raise WrongUsage(f"{repository}: a push adds a commit to the default branch: remove @…")
     name = address.repository
     check_hub_client("finetune push")
     if not dry_run:
@@ -44,7 +44,7 @@ def push(
     checkpoint = read_checkpoint(ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
-            f"{ckpt_path} is an exported file: give the checkpoint that it was made of"
+            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
         )
     with verified_timm_folder(ckpt_path, checkpoint, verify_on, name) as (folder, verified):
         print(verified)
@@ -54,7 +54,7 @@ def push(
             print(f"nothing was uploaded: without --dry_run, these files go to {SCHEME}{name}")
             return
         commit = _upload(folder, name, private)
-    print(f"{commit}")
+    print(commit)
     print(f"timm.create_model('hf-hub:{name}', pretrained=True); finetune predict {SCHEME}{name}")
 
 

@@ -21,9 +21,8 @@ WEIGHTS_FILE = "model.safetensors"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _ADDRESS = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(?:@(?P<revision>[A-Za-z0-9_./-]+))?")
 _LOGIN = "hf auth login, or HF_TOKEN"
-# characters
-_SHOWN_COMMIT = 12
-_LONGEST = 200
+_SHOWN_COMMIT = 12  # characters of its hash
+_LONGEST = 200  # characters of an answer of the server
 
 
 class HubAddress(NamedTuple):
@@ -91,7 +90,7 @@ def download_weights(path: str) -> Path:
 
 
 def cached_model(path: str) -> Path | None:
-    """Return the folder of a model that was downloaded; None if it was not. Makes no request."""
+    """Return the folder of a cached model; None if it is not cached. Makes no request."""
     check_hub_client(path)
     from huggingface_hub import try_to_load_from_cache
 
@@ -128,9 +127,8 @@ def hub_errors(action: str) -> Iterator[None]:
     try:
         yield
     except (errors.HTTPError, OSError, RuntimeError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # of this machine, such as a full disk
+        # of this machine, such as a full disk
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise OSError(f"{action}: {_reason(error)}") from error
     finally:

@@ -1,10 +1,11 @@
-"""`finetune push`: uploads what timm and finetune load with the same answers, and only if asked."""
+"""`finetune push` uploads a model that timm and finetune load with the same predictions. No other command uploads."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import timm
 import torch
 import yaml
 from colours import QUICK
-from hub_server import TOKEN, Repository, environment, hub_server
+from hub_server import TOKEN, Fault, environment, hub_server
 from paths import ROOT
 from small_fits import write_checkpoints
 
@@ -106,9 +107,8 @@ def test_predict_and_python_take_what_was_pushed(colours, checkpoint, server, cl
     cli("predict", f"hf://{NAME}", colours / "test", "--out", "hub.csv", "--workers", "0")
     precision = ("--precision", "32-true")
     cli("predict", checkpoint, colours / "test", "--out", "own.csv", "--workers", "0", *precision)
-    theirs, ours = (
-        np.genfromtxt(name, delimiter=",", dtype=str) for name in ("hub.csv", "own.csv")
-    )
+    theirs = np.genfromtxt("hub.csv", delimiter=",", dtype=str)
+    ours = np.genfromtxt("own.csv", delimiter=",", dtype=str)
     assert theirs[0].tolist() == ours[0].tolist()
     columns = [i for i, name in enumerate(ours[0]) if name.startswith("p_")]
     assert len(columns) == 3
@@ -160,49 +160,63 @@ def test_nothing_is_sent_by_other_commands(colours, checkpoint, server, cli):
     content = torch.load(checkpoint, weights_only=True)
     content["hyper_parameters"]["weights"] = "hf://owner/hostile"
     content["finetune"].pop("licence_of_the_weights", None)
-    torch.save(content, "of_a_stranger.ckpt")
-    cli("export", "of_a_stranger.ckpt", "--format", "timm", "--out", "folder")
+    torch.save(content, "untrusted.ckpt")
+    cli("export", "untrusted.ckpt", "--format", "timm", "--out", "folder")
     image = next((colours / "test").glob("*/*"))
-    cli("predict", "of_a_stranger.ckpt", image, "--workers", "0")
+    cli("predict", "untrusted.ckpt", image, "--workers", "0")
     assert server.requests == []
 
 
-def forbidden(method: str, path: str) -> str:
-    return ""
-
-
-def down(method: str, path: str) -> str:
+def always(method: str, path: str) -> str:
     return "unavailable"
 
 
-def down_at_the_commit(method: str, path: str) -> str:
+def at_the_commit(method: str, path: str) -> str:
     return "unavailable" if path.endswith("/commit/main") else ""
 
 
+class Case(NamedTuple):
+    """A push that fails, and its error.
+
+    Attributes:
+        kind: The class of the error.
+        message: A pattern of its message.
+        name: The repository.
+        token: The token.
+        fault: The fault of the server; None if it has none.
+    """
+
+    kind: type[Exception]
+    message: str
+    name: str = NAME
+    token: str = TOKEN
+    fault: Fault | None = None
+
+
 FAULTS = {
-    "wrong token": (NAME, "hf_wrong", forbidden, OSError, "the token is not valid"),
-    "no token": (NAME, "", forbidden, WrongUsage, "needs a token .*: hf auth login, or HF_TOKEN"),
-    "another's": ("else/mushrooms", TOKEN, forbidden, OSError, "the token does not allow it"),
-    "503": (NAME, TOKEN, down, OSError, "answered with status 503: try again later"),
-    "503 at the end": (NAME, TOKEN, down_at_the_commit, OSError, "answered with status 503"),
-    "no owner": ("mushrooms", TOKEN, forbidden, WrongUsage, "hf://OWNER/NAME"),
-    "a revision": (f"{NAME}@v1", TOKEN, forbidden, WrongUsage, "leave out @"),
+    "wrong token": Case(OSError, "the token is not valid", token="hf_wrong"),
+    "no token": Case(WrongUsage, "needs a token .*: hf auth login, or HF_TOKEN", token=""),
+    "another's": Case(OSError, "the token does not allow it", name="else/mushrooms"),
+    "503": Case(OSError, "answered with status 503: try again later", fault=always),
+    "503 at the end": Case(OSError, "answered with status 503", fault=at_the_commit),
+    "no owner": Case(WrongUsage, "hf://OWNER/NAME", name="mushrooms"),
+    "a revision": Case(WrongUsage, "remove @", name=f"{NAME}@v1"),
 }
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_one_line_and_uploads_nothing(checkpoint, server, cli, monkeypatch, case):
-    name, token, server.fault, kind, message = case
-    monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(kind, match=message) as raised:
-        cli("push", checkpoint, name)
+    server.fault = case.fault or server.fault
+    monkeypatch.setenv("HF_TOKEN", case.token)
+    with pytest.raises(case.kind, match=case.message) as raised:
+        cli("push", checkpoint, case.name)
     text = str(raised.value)
     assert "\n" not in text and TOKEN not in text and "hf_wrong" not in text
-    commits = server.repositories.get(NAME, Repository()).commits
-    assert all(set(files) == {".gitattributes"} for files in commits.values())
+    files = {name for repository in server.repositories.values() for name in repository.files}
+    assert files <= {".gitattributes"}  # of a repository that was created
 
 
-def test_weights_that_predict_otherwise_are_not_uploaded(checkpoint, server, cli, monkeypatch):
+def test_weights_that_predict_differently_are_not_uploaded(checkpoint, server, cli, monkeypatch):
     monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
     with pytest.raises(ValueError, match="the timm folder was discarded"):
         cli("push", checkpoint, NAME)
@@ -253,7 +267,6 @@ def test_a_fit_starts_from_the_hub_with_its_network(colours, checkpoint, server,
     assert text.startswith(f"the weights of hf://{NAME} (commit {commit[:12]})")
     assert "random weights: no licence applies" in text  # of those that were pushed
     assert f"weights: hf://{NAME} (commit {commit[:12]}), {NETWORK}" in caplog.text
-    # the head is new, the rest began with the pushed weights
     num_requests = len(server.requests)
     cli(*line, "--trainer.max_epochs", "2")  # continues, from its own checkpoint
     assert json.loads((run / "about.json").read_text())["licence_of_the_weights"] == text
