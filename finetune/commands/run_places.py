@@ -1,4 +1,4 @@
-"""Runs in object storage on the command line: where a fit writes its run, and the runs that commands read."""
+"""Addresses of runs on the command line: check them, and replace them by local copies or downloads."""
 
 import os
 from pathlib import Path
@@ -16,6 +16,11 @@ _READERS = ("predict", "validate", "test", "sheet", "serve")
 def check_run_address(command: str, full: str, address: str) -> None:
     """Check the address of a run in the flag of a command.
 
+    Args:
+        command: The command.
+        full: The full name of the flag.
+        address: Its value.
+
     Raises:
         WrongUsage: The command takes no address there, or the address is invalid.
     """
@@ -24,14 +29,14 @@ def check_run_address(command: str, full: str, address: str) -> None:
     if is_checkpoint or is_written:
         check_address(address)
         return
-    hint = "only fit writes there: give" if full == "trainer.default_root_dir" else "it must be"
+    hint = "only fit writes there: use" if full == "trainer.default_root_dir" else "it must be"
     raise WrongUsage(
         f"{flag_names(command, full)}: {address} is in object storage; {hint} a local path"
     )
 
 
 def local_run(address: str) -> str:
-    """Return the local copy of a run that a fit is to continue, which is downloaded if it is newer there."""
+    """Return the local copy of a run that a fit continues, after a download if the objects are newer."""
     # imported here, since most commands need no object storage
     from finetune.runs.run_download import fetch_run
 
@@ -83,7 +88,7 @@ def settle_root(command: str, root: Any, is_rank_zero: bool) -> Any:
     Args:
         command: The command.
         root: `trainer.default_root_dir`.
-        is_rank_zero: Whether this process has rank 0, which makes sure that the storage can be reached.
+        is_rank_zero: Whether this process has rank 0. It checks that the storage can be reached.
 
     Raises:
         WrongUsage: The command does not write to object storage, or the address is of no object storage.
@@ -102,14 +107,14 @@ def settle_root(command: str, root: Any, is_rank_zero: bool) -> Any:
 
 
 def check_shared(root: Any, num_nodes: int) -> None:
-    """Make sure that all machines of a fit see the local copy of its run.
+    """Check that FINETUNE_CACHE is set if several machines write a run in object storage: they share the local copy.
 
     Args:
         root: The folder of runs.
         num_nodes: The number of machines.
 
     Raises:
-        WrongUsage: The folder of caches is that of each machine.
+        WrongUsage: It is not set, so each machine would have a local copy of its own.
     """
     if num_nodes > 1 and address_of(root) is not None and "FINETUNE_CACHE" not in os.environ:
         raise WrongUsage(

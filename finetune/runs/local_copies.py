@@ -1,7 +1,7 @@
-"""Local copies of runs in object storage: where they are, and what this machine knows of the objects.
+"""Local copies of runs in object storage: their folders, and the record of the objects that each copy corresponds to.
 
-`fit --out s3://BUCKET/runs` writes its run to a local copy of that folder in the folder of caches, as it would write
-any run. `run_upload` sends the files from there, and `run_download` gets those of earlier runs.
+`fit --out s3://BUCKET/runs` writes its run to a local copy, a folder in the folder of caches. `run_upload` uploads the
+files from there, and `run_download` downloads those of earlier runs to it.
 """
 
 import json
@@ -20,8 +20,8 @@ from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage
 
 _RUNS = "runs"  # in the folder of caches
-_DOWNLOADS = "downloads"  # of commands that only read a run, which a fit may be writing
-LOCK = ".lock"  # an object that only the process which writes a run has written
+_DOWNLOADS = "downloads"  # separate, since a fit may be writing the local copy meanwhile
+LOCK = ".lock"  # the object with the token of the process that writes the run
 RECORD = ".uploaded.json"
 SYNC = ".sync"  # the file that `alone` locks
 
@@ -37,11 +37,11 @@ def download_place(address: str) -> Path:
 
 
 def _place(kind: str, address: str) -> Path:
-    scheme, bucket, key = parse_address(address)
-    parts = key.split("/") if key else []
+    parsed = parse_address(address)
+    parts = parsed.key.split("/") if parsed.key else []
     if ".." in parts:
         raise WrongUsage(f"{address}: an address must not contain '..'")
-    return Path(os.path.abspath(cache_dir()), kind, scheme, bucket, *parts)
+    return Path(os.path.abspath(cache_dir()), kind, parsed.scheme, parsed.bucket, *parts)
 
 
 def local_root(root: str | os.PathLike[str]) -> Path:
@@ -50,26 +50,26 @@ def local_root(root: str | os.PathLike[str]) -> Path:
 
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the address of which a folder is the local copy; None for other folders."""
+    """Return the address that belongs to a local copy; None for other folders."""
     base = os.path.realpath(cache_dir() / _RUNS)
     place = Path(os.path.realpath(path))
     if not place.is_relative_to(base):
         return None
-    scheme, *parts = place.relative_to(base).parts or ("",)
-    address = f"{scheme}://{'/'.join(parts)}"
-    return address if parts and is_address(address) else None
+    scheme, _, rest = place.relative_to(base).as_posix().partition("/")
+    address = f"{scheme}://{rest}"
+    return address if rest and is_address(address) else None
 
 
 def shown_place(path: str | os.PathLike[str]) -> str:
-    """Return the place of a run for people: the address of a local copy, or the folder."""
+    """Return the place of a run for messages: the address if it is a local copy, else the folder."""
     return address_of(path) or str(path)
 
 
 class Sent(NamedTuple):
-    """A file of a local copy, as it was when its object had the same content.
+    """The state of a file when it was last uploaded or downloaded: its object then had the same content.
 
     Attributes:
-        changed: The time of its last change, in ns; -1 while it is being sent.
+        changed: The time of its last change, in ns; -1 while it is being uploaded.
         size: Bytes.
         e_tag: The ETag of the object; None if it is unknown.
     """
@@ -81,19 +81,19 @@ class Sent(NamedTuple):
 
 @dataclass
 class Record:
-    """What a local copy knows of its objects.
+    """The record of a local copy, in its file `.uploaded.json`.
 
     Attributes:
         lock: The ETag of the object `.lock`. If it is still the same, no other machine has continued the run, and the
             local copy is at least as new as the objects. None if that is unknown.
-        files: The files that were sent or received, by name.
+        files: The files that were uploaded or downloaded, by name.
     """
 
     lock: str | None = None
     files: dict[str, Sent] = field(default_factory=dict)
 
     def has_same(self, name: str, path: Path) -> bool:
-        """Return whether a file is unchanged since it was sent or received."""
+        """Return whether a file is unchanged since it was uploaded or downloaded."""
         sent = self.files.get(name)
         if sent is None or not path.is_file():
             return False
@@ -114,8 +114,8 @@ def read_record(run: Path) -> Record:
 
 
 def _sent(row: Any) -> Sent:
-    changed, size, e_tag = row
-    return Sent(int(changed), int(size), e_tag)
+    sent = Sent(*row)
+    return sent._replace(changed=int(sent.changed), size=int(sent.size))
 
 
 def write_record(run: Path, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Download runs from object storage: for `--resume` to their local copies, for other commands what they read."""
+"""Download runs from object storage: complete to their local copies for `--resume`, else only what a command reads."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from finetune.system.messages import NotFound, WrongUsage
 if TYPE_CHECKING:  # it needs obstore
     from finetune.data.object_storage import ObjectStorage
 
-_BEGINNING = ("config.yaml", "about.json")  # which show the data and the network of a run
+_BEGINNING = ("config.yaml", "about.json")  # these show the data and the network of a run
 _BEST = "checkpoints/best.ckpt"
 _LAST = "checkpoints/last.ckpt"
 _ONLY_FOR_RESUMING = (_LAST, "checkpoints/start.ckpt")
@@ -34,7 +34,7 @@ def storage_at(address: str) -> "ObjectStorage":
 def fetch_beginnings(root: Path) -> None:
     """Download config.yaml and about.json of the runs of `fit` to the local copy of a folder of runs.
 
-    A folder that is no local copy stays as it is.
+    Does nothing for a folder that is not a local copy.
 
     Raises:
         StorageError: The storage cannot be reached.
@@ -59,7 +59,7 @@ def fetch_beginnings(root: Path) -> None:
 def fetch_run(run: Path) -> None:
     """Make the local copy of a run complete, unless it is at least as new as the objects.
 
-    A folder that is no local copy stays as it is.
+    Does nothing for a folder that is not a local copy.
 
     Raises:
         StorageError: The storage cannot be reached, or another process writes the run.
@@ -78,7 +78,8 @@ def fetch_run(run: Path) -> None:
         lock = objects.get(LOCK)
         if lock is not None and lock == record.lock:
             return
-        if record.lock is not None:  # if this process is killed, the next one has to continue
+        # if this process is killed, the next one must not take the copy for complete
+        if record.lock is not None:
             write_record(run, Record(None, record.files))
         names = [name for name in objects if _is_name(name)]
         record = _get(address, objects, names, run)
@@ -90,13 +91,13 @@ def fetch_run(run: Path) -> None:
 
 
 def fetch_checkpoint(address: str) -> Path:
-    """Download the checkpoint that an address means, unless it is here already, and return its path.
+    """Download a checkpoint, unless it is cached, and return its path.
 
     Args:
-        address: A checkpoint; or a run, which means its best checkpoint, or its last if it has no best.
+        address: A checkpoint; or a run, for its best checkpoint, or its last if it has no best.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no checkpoint.
         StorageError: The storage cannot be reached.
     """
     storage = storage_at(address)
@@ -117,7 +118,7 @@ def fetch_checkpoint(address: str) -> Path:
 
 
 def fetch_results(address: str) -> Path:
-    """Download a run without what only resuming needs, and return its folder.
+    """Download a run without the files that only resuming needs, and return its folder.
 
     Raises:
         WrongUsage: There is no run.
@@ -140,7 +141,11 @@ def fetch_results(address: str) -> Path:
 
 
 def names_there(root: Path, command: str) -> list[str]:
-    """Return the names of the runs of a command in the folder of which `root` is the local copy; [] for others.
+    """Return the names of the runs of a command that are in object storage.
+
+    Args:
+        root: The local copy of a folder of runs. The result is empty if it is not a local copy.
+        command: The command.
 
     Raises:
         StorageError: The storage cannot be reached.
@@ -152,7 +157,7 @@ def names_there(root: Path, command: str) -> list[str]:
 
 
 def is_run_there(address: str) -> bool:
-    """Return whether a run that can be resumed is at an address."""
+    """Return whether an address is that of a run that can be resumed."""
     storage = storage_at(address)
     return storage.e_tag(f"{storage.normal(address)}/{_LAST}", is_start=True) is not None
 
@@ -160,17 +165,17 @@ def is_run_there(address: str) -> bool:
 def _get(
     address: str, objects: Mapping[str, str | None], names: Iterable[str], folder: Path
 ) -> Record:
-    """Download objects of a run that are not here yet, and return the record, which is also written.
+    """Download objects of a run that are not cached, and return the record, which is also written.
 
     Args:
         address: The run.
         objects: The ETags of its objects, by name.
         names: The objects to download.
-        folder: Where their files go.
+        folder: The folder for their files.
     """
     storage = storage_at(address)
     record = read_record(folder)
-    # in the order in which a fit sends them: what a killed download leaves can be continued
+    # last.ckpt last, as in an upload: a killed download leaves no new last.ckpt without the files that it needs
     for name in sorted(names, key=lambda name: name == _LAST):
         path = folder / name
         e_tag = objects[name]

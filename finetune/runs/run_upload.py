@@ -1,4 +1,4 @@
-"""Uploads a run from its local copy to object storage, next to training."""
+"""Uploads a run from its local copy to object storage, while training continues."""
 
 import os
 import secrets
@@ -24,16 +24,16 @@ from finetune.runs.local_copies import (
 from finetune.runs.run_download import storage_at
 
 _LAST = "checkpoints/last.ckpt"
-_SMALL = 2**23  # bytes; a smaller file is read at once, since some files grow in place
+_SMALL = 2**23  # bytes; a smaller file is read at once, since training may append to it
 _POLL_SECONDS = 0.5
 
 
 class _File(NamedTuple):
-    """A file as it was when its upload was asked for.
+    """A file as it was when `send` was called.
 
     Attributes:
         name: Its name in the run.
-        content: Its content, or the open file: a file that replaces it has other content, this one keeps its own.
+        content: Its content; for a large file the open file.
         status: Its size, times and inode.
     """
 
@@ -43,10 +43,10 @@ class _File(NamedTuple):
 
 
 class RunUpload:
-    """The upload of a run. Rank 0 has one.
+    """The upload of a run. Only rank 0 has one.
 
-    Each file arrives complete or not at all. last.ckpt, from which `--resume` continues, arrives after all other files
-    of its time. A kill in between leaves what a kill on a local disk may leave: the earlier last.ckpt.
+    Each file arrives complete or not at all. last.ckpt, from which `--resume` continues, arrives after all files that
+    were written before it. If the process is killed earlier, the bucket has the previous last.ckpt.
 
     Only one process writes a run: the object `.lock` has its random token. A process that continues the run on another
     machine writes its own token, and the earlier process ends before its next upload.
@@ -66,14 +66,14 @@ class RunUpload:
         self._has_failed = False
 
     def claim(self) -> bool:
-        """Make the run this process's own; return False if another process has begun a run with this name."""
+        """Reserve the run for this process; return False if another process has begun a run with this name."""
         e_tag = self._storage.create(f"{self.address}/{LOCK}", secrets.token_hex(16).encode())
         if e_tag is not None:
             self._own(e_tag)
         return e_tag is not None
 
     def take_over(self) -> None:
-        """Make a run that continues this process's own. A process that writes it elsewhere ends."""
+        """Reserve a run that is continued for this process. A process that writes it on another machine ends."""
         with alone(self.run):
             self._record = read_record(self.run)
             token = secrets.token_hex(16).encode()
@@ -84,7 +84,7 @@ class RunUpload:
         write_record(self.run, self._record)
 
     def has_changes(self) -> bool:
-        """Return whether the local copy has changes that were not sent."""
+        """Return whether the local copy has changes that were not uploaded."""
         names = {name for name, _ in files_of(self.run)}
         is_missing = not self._record.files.keys() <= names
         return is_missing or any(
@@ -92,7 +92,7 @@ class RunUpload:
         )
 
     def send(self) -> None:
-        """Begin to send what has changed, after an earlier upload has ended.
+        """Begin to upload the changes, after an earlier upload has ended. Does nothing after an upload has failed.
 
         Raises:
             StorageError: An upload has failed.
@@ -136,14 +136,14 @@ class RunUpload:
             ) from error
 
     def withdraw(self) -> None:
-        """Delete what was sent of a run without a result."""
+        """Delete the objects of a run without a result."""
         with suppress(StorageError):
             self.wait()
             for name in [*self._record.files, LOCK]:
                 self._storage.delete(f"{self.address}/{name}")
 
     def _changed_files(self) -> list[_File]:
-        """Return the changed files in the order in which to send them: as they were written, and last.ckpt last."""
+        """Return the changed files in the order of their upload: the oldest first, but last.ckpt last."""
         files = []
         for name, path in files_of(self.run):
             if not self._record.has_same(name, path):
@@ -163,7 +163,7 @@ class RunUpload:
             for name in removed:
                 self._storage.delete(f"{self.address}/{name}")
                 del self._record.files[name]
-            # A process that is killed while it sends them does not know which have arrived.
+            # If this process is killed, it is unknown which files have arrived: all are uploaded again.
             self._record.files |= {file.name: Sent(-1, -1, None) for file in changed}
             write_record(self.run, self._record)
             names: dict[int, str] = {}  # best.ckpt and last.ckpt may be the same file
@@ -190,7 +190,7 @@ class RunUpload:
 
 
 def _in_thread(task: Callable[[], None]) -> Future[None]:
-    """Run a task in a thread, which does not delay the end of the process."""
+    """Run a task in a daemon thread: it does not delay the end of the process."""
     future: Future[None] = Future()
 
     def work() -> None:
