@@ -18,6 +18,7 @@ from processes import _free_port, rank_environment, start
 from finetune import Classifier
 from finetune.api.child_process import _run_of
 from finetune.commands.error_lines import exit_code, one_line
+from finetune.commands.run_places import check_shared
 from finetune.data import object_storage
 from finetune.data.addresses import StorageError
 from finetune.data.storage import STORAGES
@@ -25,6 +26,7 @@ from finetune.runs import run_upload
 from finetune.runs.local_copies import address_of, local_copy, read_record
 from finetune.runs.run_download import fetch_checkpoint, fetch_run
 from finetune.runs.run_upload import RunUpload
+from finetune.system.messages import WrongUsage
 
 UNTESTED = ("--test_after_fit", "false")
 TWO_EPOCHS = ("--trainer.max_epochs", 2, *UNTESTED)
@@ -106,7 +108,7 @@ def test_a_run_there_has_the_files_and_weights_of_a_local_one(server, colours, c
     config = yaml.safe_load(server.objects["runs/fit/version_0/config.yaml"])
     assert config["trainer"]["default_root_dir"] == f"{server.address}/runs"
     secret = CREDENTIALS["AWS_SECRET_ACCESS_KEY"].encode()
-    assert not any(secret in server.objects[key] for key in server.objects if ".ckpt" not in key)
+    assert not any(secret in content for content in server.objects.values())
     cli("fit", colours, *QUICKEST, *out, *UNTESTED, "--seed", 1)
     assert not are_equal(here(), there(server, "version_1"))  # the control
 
@@ -137,7 +139,7 @@ def states(server: ObjectServer) -> list[dict[str, bytes]]:
 
 
 def resume_from_each(server, states, resume) -> None:
-    """Resume from some contents of the bucket on a new machine each, and check that the weights are the same."""
+    """Resume from each state of the bucket, on a new machine each time, and check that the weights are the same."""
     server.fault = lambda method, path: ""
     for state in states:
         server.objects = dict(state)
@@ -152,7 +154,7 @@ def runs_there(server: ObjectServer) -> list[str]:
 
 @pytest.fixture
 def resumed(server, colours, cli, states, move) -> Callable[[], None]:
-    """Fit locally and there, keeping the states of the bucket; return what resumes on a new machine."""
+    """Fit locally, then in object storage with the states of the bucket; return a function that resumes elsewhere."""
     options = [*QUICKEST, *TWO_EPOCHS, "--checkpoint_every_n_steps", 3]
     cli("fit", colours, *options)
     out = ["--out", f"{server.address}/runs"]
@@ -281,7 +283,9 @@ def test_a_finished_run_that_was_not_uploaded_is_uploaded_by_resume(
     assert {"test.json", LAST} < files_there(server)
 
 
-def test_what_is_wrong_is_reported_before_training(server, colours, cli, monkeypatch):
+def test_wrong_addresses_and_credentials_are_reported_before_training(
+    server, colours, cli, monkeypatch
+):
     def line(*arguments: object) -> str:
         STORAGES.pop("s3", None)
         return error_line(cli, *arguments)
@@ -299,7 +303,6 @@ def test_what_is_wrong_is_reported_before_training(server, colours, cli, monkeyp
     assert "there is no checkpoint s3://" in line("predict", f"{out}/fit/version_0", colours)
     assert "local path" in line("export", f"{out}/fit/version_0")
     assert "local path" in line("fit", colours, "--weights", f"{out}/fit/version_0")
-    assert "FINETUNE_CACHE" not in line(*fit, out, "--epochs", 0)
     server.fault = lambda method, path: "deny"
     assert "access denied" in line(*fit, out) and "access denied" in line(*fit, out, "--resume")
     server.fault = lambda method, path: "deny" if method == "PUT" else ""
@@ -426,13 +429,23 @@ def test_a_fit_of_several_processes_returns_the_local_copy(move):
     assert _run_of(0, ["run in runs/fit/version_0"]) == Path("runs/fit/version_0")
 
 
+def test_several_machines_need_one_folder_of_caches(move, monkeypatch):
+    address = "s3://pictures/runs"
+    check_shared(local_copy(address), 2)
+    monkeypatch.delenv("FINETUNE_CACHE")
+    check_shared(local_copy(address), 1)
+    check_shared("runs", 2)
+    with pytest.raises(WrongUsage, match="several machines needs FINETUNE_CACHE"):
+        check_shared(local_copy(address), 2)
+
+
 def test_a_checkpoint_is_downloaded_once(server):
     upload = upload_of(server, "first")
     server.requests.clear()
-    for num_downloads in (1, 1):
+    for _ in range(2):
         path = fetch_checkpoint(upload.address)
         assert path.name == "best.ckpt" and path.read_text() == "first"
-        assert server.requests["GET"] == num_downloads
+        assert server.requests["GET"] == 1
     server.put("runs/fit/version_0/checkpoints/best.ckpt", b"later")
     assert fetch_checkpoint(f"{upload.address}/checkpoints/best.ckpt").read_text() == "later"
     assert not path.is_relative_to(upload.run)  # which a fit may write
