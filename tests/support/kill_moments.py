@@ -1,10 +1,11 @@
 """Commands that are disturbed at random moments and started again: `python kill_moments.py OUT DATA 1 NUMBER [NAME]`.
 
-NUMBER times each: fits on one, two and three processes that are killed, paused, cannot write, or whose clock is set
-back; cross-validations, predictions and exports that are killed. Three times as many fits are killed. With a NUMBER of
-1, fits on one and two processes are disturbed once. Each command is the real one in forked processes. In the end their
-files must be those of a command that nothing has disturbed. With NAME only the commands that are disturbed in this way.
-"a full disk" is only tried by name, with OUT on a small disk of its own.
+Fits on one, two and three processes are killed, paused, cannot write, or have their clock set back, NUMBER times each.
+Fits are killed three times as often, cross-validations 1.5 times. Predictions and exports are killed NUMBER times.
+With a NUMBER of 1, fits on one and two processes are disturbed once, and no cross-validation is.
+
+Each command is the real one in forked processes. In the end its files must be those of an undisturbed command. NAME
+chooses one disturbance of `DISTURBANCES`. "a full disk" runs only if it is chosen, with OUT on a small disk.
 """
 
 import gc
@@ -38,11 +39,11 @@ SHORT = (*TINY, "--trainer.max_epochs", 2)
 FOLDS = ["fit", str(DATA / "train"), *QUICKEST, "--folds", "2", "--resume"]
 FOLDS += ["--trainer.max_epochs", "4", "--checkpoint_every_n_steps", "1"]
 HOUR = 3600.0  # seconds
-KILLS = 3  # times as many fits are killed as disturbed in another way
+KILLS = 3  # kills of fits for each disturbance of another kind
 
 
 def killed_fit(root: Path, world_size: int, seconds: float, reference: dict[str, Any]) -> str:
-    """Kill a fit at a random moment, start it again, and return what differs from a fit that nothing has killed."""
+    """Kill a fit at a random moment, start it again, and return the differences from an undisturbed fit."""
     fit = Fit(root, *SHORT, world_size=world_size)
     moment = random.uniform(0, seconds)
     time.sleep(moment)
@@ -52,7 +53,7 @@ def killed_fit(root: Path, world_size: int, seconds: float, reference: dict[str,
 
 
 def again(root: Path, where: str, world_size: int, reference: dict[str, Any]) -> str:
-    """Start a fit again, and return what differs from a fit that nothing has disturbed."""
+    """Start a fit again, and return the differences from an undisturbed fit."""
     codes = Fit(root, *SHORT, world_size=world_size).wait()
     if any(codes):
         return f"{where}: exit codes {codes}: {(root / 'log0').read_text()[-500:]}"
@@ -70,7 +71,7 @@ def different(root: Path, where: str, reference: dict[str, Any]) -> str:
 
 
 def paused_fit(root: Path, world_size: int, seconds: float, reference: dict[str, Any]) -> str:
-    """Stop all processes or one of them for some seconds at a random moment, and let them go on."""
+    """Stop all processes or one of them for 3 seconds at a random moment, then continue them."""
     fit = Fit(root, *SHORT, world_size=world_size)
     moment = random.uniform(0, seconds)
     time.sleep(moment)
@@ -86,12 +87,11 @@ def paused_fit(root: Path, world_size: int, seconds: float, reference: dict[str,
 
 def limited_fit(root: Path, world_size: int, seconds: float, reference: dict[str, Any]) -> str:
     """Let no file become larger than a random size, so that a write fails as on a full disk; then start it again."""
-    most = int(2 ** random.uniform(12, 22))
-    limit = partial(_limit_files, most)
+    max_bytes = int(2 ** random.uniform(12, 22))
+    limit = partial(_limit_files, max_bytes)
     # no workers: the limit would hold for the shared memory of their batches, too
-    alone = ("--data.num_workers", 0)
-    codes = Fit(root, *SHORT, *alone, world_size=world_size, before=limit).wait()
-    where = f"files of at most {most:,} bytes"
+    codes = Fit(root, *SHORT, "--data.num_workers", 0, world_size=world_size, before=limit).wait()
+    where = f"files of at most {max_bytes:,} bytes"
     log = (root / "log0").read_text()
     is_line = "error: " in log.strip().rpartition("\n")[2] and "Traceback" not in log
     if any(codes) and (set(codes) != {1} or not is_line):
@@ -176,20 +176,19 @@ def killed_folds(folder: Path, seconds: float, reference: Path) -> str:
     if code:
         return f"{where}: exit code {code}: {(folder / 'log').read_text()[-500:]}"
     (run,) = [run for run in versions(folder / "runs", "fit") if (run / "predictions.csv").exists()]
-    own, expected = (
-        torch.load(one / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
-        for one in (run, reference)
+    is_equal = is_same(weights_of(run), weights_of(reference)) and (
+        (run / "predictions.csv").read_bytes() == (reference / "predictions.csv").read_bytes()
     )
-    is_equal = (run / "predictions.csv").read_bytes() == (
-        reference / "predictions.csv"
-    ).read_bytes()
     leftovers = [path.name for path in folder.rglob("*.tmp*")]
-    is_equal &= is_same(own, expected)
     return "" if is_equal and not leftovers else f"{where}: equal: {is_equal}, left {leftovers}"
 
 
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+
+
 def start(folder: Path, arguments: list[str]) -> int:
-    """Start a command in a folder, and return its process."""
+    """Start a command in a folder, and return the id of its process."""
     folder.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if pid == 0:
@@ -219,8 +218,8 @@ def killed_command(folder: Path, arguments: list[str], seconds: float, name: str
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether an output answers as that of a command that nothing has killed."""
-    reference = OUT / f"whole_{path.suffix[1:]}" / path.name
+    """Return whether an output is that of an undisturbed command."""
+    reference = OUT / f"undisturbed_{path.suffix[1:]}" / path.name
     if path.suffix == ".csv":
         return path.read_bytes() == reference.read_bytes()
     image = decode(next(DATA.rglob("*.png")))
@@ -239,15 +238,17 @@ DISTURBANCES: dict[str, Callable[[Path, int, float, dict[str, Any]], str]] = {
 
 
 def results(number: int, only: str = "") -> Iterator[tuple[str, list[str]]]:
-    chosen = {name: disturb for name, disturb in DISTURBANCES.items() if only in name}
-    if not only:
-        del chosen[FULL_DISK]
+    """Yield each command with its faults, one text for each trial; "" if there is none."""
+    if only:
+        chosen = {only: DISTURBANCES[only]}
+    else:
+        chosen = {name: disturb for name, disturb in DISTURBANCES.items() if name != FULL_DISK}
     for world_size in (1, 2) if number == 1 else (1, 2, 3):
-        full = OUT / f"whole{world_size}"
+        undisturbed = OUT / f"undisturbed{world_size}"
         began = time.monotonic()
-        Fit(full, *SHORT, world_size=world_size).wait()
+        Fit(undisturbed, *SHORT, world_size=world_size).wait()
         seconds = time.monotonic() - began
-        reference = state(full)
+        reference = state(undisturbed)
         for name, disturb in chosen.items():
             if number == 1 and not is_in_short_part(name, world_size):
                 continue
@@ -258,7 +259,7 @@ def results(number: int, only: str = "") -> Iterator[tuple[str, list[str]]]:
                 faults.append(disturb(root, world_size, seconds, reference))
                 shutil.rmtree(root)
             yield f"fit on {world_size}, {name}", faults
-    if only in KILL and number > 1:
+    if only in ("", KILL) and number > 1:
         yield "fit --folds, kill -9", list(faults_of_folds(number + number // 2))
     if only:
         return
@@ -272,23 +273,23 @@ def is_in_short_part(name: str, world_size: int) -> bool:
 
 def faults_of_folds(number: int) -> Iterator[str]:
     began = time.monotonic()
-    os.waitpid(start(OUT / "whole_folds", FOLDS), 0)
+    os.waitpid(start(OUT / "undisturbed_folds", FOLDS), 0)
     seconds = time.monotonic() - began
-    (reference,) = versions(OUT / "whole_folds/runs", "fit")
+    (reference,) = versions(OUT / "undisturbed_folds/runs", "fit")
     for i in range(number):
         yield killed_folds(OUT / f"folds{i}", seconds, reference)
         shutil.rmtree(OUT / f"folds{i}")
 
 
 def killed_commands(number: int) -> Iterator[tuple[str, list[str]]]:
-    (checkpoint,) = OUT.glob("whole1/fit/*/checkpoints/best.ckpt")
+    (checkpoint,) = OUT.glob("undisturbed1/fit/*/checkpoints/best.ckpt")
     commands = {
         "answers.csv": ["predict", str(checkpoint), str(DATA / "test"), "--output", "answers.csv"],
         "model.safetensors": ["export", str(checkpoint), "--format", "safetensors"],
     }
     commands["model.safetensors"] += ["--output", "model.safetensors"]
     for name, arguments in commands.items():
-        folder = OUT / f"whole_{Path(name).suffix[1:]}"
+        folder = OUT / f"undisturbed_{Path(name).suffix[1:]}"
         began = time.monotonic()
         os.waitpid(start(folder, arguments), 0)
         seconds = time.monotonic() - began
@@ -303,8 +304,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     random.seed(20)
     gc.freeze()
-    found = {}
+    faults_of = {}
     for command, faults in results(int(sys.argv[4]), *sys.argv[5:]):
-        found[command] = faults
+        faults_of[command] = faults
         print(command, len(faults), [fault for fault in faults if fault], flush=True)
-        (OUT / "results.json").write_text(json.dumps(found, indent=1))
+        (OUT / "results.json").write_text(json.dumps(faults_of, indent=1))
