@@ -1,4 +1,4 @@
-"""Fetches the content of files in object storage ahead of need, in threads of the main process.
+"""Fetches the content of files in object storage before it is needed, in threads of the main process.
 
 Clients of object storage do not survive a fork, so DataLoader workers cannot read from it. The main process sends them
 the content of the files with the indices of a batch. Errors of the storage are raised in the main process.
@@ -136,8 +136,8 @@ def fetch_ahead(
             first.futures.clear()
             yield Fetched(first.group, contents)
     finally:
-        for one in waiting:
-            for future in one.futures.values():
+        for group in waiting:
+            for future in group.futures.values():
                 future.cancel()
 
 

@@ -45,7 +45,7 @@ class GlobalLoss:
 
 
 def zero_loss(module: nn.Module) -> Tensor:
-    """Return the loss of a rank without images: zero, with a zero gradient for every parameter, which DDP waits for."""
+    """Return the loss of a rank without images: zero. Each parameter gets a gradient of zero, which DDP waits for."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     total = torch.stack([(parameter * 0).sum() for parameter in trained]).sum()
     # the dtype of the losses of the other ranks
@@ -59,8 +59,8 @@ def set_ddp_arguments(trainer: pl.Trainer) -> None:
 
     After its first step DDP puts the gradients into other buckets. With three ranks or more, the place of a gradient in
     its bucket decides how its sum is rounded, and a run that is killed and resumed would differ from one that is not.
-    So each gradient has a bucket of its own, which torch supports since 2.13. On GPUs, where resuming is not promised
-    bit for bit, DDP chooses the buckets: many small sums take longer.
+    So each gradient has a bucket of its own, which torch supports since 2.13. On GPUs DDP chooses the buckets, since
+    many small sums take longer there, and resuming is not promised bit for bit.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, DDPStrategy):
