@@ -1,12 +1,13 @@
-"""Weights on the hub: addresses, downloads, errors in one line, and configs of strangers."""
+"""Weights on the hub: addresses, downloads, errors in one line, and untrusted configs."""
 
 import json
 import socket
+from typing import NamedTuple
 
 import pytest
 import timm
 import torch
-from hub_server import TOKEN, HubServer, Repository, hub_server
+from hub_server import TOKEN, Fault, HubServer, Repository, hub_server
 from timm.models import save_for_hf
 
 from finetune.models.hub import (
@@ -99,7 +100,7 @@ def test_files_are_of_one_commit_and_of_the_revision(served, files):
     assert (download_model(ADDRESS) / "model.safetensors").read_bytes() == b"other"  # control
 
 
-def test_what_was_downloaded_is_not_requested_again(served):
+def test_a_cached_model_is_not_requested_again(served):
     assert cached_model(ADDRESS) is None
     folder = download_model(ADDRESS)
     num_requests = len(served.requests)
@@ -123,7 +124,7 @@ def test_a_private_repository_needs_the_token(served, monkeypatch):
     assert download_model(ADDRESS)
 
 
-def deny(method: str, path: str) -> str:
+def unavailable(method: str, path: str) -> str:
     return "unavailable"
 
 
@@ -131,30 +132,33 @@ def cut(method: str, path: str) -> str:
     return "cut" if method == "GET" and path.endswith(".safetensors") else ""
 
 
+class Case(NamedTuple):
+    """A download that fails, and a pattern of its message."""
+
+    message: str
+    address: str = ADDRESS
+    token: str = TOKEN
+    fault: Fault | None = None
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        ("hf://owner/none", TOKEN, None, "there is no such repository, or the token cannot read"),
-        (f"{ADDRESS}@none", TOKEN, None, "there is no such revision"),
-        (ADDRESS, "hf_wrong", None, "the token is not valid"),
-        (ADDRESS, TOKEN, deny, "answered with status 503: try again later"),
-        (
-            ADDRESS,
-            TOKEN,
-            cut,
-            "cannot download model.safetensors of hf://owner/net: the connection to",
-        ),
+        Case("there is no such repository, or the token cannot read", address="hf://owner/none"),
+        Case("there is no such revision", address=f"{ADDRESS}@none"),
+        Case("the token is not valid", token="hf_wrong"),
+        Case("answered with status 503: try again later", fault=unavailable),
+        Case("cannot download model.safetensors of hf://owner/net: the connection to", fault=cut),
     ],
 )
 def test_each_fault_is_one_line_without_the_token(served, monkeypatch, case):
-    address, token, fault, reason = case
-    monkeypatch.setenv("HF_TOKEN", token)
-    served.fault = fault or served.fault
-    with pytest.raises(OSError, match=reason) as raised:
-        download_model(address)
+    monkeypatch.setenv("HF_TOKEN", case.token)
+    served.fault = case.fault or served.fault
+    with pytest.raises(OSError, match=case.message) as raised:
+        download_model(case.address)
     text = str(raised.value)
-    assert "\n" not in text and token not in text and len(text) < 300
-    # control: without the fault the same call succeeds
+    assert "\n" not in text and case.token not in text and len(text) < 300
+    # control: the model can be downloaded
     served.fault = lambda method, path: ""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert download_model(ADDRESS)
@@ -204,18 +208,18 @@ def test_a_config_names_a_network_of_timm_and_nothing_else(server, files, config
 
 
 HOSTILE_VALUES = {
-    "args": {"model_args": {"pretrained_cfg": {"url": "http://127.0.0.1"}}},
-    "args that are no table": {"model_args": ["a"]},
-    "cfg": {"pretrained_cfg": "http://127.0.0.1"},
-    "mode": {"pretrained_cfg": {"crop_mode": ["center"]}},
-    "a huge number": {"pretrained_cfg": {"crop_pct": 10**400}},
-    "a deviation of zero": {"pretrained_cfg": {"std": [0, 1, 1]}},
-    "a size": {"pretrained_cfg": {"input_size": [3, 2.5, 2.5]}},
+    "with other arguments": {"model_args": {"pretrained_cfg": {"url": "http://127.0.0.1"}}},
+    "its model_args are not a mapping": {"model_args": ["a"]},
+    "its pretrained_cfg is not a mapping": {"pretrained_cfg": "http://127.0.0.1"},
+    "an unsupported preparation": {"pretrained_cfg": {"crop_mode": ["center"]}},
+    "does not define how images are prepared": {"pretrained_cfg": {"crop_pct": 10**400}},
+    "standard deviation .* not supported": {"pretrained_cfg": {"std": [0, 1, 1]}},
+    "only square RGB images": {"pretrained_cfg": {"input_size": [3, 2.5, 2.5]}},
 }
 
 
-@pytest.mark.parametrize("values", HOSTILE_VALUES.values(), ids=HOSTILE_VALUES)
-def test_a_config_with_unsupported_values_is_refused(server, files, values):
+@pytest.mark.parametrize(("reason", "values"), HOSTILE_VALUES.items(), ids=HOSTILE_VALUES)
+def test_a_config_with_unsupported_values_is_refused(server, files, reason, values):
     config = json.loads(files["config.json"])
     about = values.get("pretrained_cfg")
     if isinstance(about, dict):
@@ -223,7 +227,7 @@ def test_a_config_with_unsupported_values_is_refused(server, files, values):
     else:
         config |= values
     put_config(server, files, config)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=reason):
         read_weights(ADDRESS, f"timm/{NETWORK}")
 
 
