@@ -73,7 +73,7 @@ def fetch_run(run: Path) -> None:
         record = read_record(run)
         if not objects and (record.lock is not None or record.files):
             raise ValueError(
-                f"{address} was deleted, and its local copy is {run}: delete that, too, or copy it there"
+                f"{address} was deleted, but its local copy {run} was not: delete it, or copy it to that address"
             )
         lock = objects.get(LOCK)
         if lock is not None and lock == record.lock:

@@ -42,6 +42,10 @@ class _File(NamedTuple):
     status: os.stat_result
 
 
+class _ContinuedElsewhere(StorageError):
+    """Another process has continued or deleted the run, so this one must not upload it."""
+
+
 class RunUpload:
     """The upload of a run. Only rank 0 has one.
 
@@ -128,6 +132,9 @@ class RunUpload:
             return
         try:
             sending.result()
+        except _ContinuedElsewhere:
+            self._has_failed = True
+            raise
         except (StorageError, OSError) as error:
             self._has_failed = True
             raise StorageError(
@@ -184,8 +191,9 @@ class RunUpload:
 
     def _check_owner(self) -> None:
         if self._storage.e_tag(f"{self.address}/{LOCK}") != self._record.lock:
-            raise StorageError(
-                f"another process has continued {self.address}, or has deleted it: this one ends"
+            raise _ContinuedElsewhere(
+                f"another process has continued {self.address}, or has deleted it: this one ends. The local copy is "
+                f"{self.run}"
             )
 
 
