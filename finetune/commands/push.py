@@ -40,7 +40,7 @@ def push(
     name = address.repository
     check_hub_client("finetune push")
     if not dry_run:
-        _check_token()
+        _check_upload(name)
     checkpoint = read_checkpoint(ckpt_path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
@@ -58,9 +58,14 @@ def push(
     print(f"timm.create_model('hf-hub:{name}', pretrained=True); finetune predict {SCHEME}{name}")
 
 
-def _check_token() -> None:
-    from huggingface_hub import get_token
+def _check_upload(name: str) -> None:
+    """Check that requests are allowed and that there is a token, before the files are written and verified."""
+    from huggingface_hub import constants, get_token
 
+    if constants.HF_HUB_OFFLINE:
+        raise WrongUsage(
+            f"cannot upload to {SCHEME}{name}: HF_HUB_OFFLINE forbids requests. Unset it, or use --dry_run"
+        )
     if get_token() is None:
         raise WrongUsage(
             "finetune push needs a token of the Hugging Face hub: hf auth login, or HF_TOKEN"

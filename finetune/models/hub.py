@@ -20,6 +20,8 @@ WEIGHTS_FILE = "model.safetensors"
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _ADDRESS = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(?:@(?P<revision>[A-Za-z0-9_./-]+))?")
+# names that match the address, but that the hub does not allow
+_UNSUPPORTED_NAME = re.compile(r"[^/]{97,}|--|\.\.|[.-](?:/|$)|\.git$")
 _LOGIN = "hf auth login, or HF_TOKEN"
 _SHOWN_COMMIT = 12  # characters of its hash
 _LONGEST = 200  # characters of an answer of the server
@@ -46,12 +48,17 @@ def parse_hub_address(path: str) -> HubAddress:
     """Return the parts of an address.
 
     Raises:
-        WrongUsage: It is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION.
+        WrongUsage: It is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or the hub allows no such name.
     """
     match = _ADDRESS.fullmatch(path.removeprefix(SCHEME))
     if match is None:  # not shown, since it may hold a password
         raise WrongUsage(
             f"an address on the Hugging Face hub is {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION"
+        )
+    if _UNSUPPORTED_NAME.search(match["repository"]):
+        raise WrongUsage(
+            f"the Hugging Face hub allows no name {shown(match['repository'])}: choose one of at most 96 characters, "
+            "without -- and .., that does not end with '-', '.' or '.git'"
         )
     return HubAddress(match["repository"], match["revision"])
 

@@ -216,6 +216,17 @@ def test_each_fault_is_one_line_and_uploads_nothing(checkpoint, server, cli, mon
     assert files <= {".gitattributes"}  # of a repository that was created
 
 
+def test_offline_is_refused_before_the_work(checkpoint, server, cli, capsys, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WrongUsage, match=f"to hf://{NAME}: HF_HUB_OFFLINE forbids requests. Unset"):
+        cli("push", checkpoint, NAME)
+    assert "verified" not in capsys.readouterr().out
+    cli("push", checkpoint, NAME, "--dry_run")  # control
+    assert "verified" in capsys.readouterr().out and server.requests == []
+
+
 def test_weights_that_predict_differently_are_not_uploaded(checkpoint, server, cli, monkeypatch):
     monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
     with pytest.raises(ValueError, match="the timm folder was discarded"):

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from hub_server import TOKEN, Fault, HubServer, Repository, hub_server
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from timm.models import save_for_hf
 
 from finetune.models.hub import (
@@ -75,6 +76,20 @@ def test_other_addresses_are_refused_without_showing_them(address):
     with pytest.raises(WrongUsage, match="an address on the Hugging Face hub is hf://") as raised:
         parse_hub_address(address)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a--b", "a..b", "a-", "a.", "a.git", "a" * 97])
+def test_names_that_the_hub_does_not_allow_are_refused_without_a_request(name):
+    with pytest.raises(HFValidationError):  # as by its client, which does so after the first work
+        validate_repo_id(f"owner/{name}")
+    with pytest.raises(WrongUsage, match="the Hugging Face hub allows no name owner/a"):
+        parse_hub_address(f"hf://owner/{name}")
+
+
+@pytest.mark.parametrize("name", ["a-b", "a.b", "_a_", "a.github", "a" * 96])
+def test_other_names_are_allowed(name):
+    validate_repo_id(f"owner/{name}")
+    assert parse_hub_address(f"hf://owner/{name}").repository == f"owner/{name}"
 
 
 def test_weights_are_those_of_the_repository(served, files, tmp_path):
