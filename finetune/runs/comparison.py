@@ -13,6 +13,7 @@ from finetune.runs.answers import Answers, LabelAnswers
 from finetune.runs.charts import curves, line_sample
 from finetune.runs.headline import data_set, headline, network
 from finetune.runs.highlights import ImageViewer, ReportImage, report_images, report_label_images
+from finetune.runs.local_copies import shown_place
 from finetune.runs.outcome import METRICS
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
@@ -219,14 +220,14 @@ def _page(run: RunRecord) -> Path:
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of the runs; their paths, if two have the same name.
+    """Return the names of the runs; their paths or addresses, if two have the same name.
 
     Next to a version, such as `runs/fit/version_0`, a named run has its parent folders, too.
     """
     names = [run.name for run in runs]
     if any("/" in name for name in names):
         names = ["/".join(run.path.resolve().parts[-3:]) for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
+    return names if len(set(names)) == len(names) else [shown_place(run.path) for run in runs]
 
 
 def _sentence(names: Sequence[str], pair: Pair | str) -> str:

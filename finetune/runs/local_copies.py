@@ -51,7 +51,11 @@ def local_root(root: str | os.PathLike[str]) -> Path:
 
 def address_of(path: str | os.PathLike[str]) -> str | None:
     """Return the address that belongs to a local copy; None for other folders."""
-    base = os.path.realpath(cache_dir() / _RUNS)
+    return _address_in(_RUNS, path)
+
+
+def _address_in(kind: str, path: str | os.PathLike[str]) -> str | None:
+    base = os.path.realpath(cache_dir() / kind)
     place = Path(os.path.realpath(path))
     if not place.is_relative_to(base):
         return None
@@ -61,8 +65,8 @@ def address_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def shown_place(path: str | os.PathLike[str]) -> str:
-    """Return the place of a run for messages: the address if it is a local copy, else the folder."""
-    return address_of(path) or str(path)
+    """Return the place of a run for messages: the address of a local copy or of downloaded files, or the folder."""
+    return address_of(path) or _address_in(_DOWNLOADS, path) or str(path)
 
 
 class Sent(NamedTuple):

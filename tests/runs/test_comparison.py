@@ -11,6 +11,7 @@ from run_folders import write_run
 
 from finetune.runs.comparison import Pair, paired, write_comparison
 from finetune.runs.highlights import ImageViewer
+from finetune.runs.local_copies import download_place
 from finetune.runs.record import read_run
 
 LABELS = [0] * 10 + [1] * 10
@@ -149,6 +150,19 @@ def test_runs_of_one_name_are_distinguished_by_where_they_lie(tmp_path):
     assert all(str(folder) in reported for folder in folders)
     text = (tmp_path / "page.html").read_text()
     assert all(f">{folder}</a>" in text for folder in folders)
+
+
+def test_a_run_in_object_storage_is_named_by_its_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
+    address = "s3://bucket/runs/fit/version_0"
+    folders = [download_place(address), tmp_path / "runs/fit/version_0"]
+    runs = [
+        read_run(write_run(folder, LABELS, probabilities_of([0]), ["x", "y"], tmp_path / "p"))
+        for folder in folders
+    ]
+    reported = write_comparison(runs, None, tmp_path / "page.html")
+    assert address in reported and "cache" not in reported
+    assert str(folders[1]) in reported  # control
 
 
 def test_ten_runs_have_a_row_each_with_a_link_and_a_line_of_their_own(tmp_path):
