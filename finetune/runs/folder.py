@@ -77,7 +77,7 @@ class Run:
 
         Raises:
             WrongUsage: The name is in use.
-            OSError: The folder cannot be created; the message names the option for another one.
+            OSError: The folder cannot be created; the message names the option or the variable for another one.
         """
         if self.path is not None:
             return self.path
@@ -86,7 +86,8 @@ class Run:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EROFS):
                 raise
-            raise OSError(f"{reason(error)}; --out FOLDER writes elsewhere") from error
+            option = "--out FOLDER" if address_of(self.root) is None else "FINETUNE_CACHE"
+            raise OSError(f"{reason(error)}; {option} writes elsewhere") from error
         assert self.path is not None
         return self.path
 

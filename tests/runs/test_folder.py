@@ -13,6 +13,7 @@ import pytest
 from finetune.commands.parser import OneLineErrorParser
 from finetune.runs import run_lock
 from finetune.runs.folder import Run, RunFolder, check_name, is_dev_run, versions
+from finetune.runs.local_copies import local_copy
 from finetune.system.messages import WrongUsage
 
 
@@ -40,6 +41,9 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_option_for_another(
     message = f"Permission denied: {tmp_path / 'fit'}; --out FOLDER writes elsewhere"
     with pytest.raises(OSError, match=re.escape(message)):
         Run(tmp_path, "fit").choose()
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
+    with pytest.raises(OSError, match="Permission denied: .*; FINETUNE_CACHE writes elsewhere"):
+        Run(local_copy("s3://bucket/runs"), "fit").choose()  # --out FOLDER is an address
 
 
 def test_versions_count_on_from_the_highest_and_sort_as_numbers(tmp_path):
