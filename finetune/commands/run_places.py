@@ -46,7 +46,7 @@ def local_run(address: str) -> str:
 
 
 def is_run_address(path: str) -> bool:
-    """Return whether a path is the address of a run that can be resumed."""
+    """Return whether a path is the address of a run."""
     if not is_address(path):
         return False
     from finetune.runs.run_download import is_run_there

@@ -77,6 +77,8 @@ def fetch_run(run: Path) -> None:
             )
         lock = objects.get(LOCK)
         if lock is not None and lock == record.lock:
+            if _LAST in objects and not (run / _LAST).exists():  # deleted by hand
+                _get(address, objects, [_LAST], run)
             return
         # if this process is killed, the next one must not take the copy for complete
         if record.lock is not None:
@@ -157,9 +159,10 @@ def names_there(root: Path, command: str) -> list[str]:
 
 
 def is_run_there(address: str) -> bool:
-    """Return whether an address is that of a run that can be resumed."""
+    """Return whether a run is at an address, perhaps one that keeps only its best checkpoint."""
     storage = storage_at(address)
-    return storage.e_tag(f"{storage.normal(address)}/{_LAST}", is_start=True) is not None
+    run = storage.normal(address)
+    return any(storage.e_tag(f"{run}/{name}", is_start=True) for name in (_LAST, _BEST))
 
 
 def _get(

@@ -412,6 +412,29 @@ def test_a_local_copy_that_is_newer_is_kept(server):
         fetch_run(upload.run)
 
 
+def test_a_last_ckpt_that_was_deleted_by_hand_is_downloaded(server):
+    upload = upload_of(server, "first")
+    (upload.run / LAST).unlink()
+    (upload.run / "checkpoints/best.ckpt").unlink()
+    (upload.run / "metrics.csv").write_text("later")
+    fetch_run(upload.run)
+    assert (upload.run / LAST).read_text() == "first"
+    assert (upload.run / "metrics.csv").read_text() == "later"
+    assert not (upload.run / "checkpoints/best.ckpt").exists()  # as a killed fit may leave it
+
+
+def test_resume_of_a_run_without_a_last_ckpt_says_why(server, colours, cli, move):
+    run = f"{server.address}/runs/fit/version_0"
+    cli("fit", colours, *QUICKEST, "--out", f"{server.address}/runs", "--keep_last", "false")
+    for _ in range(2):
+        line = error_line(cli, "fit", "--resume", run)
+        assert f"{run} cannot be resumed: its last.ckpt was deleted" in line
+        move()
+    assert "is not a run" not in line and "data folder" not in line
+    line = error_line(cli, "fit", "--resume", f"{server.address}/runs/fit/nosuch")
+    assert "the data folder" in line  # control: images, perhaps
+
+
 def test_names_of_objects_stay_in_the_folder(server, tmp_path, move):
     upload = upload_of(server, "first")
     place = "runs/fit/version_0"
