@@ -197,7 +197,8 @@ def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
         before = start.content["datamodule_hyper_parameters"]
         return str(start.path), {name: before[name] for name in PREPARATION if name in before}
     about = describe(model.backbone, folder_of(model.weights))
-    return about.name, {name: getattr(about, name) for name in PREPARATION}
+    source = model.weights if is_hub(model.weights) else about.name
+    return source, {name: getattr(about, name) for name in PREPARATION}
 
 
 def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
