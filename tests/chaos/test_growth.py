@@ -9,8 +9,10 @@ from processes import launch
 
 pytestmark = pytest.mark.slow
 
-# In each epoch. The allocator adds a megabyte at a time, which counts for 12 epochs in the short part.
-MOST_BYTES = 300_000
+# In each epoch. The allocator adds some megabytes in the first epochs. They count for 12 epochs in the short part, and
+# for 80 in the long one.
+MOST_BYTES = 1_000_000
+MOST_BYTES_OF_MANY = 300_000
 
 
 def growth(out: Path) -> dict[str, float]:
@@ -37,7 +39,7 @@ def test_memory_and_handles_of_many_epochs_are_flat(
     outcome = f"{added['bytes'] / 1e3:+.0f} kB and {added['handles']:+.2f} handles an epoch"
     record_row(f"epochs of a fit with {num_workers} workers", num_epochs, outcome)
     assert added["handles"] == 0 and added["processes"] == 0
-    assert added["bytes"] < MOST_BYTES
+    assert added["bytes"] < trials(MOST_BYTES, MOST_BYTES_OF_MANY)
 
 
 def test_control_a_leak_is_seen(colours, tmp_path):

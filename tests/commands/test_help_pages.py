@@ -116,7 +116,7 @@ def test_neither_the_package_nor_help_nor_an_error_line_waits_for_torch(tmp_path
     errors = done.stderr.splitlines()
     assert len(errors) == 5 and all(line.startswith("finetune: error: ") for line in errors)
     assert (
-        errors[2] == "finetune: error: 'nowhere' does not exist"
+        errors[2].startswith("finetune: error: 'nowhere' does not exist: give a folder of images")
         and "--precision cannot be '32'" in errors[3]
     )
 

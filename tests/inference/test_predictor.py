@@ -159,7 +159,7 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_ima
         load(file).predict(image)
     with pytest.raises(ValueError, match=reported.format(first)):
         load(file).predict(first, abstain_below=0.5, on_bad_image="skip")
-    with pytest.raises(ValueError, match=reported.format(r"pictures\[0\] \(and 1 more\)")):
+    with pytest.raises(ValueError, match=reported.format(r"images\[0\] \(and 1 more\)")):
         load(file).predict([first.read_bytes()] * 2)
     with pytest.raises(ValueError, match=reported.format("image 0")):
         Predictor(file)([decode(str(first))])

@@ -130,7 +130,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         **dict.fromkeys(("output", "top_k", "abstain_below"), SETTING),
         **dict.fromkeys(
-            ("split", "columns", "counts", "num_rows", "_last", "_part", "_rows_of", "_token"),
+            ("split", "columns", "counts", "num_rows", "_last", "_part", "_row_format", "_token"),
             EVALUATION,
         ),
         "_has_begun": EVALUATION,

@@ -24,9 +24,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failing_fit_is_reported_in_its_own_words(job):
     with pytest.raises(
         ValueError,
-        match=r"finetune fit of lenet failed: finetune: error: the data folder .* does not exist",
+        match=r"finetune fit of lenet failed: finetune: error: there is no weights file .*lenet.pt",
     ):
-        many_processes.by_lightning("lenet", job)  # nobody wrote the images
+        many_processes.by_lightning("lenet", job)  # nobody wrote its files
 
 
 def test_a_fit_leaves_the_weights_of_its_process(job, monkeypatch):

@@ -17,7 +17,7 @@ from colours import QUICKEST
 from finetune.cli import run
 from finetune.training.classifier import Classifier
 
-LEAKED_BYTES = 2**20  # in each epoch
+LEAKED_BYTES = 2**22  # in each epoch
 
 rows: list[dict[str, int]] = []
 leaked: list[Any] = []
