@@ -41,7 +41,7 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
         for path in paths:
             pixels = transform(image=decode(path, shorter_side=2 * size))["image"]
             network(((torch.from_numpy(pixels).permute(2, 0, 1) - mean) / std)[None])
-    monkeypatch.setattr(module, "_BATCH_SIZE", 3)  # of which 7 is no multiple
+    monkeypatch.setattr(module, "_BATCH_SIZE", 3)  # 7 images are not a multiple of it
     found = np.stack(
         [*image_features(Features(backbone, str(tmp_path / "weights.pt")), paths, preparation)]
     )

@@ -44,7 +44,7 @@ def exported(small, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def openvino_file(small, tmp_path_factory) -> Path:
-    """The calibrated checkpoint as a model of OpenVINO, of which the .onnx on the way is gone."""
+    """The calibrated checkpoint as a model of OpenVINO. The .onnx that is written first is deleted."""
     folder = tmp_path_factory.mktemp("openvino")
     write(small, folder / "some.xml")
     assert sorted(path.name for path in folder.iterdir()) == ["some.bin", "some.xml"]
