@@ -363,7 +363,7 @@ def test_it_exports_what_the_command_exports(several, colours, tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match=r"must be a format \(onnx, torch, safetensors, timm\) or .*, not 'model\.tflite'",
+        match=r"must be a format \(onnx, openvino, torch, safetensors, coreml, timm\) or .*, not 'model\.tflite'",
     ):
         model.export("model.tflite")
     with pytest.raises(ValueError, match="makes an .onnx, not --format safetensors"):
