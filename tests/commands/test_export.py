@@ -293,7 +293,9 @@ def test_wrong_usage_is_reported_before_the_work(run, cli, tmp_path, arguments, 
 
 
 def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli):
-    with pytest.raises(ValueError, match="is an exported file: give the checkpoint"):
+    with pytest.raises(
+        ValueError, match="is an exported file: use the checkpoint from which it was exported"
+    ):
         cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
     with pytest.raises(ValueError, match="is an exported file, which cannot be resumed"):
         cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
