@@ -229,22 +229,28 @@ def test_a_full_disk_is_reported_with_its_place(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def fail_to_replace(name, monkeypatch):
+    """Let a process end before it puts a file of this name in place."""
+    replace = os.replace
+
+    def failing(source, target):
+        if Path(target).name == name:
+            raise OSError("the end")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+
+
 @pytest.mark.parametrize("ends_at", ["best.onnx", "best.onnx.json"])
 def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monkeypatch, ends_at):
     target = tmp_path / "best.onnx"
     about_file = tmp_path / "best.onnx.json"
-    replace = os.replace
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
     export_command._write_export(tmp_path / "old", {"of": "old"}, target, about_file)
     (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
 
-    def failing(source, target):
-        if Path(target).name == ends_at:
-            raise OSError("the end")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
+    fail_to_replace(ends_at, monkeypatch)
     with pytest.raises(OSError, match="the end"):
         export_command._write_export(tmp_path / "new", {"of": "new"}, target, about_file)
     assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
@@ -258,16 +264,10 @@ def test_weights_of_one_export_are_never_next_to_the_xml_of_another(tmp_path, mo
     for name in ("old", "new"):
         for suffix in (".xml", ".bin"):
             (tmp_path / f"{name}{suffix}").write_text(name)
-    replace = os.replace
     export_command._write_export(tmp_path / "old.xml", {"of": "old"}, target, about_file)
     assert target.with_suffix(".bin").read_text() == "old"
 
-    def failing(source, target):
-        if Path(target).name == ends_at:
-            raise OSError("the end")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
+    fail_to_replace(ends_at, monkeypatch)
     with pytest.raises(OSError, match="the end"):
         export_command._write_export(tmp_path / "new.xml", {"of": "new"}, target, about_file)
     assert not target.exists() and not about_file.exists()

@@ -57,9 +57,12 @@ def watch(is_leaking: bool) -> None:
 
 
 if __name__ == "__main__":
-    out, data, _, epochs, workers, *leak = sys.argv[1:]
+    out = sys.argv[1]
+    data = sys.argv[2]
+    epochs = sys.argv[4]
+    workers = sys.argv[5]
     torch.set_num_threads(1)
-    watch(bool(leak))
+    watch(is_leaking=sys.argv[6:] == ["leak"])
     os.chdir(out)
     run(["fit", data, *QUICKEST, "--trainer.max_epochs", epochs, "--workers", workers])
     Path("rows.json").write_text(json.dumps(rows))

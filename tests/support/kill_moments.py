@@ -85,6 +85,12 @@ def paused_fit(root: Path, world_size: int, seconds: float, reference: dict[str,
     return f"{where}: exit codes {codes}" if any(codes) else different(root, where, reference)
 
 
+def is_clear_error(codes: list[int], log: str) -> bool:
+    """Return whether a fit ended on all ranks with exit code 1 and an error line."""
+    is_line = "error: " in log.strip().rpartition("\n")[2] and "Traceback" not in log
+    return set(codes) == {1} and is_line
+
+
 def limited_fit(root: Path, world_size: int, seconds: float, reference: dict[str, Any]) -> str:
     """Let no file become larger than a random size, so that a write fails as on a full disk; then start it again."""
     max_bytes = int(2 ** random.uniform(12, 22))
@@ -93,8 +99,7 @@ def limited_fit(root: Path, world_size: int, seconds: float, reference: dict[str
     codes = Fit(root, *SHORT, "--data.num_workers", 0, world_size=world_size, before=limit).wait()
     where = f"files of at most {max_bytes:,} bytes"
     log = (root / "log0").read_text()
-    is_line = "error: " in log.strip().rpartition("\n")[2] and "Traceback" not in log
-    if any(codes) and (set(codes) != {1} or not is_line):
+    if any(codes) and not is_clear_error(codes, log):
         return f"{where}: exit codes {codes}: {log[-700:]}"
     return again(root, where, world_size, reference)
 
@@ -152,8 +157,7 @@ def filled_fit(root: Path, world_size: int, seconds: float, reference: dict[str,
     filler.unlink()
     where = f"{left:,} bytes free"
     log = (logs / "log0").read_text()
-    is_line = "error: " in log.strip().rpartition("\n")[2] and "Traceback" not in log
-    if any(codes) and (set(codes) != {1} or not is_line):
+    if any(codes) and not is_clear_error(codes, log):
         return f"{where}: exit codes {codes}: {log[-700:]}"
     return again(root, where, world_size, reference)
 
