@@ -26,27 +26,40 @@ def workplace_options(parser: argparse.ArgumentParser) -> None:
 class Workplace(NamedTuple):
     """What is the same for all runs."""
 
-    weights: Path  # state dict of ResNet-18
+    weights: Path  # state dict of ResNet-18, or the folder of a network of timm
     environments: Path
     timm: Path | None  # a checkout with its scripts
     folder: Path  # temporary
+    backbone: str = tools.RESNET
 
     @classmethod
-    def of(cls, args: argparse.Namespace, folder: str) -> "Workplace":
+    def of(cls, args: argparse.Namespace, folder: str, backbone: str = tools.RESNET) -> "Workplace":
         """Return the workplace of a command's options."""
         timm = args.timm and args.timm.resolve()
-        return cls(args.weights.resolve(), args.environments.resolve(), timm, Path(folder))
+        weights = args.weights.resolve()
+        return cls(weights, args.environments.resolve(), timm, Path(folder), backbone)
 
     def place(self, tool: str, data: Path) -> tools.Place:
         """Return where a tool finds everything, with a new folder for its output; makes what is missing."""
         forms = self.folder / "weights"
         if not forms.exists():
-            materials.write_weights(self.weights, forms)
+            if self.backbone == tools.RESNET:
+                materials.write_weights(self.weights, forms)
+            else:
+                materials.write_hub_model(self.weights, forms)
         if tool not in tools.OF_OURS:
             materials.environment(tool, self.environments)
         (self.environments / "home").mkdir(parents=True, exist_ok=True)
         out = Path(tempfile.mkdtemp(dir=self.folder))
-        place = tools.Place(data, out, self.weights, forms, self.environments, self.timm)
+        place = tools.Place(
+            data=data,
+            out=out,
+            weights=self.weights,
+            forms=forms,
+            environments=self.environments,
+            timm=self.timm,
+            backbone=self.backbone,
+        )
         if tool == "ultralytics":
             materials.turn_loggers_off(place.python(tool), tools.variables(place))
         return place

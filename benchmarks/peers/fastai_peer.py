@@ -1,6 +1,6 @@
 """fastai as its documentation has it: vision_learner and fine_tune, or load_learner and get_preds.
 
-    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best]
+    python fastai_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--weights FOLDER]
     python fastai_peer.py --predict FOLDER --out FOLDER
 
 `fine_tune` trains the head alone in the first of the epochs, its default. `--best` is channels last and workers that
@@ -39,7 +39,8 @@ def train(args: argparse.Namespace) -> None:
     dls = ImageDataLoaders.from_folder(
         args.data, valid="val", item_tfms=item, bs=args.batch_size, device="cpu", **options
     )
-    learn = vision_learner(dls, resnet18, metrics=accuracy, path=args.out)
+    network = resnet18 if args.weights is None else f"local-dir:{args.weights}"
+    learn = vision_learner(dls, network, metrics=accuracy, path=args.out)
     if args.best:
         learn.to_channelslast(use_amp=False)
     if args.epochs == 1:

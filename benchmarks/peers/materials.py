@@ -120,6 +120,19 @@ def write_weights(weights: Path, to: Path) -> Path:
     return to
 
 
+def write_hub_model(weights: Path, to: Path) -> None:
+    """Write a network of timm as transformers reads it, into `hub_model`.
+
+    Its class sets the number of classes itself, and fails if `model_args` of config.json has it as well.
+    """
+    hub = to / "hub_model"
+    hub.mkdir(parents=True)
+    os.symlink(weights / "model.safetensors", hub / "model.safetensors")
+    config = json.loads((weights / "config.json").read_text("utf-8"))
+    config.pop("model_args", None)
+    (hub / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
+
+
 def pretrained(folder: Path) -> Path:
     """Return where `write_weights` puts the file of torchvision's name."""
     return folder / TORCH_HOME / "hub/checkpoints/resnet18-f37072fd.pth"

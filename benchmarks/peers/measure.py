@@ -40,6 +40,12 @@ def proportional_bytes(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
+def cpu_of_children() -> float:
+    """Return the processor seconds of the processes that this one started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def watch_memory(pid: int, ended: threading.Event, peak: list[int]) -> None:
     pause = 0.5
     while not ended.wait(pause):
@@ -50,7 +56,7 @@ def watch_memory(pid: int, ended: threading.Event, peak: list[int]) -> None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> dict:
-    """Run a command and return its `seconds`, `memory_mb`, `output` and `stamps`.
+    """Run a command and return its `seconds`, `cpu_seconds`, `memory_mb`, `output` and `stamps`.
 
     Args:
         command: Program and arguments.
@@ -58,13 +64,15 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
         log: Where the clock writes; must not exist.
 
     Returns:
-        `stamps` are the seconds from the command to the end of each optimizer step.
+        `cpu_seconds` is the processor time of all its processes. `stamps` are the seconds from the command to the end
+        of each optimizer step.
     """
     path = os.pathsep.join(filter(None, [str(CLOCK), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, **environment, "PYTHONPATH": path, "COMPARE_CLOCK": str(log)}
     ended, peak = threading.Event(), [0]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
+        cpu_before = cpu_of_children()
         # A session of its own, so that all its processes can be stopped.
         process = subprocess.Popen(
             command, env=variables, stdout=out, stderr=errors, start_new_session=True
@@ -89,7 +97,13 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
         lines = "\n".join(texts).strip().splitlines()
         raise Failed(lines[-1].strip() if lines else f"exit code {code}")
     stamps = [float(line) - began for line in log.read_text().splitlines()] if log.exists() else []
-    return {"seconds": seconds, "memory_mb": peak[0] / 2**20, "output": texts[0], "stamps": stamps}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_of_children() - cpu_before,
+        "memory_mb": peak[0] / 2**20,
+        "output": texts[0],
+        "stamps": stamps,
+    }
 
 
 def step_times(

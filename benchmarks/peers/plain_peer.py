@@ -1,13 +1,15 @@
 """Plain PyTorch in the manner of torchvision's references: ImageFolder, its transforms, the loop written out.
 
-    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best]
+    python plain_peer.py --data FOLDER --out FOLDER [--epochs 5] [--seed 0] [--best] [--weights FOLDER]
 
-The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best` is bf16, channels last and workers that stay.
-Prints the accuracy of the last epoch.
+Without `--weights` it trains torchvision's ResNet-18. The recipe is `one_rate` of benchmarks/recipes/plain.py. `--best`
+is bf16, channels last and workers that stay. Prints the accuracy of the last epoch.
 """
 
 import json
+from pathlib import Path
 
+import timm
 import torch
 import torch.nn.functional as F
 from arguments import parser
@@ -18,16 +20,32 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
 
 
+def network(weights: str | None, num_classes: int) -> nn.Module:
+    """Return the pretrained network with a new head."""
+    if weights is not None:
+        return timm.create_model(f"local-dir:{weights}", pretrained=True, num_classes=num_classes)
+    net = resnet18(weights="DEFAULT")
+    net.fc = nn.Linear(net.fc.in_features, num_classes)
+    return net
+
+
+def normalize(net: nn.Module) -> transforms.Normalize:
+    """Return the normalization that the pretrained weights need."""
+    cfg = getattr(
+        net, "pretrained_cfg", {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    )
+    return transforms.Normalize(cfg["mean"], cfg["std"])
+
+
 def main() -> None:
     args = parser(__doc__).parse_args()
     if args.seed is not None:
         torch.manual_seed(args.seed)
 
+    num_classes = sum(1 for _ in Path(args.data, "train").iterdir())
+    net = network(args.weights, num_classes)
     side = args.image_size * 256 // 224
-    to_tensor = [
-        transforms.ToTensor(),
-        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-    ]
+    to_tensor = [transforms.ToTensor(), normalize(net)]
     fixed = [transforms.Resize(side), transforms.CenterCrop(args.image_size), *to_tensor]
     random = [
         transforms.RandomResizedCrop(args.image_size),
@@ -41,8 +59,6 @@ def main() -> None:
     train = DataLoader(train_set, args.batch_size, shuffle=True, **workers)
     val = DataLoader(val_set, args.batch_size, **workers)
 
-    net = resnet18(weights="DEFAULT")
-    net.fc = nn.Linear(net.fc.in_features, len(train_set.classes))
     layout = torch.channels_last if args.best else torch.contiguous_format
     net.to(memory_format=layout)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)

@@ -12,6 +12,7 @@ from benchmarks.common.records import PROGRAM
 
 HERE = Path(__file__).parent
 BATCH_SIZE, IMAGE_SIZE = 64, 128
+RESNET = "resnet18"
 
 # tool: (its name in a table, its settings)
 TOOLS = {
@@ -48,10 +49,15 @@ class Place:
 
     data: Path  # train/CLASS and val/CLASS
     out: Path  # of this run alone
-    weights: Path  # the file of the option
+    weights: Path  # a state dict of ResNet-18, or the folder of a network of timm
     forms: Path  # the same weights as the peers read them, by materials.write_weights
     environments: Path
     timm: Path | None  # a checkout of timm with train.py and inference.py
+    backbone: str = RESNET  # or timm/NAME
+
+    @property
+    def is_resnet(self) -> bool:
+        return self.backbone == RESNET
 
     def python(self, tool: str) -> str:
         return sys.executable if tool in OF_OURS else str(self.environments / tool / "bin/python")
@@ -115,14 +121,21 @@ def fit(training: Training, place: Place) -> list[str]:
 def fit_peer(
     tool: str, epochs: int, batch_size: int, more: Sequence[str], place: Place
 ) -> list[str]:
-    """Return the command by which a peer trains ResNet-18 from the same weights; `more` are further options."""
+    """Return the command by which a peer trains the same network from the same weights.
+
+    `more` are further options. Ultralytics has ResNet-18 only.
+    """
     python = place.python(tool)
     if tool == "timm":
         num_classes = len(list((place.data / "train").iterdir()))
-        common = f"--model resnet18 --pretrained --num-classes {num_classes} --device cpu "
+        network = place.backbone.removeprefix("timm/")
+        common = f"--model {network} --pretrained --num-classes {num_classes} --device cpu "
         common += f"--input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --batch-size {batch_size} "
         common += f"--epochs {epochs} --experiment run"
-        weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
+        if place.is_resnet:
+            weights = place.forms / "torch/hub/checkpoints/resnet18-f37072fd.pth"
+        else:
+            weights = place.weights / "model.safetensors"
         places = ["--data-dir", place.data, "--output", place.out, "--pretrained-path", weights]
         return [python, f"{place.timm}/train.py", *common.split(), *more, *map(str, places)]
     if tool == "ultralytics":
@@ -134,6 +147,8 @@ def fit_peer(
     places = ["--data", place.data, "--out", place.out]
     if tool == "transformers":
         places += ["--weights", place.forms / "hub_model"]
+    elif not place.is_resnet:
+        places += ["--weights", place.weights]
     return [python, str(HERE / f"{tool}_peer.py"), *common.split(), *more, *map(str, places)]
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer as its documentation and its image classification example have it, on timm's ResNet-18.
+"""Hugging Face's Trainer as its documentation and its image classification example have it, on a network of timm.
 
     python transformers_peer.py --data FOLDER --weights FOLDER --out FOLDER [--epochs 5] [--seed 0] [--workers 2]
         [--best]
@@ -23,9 +23,6 @@ from transformers import (
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument(
-        "--weights", required=True, help="folder with config.json and model.safetensors"
-    )
     arguments.add_argument(
         "--workers", type=int, default=0, help="processes that read pictures; --best has two"
     )

@@ -3,19 +3,20 @@
     pip install -e '.[dev]'
     python -m benchmarks.quality --sets SETS --weights resnet18.pt [--hotdog HOTDOG] [--fashion_mnist FASHION]
         [--timm TIMM] [--only NAMES] [--minutes 60]
+    python -m benchmarks.quality --sets SETS --backbone timm/tf_efficientnet_lite0 --weights FOLDER [--timm TIMM]
 
 SETS holds satellite, flowers, clothing and trash, each with train/CLASS and test/CLASS, as HOTDOG does; of FASHION,
 with FashionMNIST/raw/*.gz, 2,000 and 1,000 pictures are taken. Sets without an option are skipped. The peers are those
 of benchmarks/peers, in the same environments; TIMM is a checkout of timm, which has train.py. Linux only, and nothing
 else on the machine: the seconds count.
 
-The results go to quality.json, by machine. Stop at any time, and start again to continue; `--again` repeats the runs
-that failed.
+The results go to quality.json, those from ImageNet weights to imagenet.json, by machine. Stop at any time, and start
+again to continue; `--again` repeats the runs that failed.
 """
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,16 +26,17 @@ from benchmarks.common.fashion import write_fashion_folder
 from benchmarks.common.records import where_and_when
 from benchmarks.peers import materials
 from benchmarks.peers.attempts import Workplace, attempt, circumstances, workplace_options
+from benchmarks.peers.tools import RESNET
 from benchmarks.quality.chart import draw
 from benchmarks.quality.commands import train
-from benchmarks.quality.documents import blocks
-from benchmarks.quality.plan import SMALL, Run, plan
+from benchmarks.quality.documents import blocks, imagenet_blocks
+from benchmarks.quality.plan import IMAGENET, IMAGENET_SETTINGS, SETTINGS, SMALL, Run, plan
 from benchmarks.quality.points import Records, mean_sets, of_one_machine, over_sets
 
 
-def plan_here(records: list[dict]) -> Iterator[Run]:
+def plan_here(records: list[dict], settings: Mapping[str, Sequence[str]]) -> Iterator[Run]:
     """Return the runs of this machine; those of another one are measured here again."""
-    return plan(records, where_and_when()["machine"])
+    return plan(records, where_and_when()["machine"], settings)
 
 
 def write(records: Records) -> None:
@@ -45,9 +47,29 @@ def write(records: Records) -> None:
         draw(over_sets(here), len(mean_sets(here)), ROOT / "docs/quality.png")
 
 
-BENCHMARK = Benchmark(
-    ROOT / "benchmarks/quality/quality.json", Run, plan_here, write, ("tool", "setting", "set")
-)
+def write_imagenet(records: Records) -> None:
+    """Write the table from ImageNet weights."""
+    if any("accuracy" in record for record in records):
+        publish(imagenet_blocks(records))
+
+
+# By the network that all tools start from.
+BENCHMARKS = {
+    RESNET: Benchmark(
+        ROOT / "benchmarks/quality/quality.json",
+        Run,
+        partial(plan_here, settings=SETTINGS),
+        write,
+        ("tool", "setting", "set"),
+    ),
+    IMAGENET: Benchmark(
+        ROOT / "benchmarks/quality/imagenet.json",
+        Run,
+        partial(plan_here, settings=IMAGENET_SETTINGS),
+        write_imagenet,
+        ("tool", "setting", "set"),
+    ),
+}
 
 
 class Bench:
@@ -86,18 +108,24 @@ def roots_of(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def main() -> None:
-    parser = BENCHMARK.parser(__doc__)
+    parser = BENCHMARKS[RESNET].parser(__doc__)
     parser.add_argument("--sets", type=Path, help=f"folder with {', '.join(SMALL)}")
     parser.add_argument("--hotdog", type=Path, help="folder with train/CLASS and test/CLASS")
     parser.add_argument("--fashion_mnist", type=Path, help="folder with FashionMNIST/raw/*.gz")
+    parser.add_argument(
+        "--backbone",
+        choices=BENCHMARKS,
+        default=RESNET,
+        help="network that all tools train; for a network of timm, --weights is its folder",
+    )
     workplace_options(parser)
     args = parser.parse_args()
     roots = roots_of(args)
     if not args.document and not (roots and args.weights):
         parser.error("--weights and --sets, --hotdog or --fashion_mnist are needed to measure")
     with tempfile.TemporaryDirectory() as folder:
-        bench = None if args.document else Bench(roots, Workplace.of(args, folder))
-        BENCHMARK.main(
+        bench = None if args.document else Bench(roots, Workplace.of(args, folder, args.backbone))
+        BENCHMARKS[args.backbone].main(
             args,
             lambda run: bench.measure(run),
             lambda run: run.set in roots and (run.tool != "timm" or bool(args.timm)),

@@ -36,7 +36,8 @@ def command(run: Run, place: tools.Place) -> list[str]:
     if run.setting != "default":
         words += [f"--{run.setting.partition('_')[0]}", f"{number(run.setting):g}"]
     words += ["--seed", str(run.seed)]
-    return [*words, "--weights", str(place.weights), "--out", str(place.out)]
+    words += ["--weights", str(place.weights), "--out", str(place.out)]
+    return words if place.is_resnet else [*words, "--backbone", place.backbone]
 
 
 def accuracy(tool: str, place: tools.Place, output: str) -> float:
@@ -69,7 +70,7 @@ def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
 
 
 def train(run: Run, place: tools.Place) -> dict:
-    """Return what a run gave: seconds of the whole command, accuracy, and of how many pictures that is."""
+    """Return what a run gave: accuracy, of how many pictures that is, and the seconds of the whole command."""
     words = command(run, place)
     done = measure.run(words, tools.variables(place), place.out / "clock.txt")
     split = "test" if run.tool == "finetune" else "val"
@@ -78,5 +79,6 @@ def train(run: Run, place: tools.Place) -> dict:
         "num_test": sum(1 for _ in place.data.glob(f"{split}/*/*")),
         **(calibration(place.out) if run.tool == "finetune" else {}),
         "seconds": round(done["seconds"], 2),
+        "cpu_seconds": round(done["cpu_seconds"], 2),
         "command": shlex.join(words),
     }

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from benchmarks.common.baseline import LABEL, baseline_accuracies
 from benchmarks.common.documents import markdown, mean_and_spread, period
-from benchmarks.peers.tools import IMAGE_SIZE
-from benchmarks.quality.plan import SEEDS, SETS
+from benchmarks.peers.tools import IMAGE_SIZE, RESNET
+from benchmarks.quality.plan import IMAGENET, SEEDS, SETS
 from benchmarks.quality.points import (
     Point,
     Records,
@@ -28,8 +28,13 @@ def cell(point: Point | None) -> str:
     return f"{mean_and_spread(point.accuracies, 3)}{some}, {point.seconds:.0f} s"
 
 
-def table(records: Records) -> str:
-    """Return accuracy and seconds of each tool and setting on each set, and the mean over the sets."""
+def table(records: Records, start: str = RESNET) -> str:
+    """Return accuracy and seconds of each tool and setting on each set, and the mean over the sets.
+
+    Args:
+        records: Results of one machine.
+        start: The pretrained network of the logistic regression.
+    """
     names = [name for name in SETS if any(r["set"] == name for r in records)]
     nums = {r["set"]: r["num_test"] for r in records if "num_test" in r}
     columns = {
@@ -42,19 +47,19 @@ def table(records: Records) -> str:
         for row in rows()
         if any(row in points for points in columns.values())
     ]
-    return markdown(["", *columns], [*lines, baseline_row(names, mean_sets(records))])
+    return markdown(["", *columns], [*lines, baseline_row(names, mean_sets(records), start)])
 
 
-def baseline_row(names: Sequence[str], averaged: Sequence[str]) -> list[str]:
+def baseline_row(names: Sequence[str], averaged: Sequence[str], start: str) -> list[str]:
     """Return the row of the logistic regression: its accuracy on each set, and the mean over `averaged`."""
-    by_set = baseline_accuracies(IMAGE_SIZE)
+    by_set = baseline_accuracies(IMAGE_SIZE, start)
     cells = [f"{by_set[name]:.3f}" if name in by_set else "–" for name in names]
-    return [LABEL, *cells, baseline_mean(averaged)]
+    return [LABEL, *cells, baseline_mean(averaged, start)]
 
 
-def baseline_mean(names: Sequence[str]) -> str:
+def baseline_mean(names: Sequence[str], start: str = RESNET) -> str:
     """Return the mean accuracy of the logistic regression over sets."""
-    by_set = baseline_accuracies(IMAGE_SIZE)
+    by_set = baseline_accuracies(IMAGE_SIZE, start)
     return f"{statistics.fmean(by_set[name] for name in names):.3f}"
 
 
@@ -94,3 +99,17 @@ def blocks(records: Records) -> dict[str, str]:
         "quality_targets": summary(here),
         "quality_means": means(here),
     }
+
+
+def imagenet_blocks(records: Records) -> dict[str, str]:
+    """Return the blocks of the comparison from ImageNet weights, with seconds of processor time."""
+    here = of_one_machine(in_cpu_seconds(records))
+    return {
+        "quality_imagenet_about": about(here),
+        "quality_imagenet": table(here, IMAGENET),
+    }
+
+
+def in_cpu_seconds(records: Records) -> list[dict]:
+    """Return the results with processor time as their seconds: other programs change it least."""
+    return [{**r, "seconds": r["cpu_seconds"]} for r in records if "cpu_seconds" in r]

@@ -1,6 +1,6 @@
 """What is run on which set with which seed, in which order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from finetune.training.run_length import usual_epochs
@@ -30,6 +30,11 @@ SETTINGS = {
     "ultralytics": ("epochs_5", "epochs_20", "epochs_100"),
     "transformers": ("epochs_3", "epochs_20"),
 }
+IMAGENET = "timm/tf_efficientnet_lite0"  # has ImageNet weights; Ultralytics does not have it
+IMAGENET_SETTINGS = {
+    "finetune": ("default", "epochs_5"),
+    **{tool: SETTINGS[tool] for tool in ("plain", "timm", "fastai", "transformers")},
+}
 ON_ONE_SET = {("ultralytics", "epochs_100"): "satellite"}  # its default, so long that one must do
 
 
@@ -57,11 +62,11 @@ def expected_seconds(run: Run) -> float:
     return 10 + passes / (60 if run.tool == "finetune" else 30)
 
 
-def first_round(machine: str) -> list[Run]:
+def first_round(machine: str, all_settings: Mapping[str, Sequence[str]]) -> list[Run]:
     """Return all runs of the first seed, the shortest first."""
     everything = (
         Run(name, tool, setting, SEEDS[0], machine)
-        for tool, settings in SETTINGS.items()
+        for tool, settings in all_settings.items()
         for setting in settings
         for name in SETS
         if ON_ONE_SET.get((tool, setting), name) == name
@@ -69,9 +74,13 @@ def first_round(machine: str) -> list[Run]:
     return sorted(everything, key=expected_seconds)
 
 
-def plan(records: Sequence[dict], machine: str) -> Iterator[Run]:
+def plan(
+    records: Sequence[dict],
+    machine: str,
+    all_settings: Mapping[str, Sequence[str]] = SETTINGS,
+) -> Iterator[Run]:
     """Yield all runs of a machine in their order: the first seed of everything, the others of runs under `LONG`."""
-    first = first_round(machine)
+    first = first_round(machine, all_settings)
     yield from first
     seconds = {
         Run(*(r[name] for name in Run._fields)): r["seconds"] for r in records if "accuracy" in r

@@ -8,11 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.common.baseline import baseline_accuracies
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import documents as peer_documents
 from benchmarks.peers.measure import Failed, step_times
+from benchmarks.peers.tools import IMAGE_SIZE
 from benchmarks.quality import commands, targets
-from benchmarks.quality.plan import SMALL
+from benchmarks.quality import documents as quality_documents
+from benchmarks.quality.plan import IMAGENET, IMAGENET_SETTINGS, SMALL, plan
 from benchmarks.quality.points import Point, mean_sets, of_one_machine, over_sets
 from benchmarks.recipes import __main__ as recipes
 from benchmarks.scaling import model
@@ -113,6 +116,33 @@ def test_means_are_over_the_sets_that_most_points_are_on():
     (point,) = over_sets(records)
     assert point.accuracies == pytest.approx((0.6, 0.7))
     assert point.seconds == pytest.approx((10 + 29) / 2)
+
+
+def test_the_comparison_from_imagenet_weights_has_processor_seconds():
+    records = [
+        measured(name, "plain", "epochs_5", 0.6, 99, cpu_seconds=50 + i, machine="this one")
+        for i, name in enumerate(SMALL)
+    ]
+    block = quality_documents.imagenet_blocks(records)["quality_imagenet"]
+    cells = [f"0.600 (n = 1), {seconds} s" for seconds in (50, 51, 52, 53, "52")]
+    assert f"| plain PyTorch, 5 epochs | {' | '.join(cells)} |" in block
+    # The regression is that from the same weights, not that from the weaker ones.
+    strong = baseline_accuracies(IMAGE_SIZE, IMAGENET)
+    weak = baseline_accuracies(IMAGE_SIZE)
+    row = block.splitlines()[-1]
+    assert all(f" {strong[name]:.3f} |" in row for name in SMALL)
+    assert not any(f" {weak[name]:.3f} |" in row for name in SMALL)
+
+
+def test_from_imagenet_weights_each_tool_but_one_has_the_same_lengths():
+    runs = {run[:3] for run in plan([], "this one", IMAGENET_SETTINGS)}
+    everything = {run[:3] for run in plan([], "this one")}
+    assert runs < everything
+    assert {(tool, setting) for name, tool, setting in everything - runs if name == "trash"} == {
+        *(("ultralytics", f"epochs_{n}") for n in (5, 20)),
+        *(("finetune", f"epochs_{n}") for n in (3, 20)),
+        *(("finetune", f"minutes_{n}") for n in ("0.5", "0.75", "1", "2", "4", "5", "10")),
+    }
 
 
 def test_results_of_another_machine_are_kept_apart():

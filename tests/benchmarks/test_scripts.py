@@ -1,6 +1,8 @@
 """The benchmark scripts give every tool the same images and weights, and measure nothing twice."""
 
 import csv
+import importlib
+import json
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -8,8 +10,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
+from timm.models import save_for_hf
 from torchvision import models
 
 from benchmarks.common.driver import Benchmark
@@ -17,6 +21,8 @@ from benchmarks.common.records import load
 from benchmarks.labels import mosaics
 from benchmarks.peers import __main__ as compare
 from benchmarks.peers import materials, tools
+from benchmarks.quality import commands as quality_commands
+from benchmarks.quality import plan as quality
 
 
 def test_all_tools_get_the_first_images_of_each_class(tmp_path):
@@ -49,6 +55,68 @@ def test_the_peers_get_the_same_weights(tmp_path):
             torch.equal(state["fc.weight"][:99], net.fc.weight.float())
             and not state["fc.weight"][99:].any()
         )
+
+
+def test_the_peers_get_the_same_network_of_timm(tmp_path, monkeypatch):
+    """Each peer's way to a pretrained network without its own download gives the features of that network."""
+    monkeypatch.syspath_prepend(tools.HERE)
+    plain_peer = importlib.import_module("plain_peer")
+    folder = tmp_path / "weights"
+    torch.manual_seed(0)
+    network = timm.create_model("test_efficientnet", num_classes=7).eval()
+    network.pretrained_cfg["mean"] = (0.5, 0.5, 0.5)
+    save_for_hf(network, str(folder), model_args={"num_classes": 7}, safe_serialization=True)
+    x = torch.randn(2, 3, 96, 96)
+
+    def features(**options) -> torch.Tensor:
+        net = timm.create_model("test_efficientnet", num_classes=5, **options)
+        return net.eval().forward_features(x)
+
+    # The scripts of plain PyTorch and fastai, and timm's --pretrained-path.
+    plain = plain_peer.network(str(folder), 5).eval()
+    overlay = {"file": str(folder / "model.safetensors")}
+    with torch.no_grad():
+        expected = network.forward_features(x)
+        assert torch.equal(plain.forward_features(x), expected)
+        assert plain(x).shape == (2, 5)
+        assert torch.equal(features(pretrained=True, pretrained_cfg_overlay=overlay), expected)
+        # The control: random weights.
+        assert not torch.allclose(features(), expected, rtol=0.1)
+    assert plain_peer.normalize(plain).mean == [0.5, 0.5, 0.5]
+    # transformers
+    materials.write_hub_model(folder, tmp_path / "forms")
+    hub = tmp_path / "forms/hub_model"
+    config = json.loads((hub / "config.json").read_text("utf-8"))
+    assert config["architecture"] == "test_efficientnet" and "model_args" not in config
+    state = network.state_dict()
+    read = load_file(hub / "model.safetensors")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in state)
+
+
+def test_each_command_names_the_network_and_its_weights(tmp_path):
+    """For a network of timm, and for ResNet-18 as the control."""
+    (tmp_path / "data/train/cat").mkdir(parents=True)
+    common = {"data": tmp_path / "data", "out": tmp_path / "out", "forms": tmp_path / "forms"}
+    common |= {"environments": tmp_path / "environments", "timm": tmp_path / "timm"}
+    resnet = tools.Place(weights=tmp_path / "resnet18.pt", **common)
+    name = "timm/tf_efficientnet_lite0"
+    lite = tools.Place(weights=tmp_path / "lite", backbone=name, **common)
+
+    def words(tool: str, place: tools.Place) -> str:
+        run = quality.Run("flowers", tool, "epochs_5", 0, "")
+        return place.hidden(" ".join(quality_commands.command(run, place)))
+
+    assert f"--weights WEIGHTS --out OUT --backbone {name}" in words("finetune", lite)
+    assert "--model tf_efficientnet_lite0 --pretrained" in words("timm", lite)
+    assert words("timm", lite).endswith("--pretrained-path WEIGHTS/model.safetensors")
+    for tool in ("plain", "fastai"):
+        assert words(tool, lite).endswith("--weights WEIGHTS")
+        assert "--weights" not in words(tool, resnet)
+    assert words("transformers", lite).endswith("--weights FORMS/hub_model")
+    assert "--backbone" not in words("finetune", resnet)
+    assert "--model resnet18 --pretrained" in words("timm", resnet)
+    assert "resnet18-f37072fd.pth" in words("timm", resnet)
 
 
 def test_in_the_last_round_we_and_the_two_fastest_peers_take_turns():
