@@ -102,11 +102,15 @@ class Tree:
         root: The folder, or a single file.
         objects: Objects by path.
         empty: Paths of folders without objects.
+
+    Attributes:
+        results: Results about the contents of the objects, for `contents`.
     """
 
     def __init__(self, root: str, objects: dict[str, Object], empty: Iterable[str] = ()) -> None:
         self.root = root
         self.objects = objects
+        self.results: dict[str, Any] = {}
         self.folders: dict[str, Folder] = {}
         for path in empty:
             self._folder(path)
@@ -401,6 +405,10 @@ class ObjectStorage:
             for i, piece in zip(full, ranges, strict=True):
                 pieces[i] = bytes(piece)
         return size, pieces
+
+    def results(self, path: str) -> dict[str, Any] | None:
+        tree = self._tree(self.normal(path))
+        return None if tree is None else tree.results
 
     def _tree(self, path: str) -> Tree | None:
         """Return the newest listing that a path belongs to, if there is one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -95,6 +95,12 @@ class Storage(Protocol):
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         """Return the size of a file and pieces of it; see `read_pieces` below."""
 
+    def results(self, path: str) -> dict[str, Any] | None:
+        """Return a dict for results about the content of a file, which is emptied when its folder is listed again.
+
+        None if reading the file is cheap, or if it may have changed since: then no results are cached.
+        """
+
 
 class LocalStorage:
     """Files of this machine, and of disks that are mounted."""
@@ -166,6 +172,9 @@ class LocalStorage:
             return size, [os.pread(descriptor, num_bytes, start) for start in starts(size)]
         finally:
             os.close(descriptor)
+
+    def results(self, path: str) -> None:
+        return None
 
 
 def _open_at_once(path: str, flags: int) -> int:

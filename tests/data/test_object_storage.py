@@ -12,13 +12,15 @@ import pytest
 from object_server import ObjectServer, begin_test, object_server
 
 from finetune import ImageFolderData
-from finetune.data import fetching, object_storage
+from finetune.data import contents, fetching, object_storage
 from finetune.data.addresses import StorageError
+from finetune.data.checking.first_look import first_look
 from finetune.data.contents import file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.datasets.listing import list_images
 from finetune.data.fetching import fetch_ahead
 from finetune.data.prediction_paths import files_to_predict
+from finetune.data.seen_record import add_digests
 from finetune.data.storage import (
     file_stats,
     kind_of,
@@ -68,6 +70,24 @@ def test_a_folder_is_listed_once_and_its_files_are_not_asked_for(server, colours
     )
     assert server.requests == {"LIST": 1, "GET": len(paths)}
     assert np.array_equal(there.splits["val"].read(3), here.splits["val"].read(3))
+
+
+@pytest.mark.parametrize("num_cached", [10**5, pytest.param(0, id="control")])
+def test_the_checks_before_a_fit_request_each_image_once(server, colours, monkeypatch, num_cached):
+    monkeypatch.setattr(contents, "_MOST_CACHED", num_cached)
+    results = []
+    for root in (colours, f"{server.address}/set"):
+        data = ImageFolderData(str(root), num_workers=0)
+        data.read()
+        look = first_look(data.splits, data.class_names, data.scanned.folder)
+        seen = add_digests(data.seen, data.splits["train"], data.splits["val"])
+        results.append((look.plain(), seen.digests.tolist()))
+    assert results[0] == results[1]
+    num = sum(map(len, data.splits.values()))
+    if num_cached:
+        assert server.requests == {"LIST": 1, "GET": num}
+    else:
+        assert server.requests["GET"] >= num + len(seen.digests)
 
 
 def test_kinds_entries_and_pieces_are_those_of_the_folder(server, colours):
@@ -231,11 +251,13 @@ def test_a_replaced_object_is_noticed_by_its_e_tag(server):
     server.put("new/x/a.png", b"123")
     refresh(f"{server.address}/new")
     before = file_stats([path])
+    digest = file_digests([path], np.arange(1))
     assert open_file(path).read() == b"123"
     server.put("new/x/a.png", b"456")
     with pytest.raises(StorageError, match=r"new/x/a\.png was replaced"):
         open_file(path)
     refresh(f"{server.address}/new")
     assert open_file(path).read() == b"456"  # the control
+    assert file_digests([path], np.arange(1)) != digest
     after = file_stats([path])
     assert before.sizes == after.sizes and before.times[0, 1] != after.times[0, 1]

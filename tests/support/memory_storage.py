@@ -54,6 +54,9 @@ class MemoryStorage:
     def open_file(self, path: str) -> BinaryIO:
         return io.BytesIO(self.files[path])
 
+    def results(self, path: str) -> None:
+        return None
+
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         content = self.files[path]
         return len(content), [content[i : i + num_bytes] for i in starts(len(content))]

@@ -6,10 +6,9 @@ from hashlib import blake2b
 import numpy as np
 
 from finetune.data.addresses import StorageError
+from finetune.data.contents import middle_digest
 from finetune.data.fetching import map_files
-from finetune.data.storage import open_file, read_pieces
-
-_PIECE = 4096  # bytes from the middle, which differ between nearly all photographs
+from finetune.data.storage import open_file
 
 
 def equal_files(
@@ -34,7 +33,7 @@ def equal_files(
     sets = [
         s for s in np.split(order, np.flatnonzero(np.diff(num_bytes[order])) + 1) if is_wanted(s)
     ]
-    for digest in (_read_middle, _hash_content):
+    for digest in (middle_digest, _hash_content):
         sets = [equal for equal in _divide(paths, sets, digest) if is_wanted(equal)]
     return sorted(sorted(members.tolist()) for members in sets)
 
@@ -59,11 +58,6 @@ def _divide(
         if of_file is not None:
             equal.setdefault((number, of_file), []).append(i)
     return map(np.array, equal.values())
-
-
-def _read_middle(path: str) -> bytes:
-    _, pieces = read_pieces(path, _PIECE, lambda size: (max(0, size // 2 - _PIECE // 2),))
-    return pieces[0]
 
 
 def _hash_content(path: str) -> bytes:

@@ -14,12 +14,12 @@ import numpy as np
 from finetune.data.checking.checks import class_findings
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import Finding, Row, as_plain, duplicate_findings, worst_first
+from finetune.data.contents import read_head
 from finetune.data.datasets.listing import Listing, listing_of
 from finetune.data.decode import begins_like_image
 from finetune.data.fetching import map_files
-from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.samples import Samples
-from finetune.data.storage import concatenate_stats, kind_of, read_pieces
+from finetune.data.storage import concatenate_stats, kind_of
 from finetune.data.targets import MultiHot
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import counted, shown
@@ -129,7 +129,6 @@ def _unreadable_finding(broken: np.ndarray, sizes: np.ndarray) -> Finding:
 
 def _is_image(path: str) -> bool:
     try:
-        _, pieces = read_pieces(path, NUM_HEAD_BYTES, lambda size: (0,))
-        return begins_like_image(pieces[0])
+        return begins_like_image(read_head(path))
     except OSError:
         return False
