@@ -4,22 +4,24 @@ Clients of object storage do not survive a fork, so DataLoader workers cannot re
 the content of the files with the indices of a batch. Errors of the storage are raised in the main process.
 """
 
+import io
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
-from finetune.data.storage import is_local, storage_of
+from finetune.data.storage import file_stats, is_local, open_file
 
 _NUM_THREADS = 128  # requests at a time; each waits for the network most of its time
 _NUM_AHEAD = 256  # files that are fetched ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
 
+_NUM_SUBMITTED = 4  # per thread, calls of `map_contents` that wait or are running
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
 
 _Group = TypeVar("_Group")
@@ -65,7 +67,7 @@ def _submit(task: Callable[[], _Result]) -> "Future[_Result]":
 
 def _content(path: str) -> Content:
     try:
-        with storage_of(path).open_file(path) as file:
+        with open_file(path) as file:
             return file.read()
     except OSError as error:  # of this file only, and reported when it is decoded
         return error
@@ -146,6 +148,46 @@ def _result(future: "Future[_Result]", while_waiting: Callable[[], None]) -> _Re
         if not wait([future], _POLL_SECONDS).done:
             while_waiting()
     return future.result()
+
+
+def map_contents(
+    function: Callable[[str, str | Content], _Result], paths: Iterable[str], num_threads: int
+) -> Generator[_Result, None, None]:
+    """Yield the result of a function for each file, in order. It is called in threads, on files that are fetched ahead.
+
+    Args:
+        function: Called with the path of a file, and its source for `open_source`.
+        paths: The files.
+        num_threads: Calls at a time, for example one for each core.
+
+    Raises:
+        StorageError: The storage cannot be reached, or a file was replaced.
+    """
+
+    def size_of(path: str) -> dict[str, int]:
+        return {} if is_local(path) else {path: int(file_stats([path]).sizes[0])}
+
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(num_threads) as threads:
+        for fetched in fetch_ahead(paths, size_of):
+            path = fetched.group
+            waiting.append(threads.submit(function, path, fetched.contents.get(path, path)))
+            # few, because an interruption waits for them
+            if len(waiting) > _NUM_SUBMITTED * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def open_source(source: str | Content) -> BinaryIO:
+    """Open a file by its path, or the content of one that was fetched.
+
+    Raises:
+        OSError: The file cannot be opened, or was not fetched.
+    """
+    if isinstance(source, OSError):
+        raise source
+    return open_file(source) if isinstance(source, str) else io.BytesIO(source)
 
 
 def map_files(function: Callable[[str], _Result], paths: Iterable[str]) -> Iterator[_Result]:

@@ -13,10 +13,8 @@ import logging
 import math
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from rich.progress import track
 
 import finetune
 from finetune.data.decode import DecodeError, decode, stored_size
-from finetune.data.fetching import Content, fetch_ahead, map_files
+from finetune.data.fetching import Content, map_contents, map_files
 from finetune.data.heif import heic_version
 from finetune.data.memmap import MemmapImages, TooLarge, open_or_none, write_memmap
 from finetune.data.samplers import ESTIMATE, draw_indices
@@ -151,10 +149,8 @@ def _build(
                 log.warning("the cache %s is damaged: it is rebuilt", path)
             began = time.perf_counter()
             try:
-                with ThreadPoolExecutor(num_cores()) as pool:
-                    write_memmap(
-                        path, _decode_all(pool, paths, about["shorter_side"]), about, max_bytes
-                    )
+                with closing(_decode_all(paths, about["shorter_side"])) as decoded:
+                    write_memmap(path, decoded, about, max_bytes)
             except (OSError, TooLarge) as error:
                 log.warning("%sno cache, %s", failure, reason(error, cache_dir()))
                 return None
@@ -189,28 +185,20 @@ def _estimate(paths: Sequence[str], shorter_side: int | None) -> float:
 
 
 def _decode_all(
-    pool: ThreadPoolExecutor, paths: Sequence[str], shorter_side: int | None
-) -> Iterator[np.ndarray | None]:
-    """Yield the decoded images in order, with a progress bar on a terminal. The pool decodes a few images ahead."""
+    paths: Sequence[str], shorter_side: int | None
+) -> Generator[np.ndarray | None, None, None]:
+    """Yield the decoded images in order, with a progress bar on a terminal. A few images are decoded ahead."""
 
-    def load(path: str, contents: Mapping[str, Content]) -> np.ndarray | None:
-        content = contents.get(path, path)
-        if isinstance(content, OSError):
+    def load(path: str, source: str | Content) -> np.ndarray | None:
+        if isinstance(source, OSError):
             return None
         try:
-            return decode(content, name=path, shorter_side=shorter_side)
+            return decode(source, name=path, shorter_side=shorter_side)
         except DecodeError:
             return None
 
     screen = console()
-    waiting: deque[Future[np.ndarray | None]] = deque()
     shown_paths = track(
         paths, "decoding images", console=screen, transient=True, disable=not screen.is_terminal
     )
-    # sizes are not needed: there are few images ahead
-    for fetched in fetch_ahead(shown_paths, lambda path: {path: 0}):
-        waiting.append(pool.submit(load, fetched.group, fetched.contents))
-        if len(waiting) > 4 * num_cores():
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    return map_contents(load, shown_paths, num_cores())

@@ -226,7 +226,7 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(images, tmp_path):
     program.write_text(
         "import finetune.data.checking.image_facts as f, time, os\n"
         "look = f.inspect_image\n"
-        "def slow(path):\n    open('began', 'w').close(); time.sleep(0.02); return look(path)\n"
+        "def slow(*args):\n    open('began', 'w').close(); time.sleep(0.02); return look(*args)\n"
         "f.inspect_image = slow\n"
         "from finetune.cli import main\nmain()\n"
     )

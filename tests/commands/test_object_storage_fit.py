@@ -17,6 +17,8 @@ from processes import _free_port, finetune, rank_environment, start
 from finetune import Classifier
 from finetune.commands.error_lines import exit_code, one_line
 from finetune.data import fetching, image_cache, object_storage
+from finetune.data.checking.image_facts import inspect_images
+from finetune.data.datasets.listing import list_images
 from finetune.data.storage import STORAGES
 
 
@@ -65,11 +67,18 @@ def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_wor
 
 
 class Overlap:
-    """Delays each request by some milliseconds, and counts those during which no other request waited."""
+    """Delays each request by some milliseconds, and counts those during which no other request waited.
+
+    Attributes:
+        num: Number of requests.
+        num_alone: Those during which no other one waited.
+        largest: Largest number of requests that waited at a time.
+    """
 
     def __init__(self) -> None:
         self.num = 0
         self.num_alone = 0
+        self.largest = 0
         self._waiting: dict[int, bool] = {}  # whether each has been alone so far
         self._lock = threading.Lock()
 
@@ -79,6 +88,7 @@ class Overlap:
             self.num += 1
             self._waiting = dict.fromkeys(self._waiting, False)
             self._waiting[number] = len(self._waiting) == 0
+            self.largest = max(self.largest, len(self._waiting))
         time.sleep(0.01)
         with self._lock:
             self.num_alone += self._waiting.pop(number)
@@ -94,6 +104,17 @@ def test_requests_are_sent_ahead_also_before_the_first_step(server, cli, monkeyp
     assert overlap.num > 150
     share = overlap.num_alone / overlap.num
     assert share > 0.5 if num_ahead == 0 else share < 0.1
+
+
+@pytest.mark.parametrize("num_ahead", [fetching._NUM_AHEAD, pytest.param(0, id="control")])
+def test_check_sends_its_requests_ahead(server, monkeypatch, num_ahead):
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", num_ahead)
+    listing = list_images(f"{server.address}/set")
+    overlap = Overlap()
+    server.fault = overlap
+    assert not any(facts.error for facts in inspect_images(listing.paths))
+    assert overlap.num == len(listing.paths)
+    assert overlap.largest <= 2 if num_ahead == 0 else overlap.largest > 10
 
 
 @pytest.mark.slow

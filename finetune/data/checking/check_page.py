@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from finetune.data.checking.findings import LEVELS, Finding, as_plain
 from finetune.data.checking.image_facts import small_copy
 from finetune.data.datasets.listing import Listing
+from finetune.data.fetching import Content, map_contents
 from finetune.data.storage import storage_of
 from finetune.system.files import replace_text, replacing
 from finetune.system.html_page import link_to, render, thumbnail
@@ -30,20 +30,27 @@ def write_page(
     path: Path, listing: Listing, findings: Sequence[Finding], seconds: float, network: str = ""
 ) -> None:
     """Write check.html: each finding with thumbnails of its images. For `network` see `write_json`."""
-    wanted = {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.images[:_MAX_IMAGES]}
+    wanted = sorted(
+        {i for f in findings for row in f.rows[:_MAX_ROWS] for i in row.images[:_MAX_IMAGES]}
+    )
 
-    def describe(i: int) -> dict[str, Any]:
-        copy = small_copy(listing.paths[i], _SIDE)
+    def shrink(path: str, source: str | Content) -> str | None:
+        copy = small_copy(source, _SIDE)
+        return None if copy is None else thumbnail(copy, _SIDE)
+
+    def describe(i: int, address: str | None) -> dict[str, Any]:
         place = "" if listing.splits == ["all"] else f"{listing.splits[listing.split_of[i]]}: "
         return {
-            "address": None if copy is None else thumbnail(copy, _SIDE),
+            "address": address,
             "link": link_to(listing.paths[i], path),
             "name": listing.name(i),
             "place": place + listing.class_names[listing.class_of[i]],
         }
 
-    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
-        images = dict(zip(sorted(wanted), threads.map(describe, sorted(wanted)), strict=True))
+    thumbnails = map_contents(
+        shrink, [listing.paths[i] for i in wanted], min(num_cores(), _MAX_THREADS)
+    )
+    images = {i: describe(i, address) for i, address in zip(wanted, thumbnails, strict=True)}
     text = render(
         "data/checking/check.html",
         title=f"{shown(os.path.basename(listing.place) or listing.place)}: data check",

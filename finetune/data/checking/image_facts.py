@@ -5,7 +5,6 @@ Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +14,9 @@ from PIL.ImageFile import ImageFile
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import read_header, read_pixels, silence_pillow
+from finetune.data.fetching import Content, map_contents, open_source
 from finetune.data.frames import is_several
-from finetune.data.storage import file_stats, open_file
+from finetune.data.storage import file_stats
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
 
@@ -109,13 +109,10 @@ class Facts:
 
 
 def inspect_images(paths: Sequence[str]) -> Iterator[ImageFacts]:
-    """Yield the properties of each image, in order. Images are decoded by several threads."""
+    """Return an iterator of the properties of each image, in order. Images are decoded by several threads."""
     silence_pillow()
     cv2.setNumThreads(0)  # images are already processed in parallel
-    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS)) as threads:
-        # In chunks, because an interruption waits for the submitted tasks.
-        for first in range(0, len(paths), 256):
-            yield from threads.map(inspect_image, paths[first : first + 256])
+    return map_contents(inspect_image, paths, min(num_cores(), _MAX_THREADS))
 
 
 def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
@@ -162,15 +159,20 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
     )
 
 
-def inspect_image(path: str) -> ImageFacts:
-    """Return the properties of one image."""
+def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
+    """Return the properties of one image.
+
+    Args:
+        path: The image.
+        source: Its content, or why it was not fetched; by default the file is opened.
+    """
     kind = ""
     mode = ""
     size = (0, 0)
     num_bytes = 0
     changed = 0.0
     try:
-        with open_file(path) as file:
+        with open_source(path if source is None else source) as file:
             stats = file_stats([path])
             num_bytes = int(stats.sizes[0])
             seconds, nanoseconds = divmod(int(stats.times[0, 0]), 10**9)
@@ -233,11 +235,16 @@ def _cut_share(pixels: np.ndarray) -> float:
     return num_rows / len(pixels)
 
 
-def small_copy(path: str, side: int) -> np.ndarray | None:
-    """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable."""
+def small_copy(source: str | Content, side: int) -> np.ndarray | None:
+    """Return an image (h, w, 3) for a thumbnail, a large JPEG reduced to at least `side` pixels; None if unreadable.
+
+    Args:
+        source: Path of the image, or its content.
+        side: Side of the thumbnail.
+    """
     silence_pillow()
     try:
-        with open_file(path) as file:
+        with open_source(source) as file:
             image = read_header(file)
             image.draft(None, (side, side))
             return read_pixels(image, file)[0]
