@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from finetune.data.storage import file_stats, is_local, open_file
+from finetune.system.daemon_threads import complete
 
 _NUM_THREADS = 128  # requests at a time; each waits for the network most of its time
 _NUM_AHEAD = 256  # files that are fetched ahead, at least one group
@@ -48,10 +49,7 @@ class _Threads:
             future, task = self._tasks.get()
             if not future.set_running_or_notify_cancel():
                 continue
-            try:
-                future.set_result(task())
-            except BaseException as error:
-                future.set_exception(error)
+            complete(future, task)
             del future, task  # or the content of the file stays in memory
 
 

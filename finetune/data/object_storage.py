@@ -17,7 +17,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,6 +33,7 @@ from obstore.store import from_url
 from finetune.data.addresses import Address, StorageError, parse_address
 from finetune.data.limits import MAX_BYTES
 from finetune.data.storage import Entry, FileStats, Kind, Starts
+from finetune.system.daemon_threads import start_in_thread
 from finetune.system.messages import shown
 
 # A request is repeated for this long if the server does not answer or reports an error of its own.
@@ -514,16 +514,7 @@ def _interruptible(request: Callable[[], _Result]) -> _Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return request()
-    future: Future[_Result] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(request())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, name="request", daemon=True).start()
-    return future.result()
+    return start_in_thread(request, "request").result()
 
 
 def _object(meta: Mapping[str, Any]) -> Object:

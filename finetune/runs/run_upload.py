@@ -2,12 +2,11 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from finetune.data.addresses import StorageError
@@ -22,6 +21,7 @@ from finetune.runs.local_copies import (
     write_record,
 )
 from finetune.runs.run_download import storage_at
+from finetune.system.daemon_threads import start_in_thread
 
 _LAST = "checkpoints/last.ckpt"
 _SMALL = 2**23  # bytes; a smaller file is read at once, since training may append to it
@@ -107,7 +107,7 @@ class RunUpload:
         removed = self._record.files.keys() - {name for name, _ in files_of(self.run)}
         changed = self._changed_files()
         if removed or changed:
-            self._sending = _in_thread(partial(self._upload, removed, changed))
+            self._sending = start_in_thread(partial(self._upload, removed, changed), "upload")
 
     def check(self) -> None:
         """Raise the error of an upload that has failed, without waiting for one that has not ended.
@@ -143,9 +143,11 @@ class RunUpload:
             ) from error
 
     def withdraw(self) -> None:
-        """Delete the objects of a run without a result."""
+        """Delete the objects of a run without a result, unless another process has continued it."""
         with suppress(StorageError):
             self.wait()
+        with suppress(StorageError):
+            self._check_owner(is_start=True)  # after a failed upload the storage may still be gone
             for name in [*self._record.files, LOCK]:
                 self._storage.delete(f"{self.address}/{name}")
 
@@ -189,24 +191,10 @@ class RunUpload:
                 if not isinstance(file.content, bytes):
                     file.content.close()
 
-    def _check_owner(self) -> None:
-        if self._storage.e_tag(f"{self.address}/{LOCK}") != self._record.lock:
+    def _check_owner(self, is_start: bool = False) -> None:
+        lock = self._storage.e_tag(f"{self.address}/{LOCK}", is_start)
+        if lock != self._record.lock:
             raise _ContinuedElsewhere(
                 f"another process has continued {self.address}, or has deleted it: this one ends. The local copy is "
                 f"{self.run}"
             )
-
-
-def _in_thread(task: Callable[[], None]) -> Future[None]:
-    """Run a task in a daemon thread: it does not delay the end of the process."""
-    future: Future[None] = Future()
-
-    def work() -> None:
-        try:
-            task()
-            future.set_result(None)
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=work, name="upload", daemon=True).start()
-    return future
