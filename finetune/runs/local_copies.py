@@ -19,8 +19,9 @@ from finetune.system.cache_dir import cache_dir
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage
 
-_RUNS = "runs"  # in the folder of caches
-_DOWNLOADS = "downloads"  # separate, since a fit may be writing the local copy meanwhile
+# In the folder of caches, which may be a working directory with its own folder runs.
+_RUNS = "runs-in-storage"
+_DOWNLOADS = "downloads-of-runs"  # separate, since a fit may be writing the local copy meanwhile
 LOCK = ".lock"  # the object with the token of the process that writes the run
 RECORD = ".uploaded.json"
 SYNC = ".sync"  # the file that `alone` locks
