@@ -49,7 +49,7 @@ from finetune.runs.newest_run import (
 )
 from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
 from finetune.runs.run_download import fetch_run
-from finetune.runs.run_search import check_is_in, runs_of
+from finetune.runs.run_search import check_is_in, read_about, runs_of
 from finetune.system.messages import NotFound, WrongUsage
 
 # the default, which continues a run of any data class on its folder
@@ -188,21 +188,34 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
     data_class = explicit.get("data.class_path")
     modules: dict[str, ImageDataModule] = {}  # by class and arguments: each lists its images once
 
-    def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
+    may_differ = explicit.get("allow_changes", False)
+
+    def module_for(settings: Mapping[str, Any]) -> ImageDataModule | None:
         class_path = settings["data"].get("class_path")
         # The command does not name this class: it is not imported, and its data is not downloaded.
         if class_path != (data_class or _ANY_DATA):
-            return False
+            return None
         explicit_arguments = explicit.data.get("init_args") or Namespace()
         now = explicit_arguments.as_dict()
         arguments = {**at_place(settings["data"].get("init_args") or {}, now), **now}
         key = json.dumps([class_path, arguments], sort_keys=True, default=str)
+        if key not in modules:
+            modules[key] = data_module(class_path, arguments)
+        return modules[key]
+
+    def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
         try:
-            if key not in modules:
-                modules[key] = data_module(class_path, arguments)
-            start = read(last_checkpoint(run))
-            return is_of_data(start, modules[key], explicit.get("allow_changes", False))
+            data = module_for(settings)
+            return data is not None and is_of_data(read(last_checkpoint(run)), data, may_differ)
         except (ArgumentError, ValueError, OSError):  # its settings or checkpoint are unreadable
+            return False
+
+    def may_have_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
+        fingerprint = read_about(run).get("fingerprint")
+        try:
+            data = module_for(settings)
+            return data is not None and (may_differ or fingerprint in (None, data.fingerprint))
+        except (ArgumentError, ValueError, OSError):
             return False
 
     backbone = explicit.get("model.backbone")
@@ -212,6 +225,7 @@ def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
         backbone=None if is_choice(backbone) else backbone,
         has_data_of=has_data_of,
         is_ranked=is_choice(backbone) and not isinstance(explicit.resume, str),
+        may_have_data_of=may_have_data_of,
     )
 
 

@@ -13,9 +13,9 @@ from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.fold_record import has_folds
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
-from finetune.runs.local_copies import shown_place
+from finetune.runs.local_copies import address_of, shown_place
 from finetune.runs.resume import Start, read_start
-from finetune.runs.run_download import fetch_beginnings, fetch_run
+from finetune.runs.run_download import fetch_beginnings, fetch_run, has_last_there
 from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage, reason
@@ -39,6 +39,7 @@ class RunFilter:
         has_data_of: Returns whether the data are those of a run, from its folder and settings. It reads the data, so
             it is called only if the data folders differ: the data may have been moved.
         is_ranked: Whether the network must have been chosen by `--backbone auto`.
+        may_have_data_of: The same as `has_data_of` without a checkpoint, by about.json: false if the data differ.
     """
 
     root: str | None
@@ -46,9 +47,16 @@ class RunFilter:
     backbone: str | None
     has_data_of: Callable[[Path, Mapping[str, Any]], bool]
     is_ranked: bool = False
+    may_have_data_of: Callable[[Path, Mapping[str, Any]], bool] = lambda run, settings: True
 
-    def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
-        """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
+    def difference(self, run: Path, settings: Mapping[str, Any], is_downloaded: bool = True) -> str:
+        """Return how a run differs in data or network; "" if it does not, or if its settings are missing.
+
+        Args:
+            run: Its folder.
+            settings: Its settings.
+            is_downloaded: Whether last.ckpt may be read. Otherwise the run may be a newer one in object storage.
+        """
         data = settings.get("data") or {}
         model = settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
@@ -61,7 +69,13 @@ class RunFilter:
             return ""
         root = place_of(data.get("init_args") or {})
         is_same_folder = root is not None and _is_same_data(run, root, self.root)
-        if is_same_folder or (last_checkpoint(run).is_file() and self.has_data_of(run, settings)):
+        if is_same_folder:
+            return ""
+        if is_downloaded:
+            is_same = last_checkpoint(run).is_file() and self.has_data_of(run, settings)
+        else:
+            is_same = self.may_have_data_of(run, settings)
+        if is_same:
             return ""
         return f"of other data ({root}, not {self.root})"
 
@@ -115,6 +129,10 @@ def find_run(
     for run in reversed(runs):
         if is_dev_run(run) or has_folds(run):
             continue
+        if difference := _difference_there(run, wanted):
+            if has_last_there(run):
+                skipped.append((run, difference))
+            continue
         fetch_run(run)
         has_checkpoint = last_checkpoint(run).is_file()
         if begun is None and not has_checkpoint:
@@ -138,6 +156,20 @@ def find_run(
                 continue
             return NewestRun(run, settings, begun, skipped, elsewhere)
     return NewestRun(None, {}, begun, skipped, elsewhere)
+
+
+def _difference_there(run: Path, wanted: RunFilter) -> str:
+    """Return how a run in object storage differs, by its config.yaml and about.json, before it is downloaded.
+
+    "" if it does not, if its settings are not readable, or if the run is a local one.
+    """
+    if address_of(run) is None or not (run / "config.yaml").is_file():
+        return ""
+    try:
+        settings = settings_of(run)
+    except ValueError:
+        return ""
+    return wanted.difference(run, settings, is_downloaded=False)
 
 
 def check_has_last(run: Path) -> None:

@@ -92,6 +92,20 @@ def fetch_run(run: Path) -> None:
             write_record(run, Record(lock, record.files))
 
 
+def has_last_there(run: Path) -> bool:
+    """Return whether object storage has the last.ckpt of a run.
+
+    Args:
+        run: The local copy of the run.
+
+    Raises:
+        StorageError: The storage cannot be reached.
+    """
+    address = address_of(run)
+    assert address is not None, f"{run} is not a local copy"
+    return storage_at(address).e_tag(f"{address}/{_LAST}", is_start=True) is not None
+
+
 def fetch_checkpoint(address: str) -> Path:
     """Download a checkpoint, unless it is cached, and return its path.
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,6 +335,46 @@ def test_a_run_without_a_result_leaves_nothing(server, colours, cli, monkeypatch
     assert not server.objects and not local_copy(f"{server.address}/runs/fit").exists()
 
 
+def test_a_failed_upload_leaves_nothing_either(server, monkeypatch):
+    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.2)
+    upload = upload_of(server, "first")
+    (upload.run / "metrics.csv").write_text("later")
+    server.fault = lambda method, path: "unavailable" if method == "PUT" else ""
+    upload.send()
+    upload.withdraw()
+    assert not server.objects
+    server.fault = lambda method, path: ""
+    shutil.rmtree(upload.run)
+    upload = upload_of(server, "first")
+    RunUpload(upload.run).take_over()  # of another process
+    upload.withdraw()
+    assert files_there(server) == {".lock", LAST, "checkpoints/best.ckpt"}  # the control
+
+
+@pytest.mark.slow
+def test_only_the_run_that_continues_is_downloaded(server, colours, cli, move, tmp_path):
+    others = tmp_path / "others"
+    shutil.copytree(colours, others)
+    shutil.copy(others / "train/red/00.png", others / "train/red/more.png")
+    out = ("--out", f"{server.address}/runs")
+    cli("fit", colours, *QUICKEST, *UNTESTED, *out)
+    cli("fit", others, *QUICKEST, *UNTESTED, *out)
+    cli("fit", colours, *QUICKEST, *UNTESTED, *out, "--backbone", "resnet18", "--size", 32)
+    downloads: list[str] = []
+
+    def keep(method: str, path: str) -> str:
+        if method == "GET" and path.endswith(".ckpt"):
+            downloads.append(path)
+        return ""
+
+    move()
+    moved = tmp_path / "moved"  # so that folders say nothing
+    shutil.copytree(colours, moved)
+    server.fault = keep
+    cli("fit", moved, *QUICKEST, *TWO_EPOCHS, *out, "--resume")
+    assert downloads and all("fit/version_0/" in path for path in downloads)
+
+
 def upload_of(server: ObjectServer, content: str) -> RunUpload:
     """Return the upload of a small run, which has been sent."""
     run = local_copy(f"{server.address}/runs/fit/version_0")
@@ -453,6 +494,14 @@ def test_a_fit_of_several_processes_returns_the_local_copy(move):
     run = _run_of(0, ["run in s3://pictures/runs/fit/version_0", "next: finetune predict"])
     assert run == local_copy("s3://pictures/runs/fit/version_0")
     assert _run_of(0, ["run in runs/fit/version_0"]) == Path("runs/fit/version_0")
+
+
+def test_local_copies_are_apart_from_the_runs_of_a_folder_that_is_the_cache(monkeypatch):
+    monkeypatch.setenv("FINETUNE_CACHE", ".")
+    copy = local_copy("s3://pictures/runs/fit/version_0")
+    assert not copy.is_relative_to(Path("runs").absolute())
+    assert address_of(copy) == "s3://pictures/runs/fit/version_0"
+    assert address_of("runs/s3/pictures/runs/fit/version_0") is None
 
 
 def test_several_machines_need_one_folder_of_caches(move, monkeypatch):
