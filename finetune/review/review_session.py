@@ -303,7 +303,7 @@ class ReviewSession:
     def _suggestions(self, i: int) -> list[dict[str, Any]]:
         """Return the most probable classes of an image; without probabilities, those of its neighbours.
 
-        If images have several labels, the labels of the image are first.
+        The label of the image is among them, whatever its probability. If images have several labels, they are first.
         """
         own = self.images.labels(i)
         evidence = None if self._ranked is None else self._ranked.evidence
@@ -319,6 +319,8 @@ class ReviewSession:
             [*first, *probable.tolist(), *near, *range(len(self.images.class_names))]
         )
         chosen = list(order)[:_NUM_SUGGESTIONS]
+        if not self.images.has_several and own[0] not in chosen:
+            chosen[-1] = own[0]
         rounded = [
             None if np.isnan(probability[k]) else round(float(probability[k]), 4) for k in chosen
         ]

@@ -37,6 +37,19 @@ def test_the_moved_images_come_first(wrong, begin):
     )
 
 
+def test_the_label_of_an_image_is_among_its_suggestions(wrong, begin, monkeypatch):
+    monkeypatch.setattr(review_session, "_NUM_SUGGESTIONS", 2)
+    session = begin(wrong)
+    job_of(session).rank()
+    probabilities = session._ranked.evidence.probabilities
+    own = np.array([session.images.labels(i)[0] for i in range(len(probabilities))])
+    least_probable = np.flatnonzero(probabilities.argmin(1) == own)
+    assert len(least_probable)  # control: the two most probable classes of these images are others
+    for i in least_probable:
+        suggested = [suggestion["class"] for suggestion in session.item(int(i))["suggestions"]]
+        assert suggested == [probabilities[i].argmax(), own[i]]
+
+
 def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
