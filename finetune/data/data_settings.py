@@ -138,7 +138,7 @@ class Splitting:
 
     Raises:
         WrongUsage: A value is out of range, no training data would be left, or only one of `fold` and `num_folds` is
-            given.
+            set.
     """
 
     val_fraction: float = 0.0
@@ -149,8 +149,11 @@ class Splitting:
     fold: int | None = None
 
     def __post_init__(self) -> None:
-        fractions = (self.val_fraction, self.test_fraction)
-        if not all(0 <= fraction < 1 for fraction in fractions) or sum(fractions) >= 1:
+        for name in ("val_fraction", "test_fraction"):
+            fraction = getattr(self, name)
+            if not 0 <= fraction < 1:
+                raise WrongUsage(f"{name} must be at least 0 and below 1, got {fraction}")
+        if self.val_fraction + self.test_fraction >= 1:
             text = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
             raise WrongUsage(f"{text} must leave some training data")
         self._check_folds()
@@ -241,7 +244,7 @@ def required_folder(root: str | None) -> str:
     """
     if root is None:
         raise WrongUsage(
-            "no data: give the folder of images, or --data.root FOLDER, or a table of images"
+            "no data: pass the folder of images, or --data.root FOLDER, or a table of images"
         )
     return normal_path(root)
 

@@ -42,8 +42,16 @@ RIGHT = {
         (Preparation, {"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         (check_loading, {"cache_limit_gb": -1.0}, "cache_limit_gb must be at least 0, got -1.0"),
         (check_loading, {"num_workers": -1}, "num_workers must be at least 0, got -1"),
-        (Splitting, {"val_fraction": 1.0}, "must leave some training data"),
-        (Splitting, {"test_fraction": -0.1}, "must leave some training data"),
+        (
+            Splitting,
+            {"val_fraction": 1.0},
+            "^val_fraction must be at least 0 and below 1, got 1.0$",
+        ),
+        (
+            Splitting,
+            {"test_fraction": -0.1},
+            "^test_fraction must be at least 0 and below 1, got -0.1$",
+        ),
         (
             Splitting,
             {"val_fraction": 0.5, "test_fraction": 0.5},
@@ -77,7 +85,7 @@ def test_settings_have_the_names_of_options():
 
 def test_a_folder_that_nobody_has_named():
     with pytest.raises(
-        WrongUsage, match="no data: give the folder of images, or --data.root FOLDER"
+        WrongUsage, match="no data: pass the folder of images, or --data.root FOLDER"
     ):
         ImageFolderData()
 
