@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import dom_after, needs_browser, scroll_widths
+from browser import dom_after, evaluate, needs_browser, scroll_widths
 from run_folders import write_run
 
 from finetune.runs.comparison import write_comparison
@@ -71,7 +71,7 @@ def run(tmp_path):
         tmp_path / "runs" / "version_0",
         LABELS,
         probabilities_of(),
-        images=tmp_path / "pictures",
+        images=tmp_path / "photos",
         doubts=["so few"],
     )
 
@@ -197,8 +197,8 @@ def test_the_head_has_data_set_network_answer_and_date(run):
     record = replace(record, about=record.about | {"began": "2026-01-02T03:04:00"})
     text = write_report(record, None, {}).read_text("utf-8")
     head = text[text.index("<header>") : text.index("</header>")]
-    assert "<h1>pictures, resnet18</h1>" in head and "version_0</h1>" not in head
-    assert "<title>pictures, resnet18: report</title>" in text
+    assert "<h1>photos, resnet18</h1>" in head and "version_0</h1>" not in head
+    assert "<title>photos, resnet18: report</title>" in text
     assert "<strong>75.0 %</strong> test accuracy" in head
     assert "9 of 12 test images" in head and "95 % interval 46.8–91.1 %" in head
     assert "2026-01-02 03:04" in head
@@ -214,6 +214,31 @@ def test_heat_maps_are_hidden_if_they_are_too_coarse_and_the_page_says_why(run):
     assert "heat map of blue" in maps and "No heat maps" not in maps  # negative control
     text = page_of(run, look(False))
     assert text.count("No heat maps: too coarse.") == 1 and "heat map of" not in text
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.usefixtures("without_charts")
+def test_a_heat_map_is_next_to_its_image_on_a_phone(run, tmp_path):
+    places = """Array.from(document.querySelectorAll(".looked-at .picture"), figure =>
+        Array.from(figure.querySelectorAll("img"), image => [image.offsetTop, image.offsetWidth]))"""
+    pairs = [pair for pair in evaluate(page_of(run), places, tmp_path, 390) if len(pair) == 2]
+    assert len(pairs) > 5
+    assert all(image[0] == heat_map[0] and image[1] > 120 for image, heat_map in pairs)
+    # control: one above the other in a narrow column
+    narrow = page_of(run).replace("minmax(min(100%, 17rem), 1fr)", "4rem")
+    pairs = [pair for pair in evaluate(narrow, places, tmp_path, 390) if len(pair) == 2]
+    assert all(image[0] < heat_map[0] for image, heat_map in pairs)
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.usefixtures("without_charts")
+def test_in_print_a_heading_is_on_the_page_of_its_images(run, tmp_path):
+    breaks = """Array.from(document.querySelectorAll("h3, h3 + p"), element =>
+        getComputedStyle(element).breakAfter)"""
+    assert set(evaluate(page_of(run), breaks, tmp_path, 800, "print")) == {"avoid"}
+    assert "auto" in evaluate(page_of(run), breaks, tmp_path, 800)  # control: on a screen
 
 
 @pytest.mark.slow
@@ -266,7 +291,7 @@ def test_what_was_found_before_training_is_reported_and_what_was_not_looked_at(r
     assert "2 sets of files &lt;b&gt;" in text and "train/a.jpg = test/b.jpg" in text
     assert "no problems" not in text
     assert "2,800 files" in text and "the first bytes of all" in text
-    assert "Not checked: damaged" in text and "finetune check pictures" in text
+    assert "Not checked: damaged" in text and "finetune check photos" in text
     assert "It found no problems" in looked(run, 90, 90, [])
     assert "the first bytes of 20,000" in looked(run, 50_000, 20_000, [])
 
@@ -296,7 +321,7 @@ def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
     )
     assert "Labels and larger crops were not checked" in text and "Not checked: damaged" not in text
     (run / "check.html").unlink()
-    ranked = FOUND | {"title": "9 pictures to look at", "is_judged": False}
+    ranked = FOUND | {"title": "9 images to look at", "is_judged": False}
     check = replace(check, network="resnet18 of w.pt", findings=[ranked], doubt="Some more.")
     text = looked(run, 2800, 2800, [], check)
     assert (

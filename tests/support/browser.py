@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -41,6 +42,20 @@ def scroll_widths(pages: Iterable[tuple[str, int]], folder: Path) -> list[int]:
             window.close()
         browser.close()
     return found
+
+
+def evaluate(page: str, expression: str, folder: Path, width: int, media: str = "screen") -> Any:
+    """Return the value of a JavaScript expression in a page, in a window of this width, on a screen or in print."""
+    file = folder / "evaluated.html"
+    file.write_text(page, "utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": width, "height": 800})
+        window.emulate_media(media=media)  # type: ignore[arg-type]
+        window.goto(file.as_uri())
+        value = window.evaluate(expression)
+        browser.close()
+    return value
 
 
 def dom_after(page: str, script: str, folder: Path) -> str:
