@@ -130,7 +130,7 @@ def measure(run: Run, images: Path, server: Server) -> dict:
     """Fit in an empty folder; return the seconds before the first epoch and of each epoch."""
     root = str(images)
     if run.latency >= 0:
-        root = "s3://pictures/set"
+        root = "s3://photos/set"
         server.set_latency(run.latency)
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **server.environment}

@@ -3,10 +3,10 @@
     python -m benchmarks.export --hotdog FOLDER --weights resnet18.pt [--runs FOLDER]
 
 Three seeds of `hotdog.yaml` at 128 pixels, each trained with `finetune fit` where `--runs` has no run of it yet, then
-`finetune export`, with `--quantize int8`, and with `--input any_size`. All on the same pictures of the test split, in
+`finetune export`, with `--quantize int8`, and with `--input any_size`. All on the same images of the test split, in
 one process with as many threads as there are cores, the network and the files taking turns: torch as `Predictor` has it
-(float32), the files by onnxruntime. Milliseconds are medians of 60 single pictures, rates of 12 batches of 32. The
-pictures are decoded before; those for `--input any_size` are as they are in the files, and resizing counts. The results
+(float32), the files by onnxruntime. Milliseconds are medians of 60 single images, rates of 12 batches of 32. The
+images are decoded before; those for `--input any_size` are as they are in the files, and resizing counts. The results
 go to export.json, and into benchmarks/NOTEBOOK.md and docs/export.md. Stop at any time, and start again to continue.
 """
 
@@ -73,7 +73,7 @@ def in_turns(runs: dict[str, Callable[[int], object]], num: int, at_once: int) -
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
+def measure(best: Path, hotdog: Path, num_photos: int | None) -> dict:
     """Return what there is to know of the files of one checkpoint."""
     from finetune import ImageFolderData
     from finetune.inference.export_check import load_exported
@@ -95,10 +95,10 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
         sizes = {name: round(path.stat().st_size / 1e6, 2) for name, path in files.items()}
         about = json.loads(Path(folder, "int8.onnx.json").read_text("utf-8"))
     split = ImageFolderData(str(hotdog), val_fraction=0, num_workers=0).splits["test"]
-    chosen = np.random.default_rng(0).permutation(len(split))[:num_pictures]
-    pictures = [split.read(int(i)) for i in chosen]
+    chosen = np.random.default_rng(0).permutation(len(split))[:num_photos]
+    photos = [split.read(int(i)) for i in chosen]
     images, labels = (
-        np.stack([predictor.prepare(picture) for picture in pictures]),
+        np.stack([predictor.prepare(photo) for photo in photos]),
         split.targets.labels[chosen],
     )
     batches = [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
@@ -106,14 +106,12 @@ def measure(best: Path, hotdog: Path, num_pictures: int | None) -> dict:
         name: np.concatenate([np.asarray(runs[name](b), np.float64) for b in batches])
         for name in WAYS
     }
-    said["any"] = np.concatenate([runs["any"](picture[None]) for picture in pictures]).astype(
-        np.float64
-    )
+    said["any"] = np.concatenate([runs["any"](photo[None]) for photo in photos]).astype(np.float64)
     classes = {name: predictor.decide(p) for name, p in said.items()}
     single = {name: lambda i, run=runs[name]: run(images[i % len(images)][None]) for name in WAYS}
     sized = {
-        "torch": lambda i: predictor([pictures[i % len(pictures)]]),
-        "any": lambda i: runs["any"](pictures[i % len(pictures)][None]),
+        "torch": lambda i: predictor([photos[i % len(photos)]]),
+        "any": lambda i: runs["any"](photos[i % len(photos)][None]),
     }
     many = {
         name: lambda i, run=runs[name]: run(batches[i % (len(images) // BATCH)]) for name in WAYS
@@ -188,7 +186,7 @@ def main() -> None:
         default=Path("runs/benchmark_export"),
         help="where the runs are, or go to",
     )
-    parser.add_argument("--num", type=int, help="test pictures; all without it")
+    parser.add_argument("--num", type=int, help="test images; all without it")
     args = parser.parse_args()
     if not args.document and not args.hotdog:
         parser.error("--hotdog is needed to measure")

@@ -40,17 +40,17 @@ def main() -> None:
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
     )
-    pictures = ImageFolder(f"{args.root}/train", transform)
+    dataset = ImageFolder(f"{args.root}/train", transform)
     is_cuda = args.device == "cuda"
     loader = DataLoader(
-        pictures,
+        dataset,
         args.batch_size,
         True,
         num_workers=args.num_workers,
         pin_memory=is_cuda,
         persistent_workers=True,
     )
-    net = network(args.weights, len(pictures.classes)).to(args.device)
+    net = network(args.weights, len(dataset.classes)).to(args.device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
     for epoch in range(args.epochs):
         began = time.perf_counter()
@@ -66,7 +66,7 @@ def main() -> None:
             optimizer.step()
         if is_cuda:
             torch.cuda.synchronize()
-        rate = len(pictures) / (time.perf_counter() - began)
+        rate = len(dataset) / (time.perf_counter() - began)
         print(f"epoch {epoch + 1}/{args.epochs}  {rate:.0f} images/s", flush=True)
 
 

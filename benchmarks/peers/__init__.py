@@ -1,1 +1,1 @@
-"""`finetune` beside plain PyTorch, timm, fastai, Ultralytics and transformers, on the same pictures."""
+"""`finetune` beside plain PyTorch, timm, fastai, Ultralytics and transformers, on the same images."""

@@ -1,4 +1,4 @@
-"""Measure `finetune` beside its peers, on the same pictures and from the same weights, for benchmarks/NOTEBOOK.md.
+"""Measure `finetune` beside its peers, on the same images and from the same weights, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.peers --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]
@@ -80,7 +80,7 @@ def train(run: Run, place: tools.Place) -> dict:
 
 
 def predict(tool: str, place: tools.Place, model: Path, folders: dict[int, Path]) -> dict:
-    """Return the seconds to classify few and many pictures; their difference does not include the start."""
+    """Return the seconds to classify few and many images; their difference does not include the start."""
     seconds = {}
     for num, folder in folders.items():
         command = tools.predict(tool, folder, model, place)
@@ -99,14 +99,14 @@ def predict(tool: str, place: tools.Place, model: Path, folders: dict[int, Path]
 
 
 class Bench:
-    """Folders of pictures and models, made when they are first needed."""
+    """Folders of images and models, made when they are first needed."""
 
     def __init__(self, root: Path, workplace: Workplace) -> None:
         self.root = root
         self.workplace = workplace
         self.folder = workplace.folder
 
-    def pictures(self, num_train: int | None, num_val: int | None) -> Path:
+    def images(self, num_train: int | None, num_val: int | None) -> Path:
         data = self.folder / f"pictures_{num_train}_{num_val}"
         if not data.exists():
             materials.write_folder(self.root, data, num_train, num_val)
@@ -115,10 +115,10 @@ class Bench:
     def measure(self, run: Run) -> dict:
         """Return the result of a run and its circumstances."""
         if run.experiment == "job":
-            place = self.workplace.place(run.tool, self.pictures(None, None))
+            place = self.workplace.place(run.tool, self.images(None, None))
             result = attempt(place, lambda place: train(run, place))
         else:
-            place = self.workplace.place(run.tool, self.pictures(_TRAINED, _TRAINED))
+            place = self.workplace.place(run.tool, self.images(_TRAINED, _TRAINED))
             result = attempt(place, lambda place: self.predict(run, place))
         return {**result, **circumstances(run.tool, place.timm)}
 
@@ -129,7 +129,7 @@ class Bench:
             command = tools.fit(tools.Training(run.tool, "default", num_epochs=1), there)
             measure.run(command, tools.variables(there), there.out / "clock.txt")
             there.out.rename(model)
-        folders = [self.pictures(0, num) / "val" for num in _PREDICTED]
+        folders = [self.images(0, num) / "val" for num in _PREDICTED]
         by_num = {sum(1 for _ in folder.glob("*/*")): folder for folder in folders}
         return predict(run.tool, place, model, by_num)
 

@@ -66,7 +66,7 @@ def predict(args: argparse.Namespace) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--predict", help="folder of pictures")
+    arguments.add_argument("--predict", help="folder of images")
     args = arguments.parse_args()
     predict(args) if args.predict else train(args)
 

@@ -1,4 +1,4 @@
-"""What the measured programs are given: an environment each, the same folder of pictures, the same weights."""
+"""What the measured programs are given: an environment each, the same folder of images, the same weights."""
 
 import json
 import os
@@ -56,23 +56,23 @@ def turn_loggers_off(python: str, variables: Mapping[str, str]) -> None:
 
 
 def write_folder(root: Path, to: Path, num_train: int | None, num_val: int | None) -> Path:
-    """Link the first pictures of each class: train/CLASS as it is, test/CLASS as val/CLASS.
+    """Link the first images of each class: train/CLASS as it is, test/CLASS as val/CLASS.
 
     Args:
         root: Folder with train/CLASS and test/CLASS.
         to: Where the folder is made.
-        num_train: Training pictures of each class; None for all.
+        num_train: Training images of each class; None for all.
         num_val: The same for those that each tool evaluates with.
     """
     for split, new, num in (("train", "train", num_train), ("test", "val", num_val)):
         for source in sorted(p for p in (root / split).iterdir() if p.is_dir()):
             folder = to / new / source.name
             folder.mkdir(parents=True)
-            pictures = sorted(source.iterdir())
-            if num is not None and len(pictures) < num:
-                raise ValueError(f"{source} has {len(pictures)} pictures, {num} are wanted")
-            for picture in pictures[:num]:
-                os.symlink(picture.resolve(), folder / picture.name)
+            images = sorted(source.iterdir())
+            if num is not None and len(images) < num:
+                raise ValueError(f"{source} has {len(images)} images, {num} are needed")
+            for image in images[:num]:
+                os.symlink(image.resolve(), folder / image.name)
     return to
 
 

@@ -152,19 +152,19 @@ def fit_peer(
     return [python, str(HERE / f"{tool}_peer.py"), *common.split(), *more, *map(str, places)]
 
 
-def predict(tool: str, pictures: Path, model: Path, place: Place) -> list[str]:
-    """Return the command that classifies a folder of pictures by what `fit` wrote to `model`."""
+def predict(tool: str, images: Path, model: Path, place: Place) -> list[str]:
+    """Return the command that classifies a folder of images by what `fit` wrote to `model`."""
     if tool == "finetune":
         checkpoint = next(model.glob("fit/version_0/checkpoints/last.ckpt"))
-        places = ["--ckpt_path", checkpoint, "--data.predict", pictures]
+        places = ["--ckpt_path", checkpoint, "--data.predict", images]
         return [PROGRAM, "predict", *map(str, places), "--trainer.default_root_dir", str(place.out)]
     if tool == "timm":
         common = f"--model resnet18 --num-classes 2 --input-size 3 {IMAGE_SIZE} {IMAGE_SIZE} --device cpu --fullname"
-        places = ["--data-dir", pictures, "--checkpoint", model / "run/last.pth.tar"]
+        places = ["--data-dir", images, "--checkpoint", model / "run/last.pth.tar"]
         program = [place.python(tool), f"{place.timm}/inference.py", *common.split()]
         return [*program, *map(str, places), "--results-dir", str(place.out)]
     script = str(HERE / "fastai_peer.py")
-    return [place.python(tool), script, "--predict", str(pictures), "--out", str(model)]
+    return [place.python(tool), script, "--predict", str(images), "--out", str(model)]
 
 
 def accuracy(tool: str, out: Path, output: str) -> float:

@@ -24,7 +24,7 @@ from transformers import (
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument(
-        "--workers", type=int, default=0, help="processes that read pictures; --best has two"
+        "--workers", type=int, default=0, help="processes that read images; --best has two"
     )
     args = arguments.parse_args()
     seed = {} if args.seed is None else {"seed": args.seed}

@@ -6,7 +6,7 @@
     python -m benchmarks.quality --sets SETS --backbone timm/tf_efficientnet_lite0 --weights FOLDER [--timm TIMM]
 
 SETS holds satellite, flowers, clothing and trash, each with train/CLASS and test/CLASS, as HOTDOG does; of FASHION,
-with FashionMNIST/raw/*.gz, 2,000 and 1,000 pictures are taken. Sets without an option are skipped. The peers are those
+with FashionMNIST/raw/*.gz, 2,000 and 1,000 images are taken. Sets without an option are skipped. The peers are those
 of benchmarks/peers, in the same environments; TIMM is a checkout of timm, which has train.py. Linux only, and nothing
 else on the machine: the seconds count.
 

@@ -74,7 +74,7 @@ def write_labels(figure, axes, points: Sequence[Point]) -> list[tuple[float, ...
     """
     from matplotlib.patheffects import withStroke
 
-    figure.draw_without_rendering()  # so that places on the picture are known
+    figure.draw_without_rendering()  # so that places on the figure are known
     size = figure.dpi / 72
     taken = []
     for p in points:

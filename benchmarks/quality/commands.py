@@ -1,4 +1,4 @@
-"""By which command each tool trains with its own recipe, and how accurate it then is on the test pictures."""
+"""By which command each tool trains with its own recipe, and how accurate it then is on the test images."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def command(run: Run, place: tools.Place) -> list[str]:
 
 
 def accuracy(tool: str, place: tools.Place, output: str) -> float:
-    """Return the accuracy on the test pictures: ours of the checkpoint that is kept, a peer's of its last epoch."""
+    """Return the accuracy on the test images: ours of the checkpoint that is kept, a peer's of its last epoch."""
     if tool == "finetune":
         return json.loads((place.out / "fit/version_0/test.json").read_text("utf-8"))[
             "test/accuracy"
@@ -50,9 +50,9 @@ def accuracy(tool: str, place: tools.Place, output: str) -> float:
 
 
 def calibration(out: Path) -> dict[str, float]:
-    """Return the calibration error on the test pictures, and what would be measured if the probabilities were true.
+    """Return the calibration error on the test images, and what would be measured if the probabilities were true.
 
-    So few pictures in 15 bins never hit their probabilities exactly.
+    So few images in 15 bins never hit their probabilities exactly.
     """
     test = json.loads((out / "fit/version_0/test.json").read_text("utf-8"))
     found = {name: round(test[f"test/{name}"], 4) for name in CALIBRATION if f"test/{name}" in test}
@@ -62,7 +62,7 @@ def calibration(out: Path) -> dict[str, float]:
 
 
 def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
-    """Return the mean calibration error of pictures that are right as often as their confidence (N,) says."""
+    """Return the mean calibration error of images that are right as often as their confidence (N,) says."""
     bins = np.minimum((confidence * 15).astype(int), 14)
     is_right = np.random.default_rng(0).random((draws, len(confidence))) < confidence
     gaps = [np.abs((is_right - confidence)[:, bins == b].sum(1)) for b in range(15)]
@@ -70,7 +70,7 @@ def expected_error(confidence: np.ndarray, draws: int = 1000) -> float:
 
 
 def train(run: Run, place: tools.Place) -> dict:
-    """Return what a run gave: accuracy, of how many pictures that is, and the seconds of the whole command."""
+    """Return what a run gave: accuracy, of how many images that is, and the seconds of the whole command."""
     words = command(run, place)
     done = measure.run(words, tools.variables(place), place.out / "clock.txt")
     split = "test" if run.tool == "finetune" else "val"

@@ -92,10 +92,10 @@ def about(records: Records) -> str:
 def blocks(records: Records) -> dict[str, str]:
     """Return the blocks of the pages: of the machine with the most results."""
     here = of_one_machine(records)
-    picture = "![Mean accuracy over the sets against seconds, of each tool](../docs/quality.png)"
+    chart = "![Mean accuracy over the sets against seconds, of each tool](../docs/quality.png)"
     return {
         "quality_about": about(here),
-        "quality_accuracy": f"{table(here)}\n\n{picture}",
+        "quality_accuracy": f"{table(here)}\n\n{chart}",
         "quality_targets": summary(here),
         "quality_means": means(here),
     }

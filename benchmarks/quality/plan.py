@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from finetune.training.run_length import usual_epochs
 
-# set: training pictures, for the order alone
+# set: training images, for the order alone
 SETS = {
     "satellite": 273,
     "flowers": 295,

@@ -2,7 +2,7 @@
 
     pip install -e '.[dev]'
     python -m benchmarks.recipes --hotdog HOTDOG --fashion_mnist FASHION --weights resnet18.pt [--minutes 60]
-    python -m benchmarks.recipes --paired A B --image_size N     # compares two recipes picture by picture
+    python -m benchmarks.recipes --paired A B --image_size N     # compares two recipes image by image
 
 Each run is a command of its own, `finetune fit` or `plain.py`. The results go to recipes.json; a run whose config has
 changed since is measured again. Stop at any time, and start again to continue; `--again` repeats the runs that failed.
@@ -135,7 +135,7 @@ def measure(run: Run, root: str, weights: str) -> dict:
 
 
 def result_of_fit(folder: Path, root: str) -> dict:
-    """Return the test's figures, the precision, and which test pictures are right."""
+    """Return the test's figures, the precision, and which test images are right."""
     run = folder / "fit/version_0"
     test = json.loads((run / "test.json").read_text("utf-8"))
     config = yaml.safe_load((run / "config.yaml").read_text("utf-8"))
@@ -147,22 +147,22 @@ def result_of_fit(folder: Path, root: str) -> dict:
     }
 
 
-def predicted_right(checkpoint: Path, pictures: str, output: str) -> list[int]:
-    """Return for each picture of a folder of class folders whether a checkpoint is right, in the order of the paths."""
-    options = ["--ckpt_path", str(checkpoint), "--data.predict", pictures, "--output", output]
+def predicted_right(checkpoint: Path, images: str, output: str) -> list[int]:
+    """Return for each image of a folder of class folders whether a checkpoint is right, in the order of the paths."""
+    options = ["--ckpt_path", str(checkpoint), "--data.predict", images, "--output", output]
     subprocess.run([PROGRAM, "predict", *options], stdout=subprocess.DEVNULL, check=True)
     with open(output, encoding="utf-8", newline="") as file:
         return [int(Path(row["path"]).parent.name == row["class"]) for row in csv.DictReader(file)]
 
 
 def as_text(right: Sequence[int]) -> str:
-    """Return four pictures a letter, in hexadecimal, padded with zeros."""
+    """Return four images a letter, in hexadecimal, padded with zeros."""
     bits = "".join(map(str, right))
     return "".join(f"{int(bits[i : i + 4].ljust(4, '0'), 2):x}" for i in range(0, len(bits), 4))
 
 
 def paired(records: Sequence[dict], names: Sequence[str], data: str, image_size: int) -> str:
-    """Return how two recipes differ on the same pictures: by McNemar's exact test."""
+    """Return how two recipes differ on the same images: by McNemar's exact test."""
     from scipy.stats import binomtest
 
     rights = {

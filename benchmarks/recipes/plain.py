@@ -1,12 +1,12 @@
 """The book's fine-tuning in plain PyTorch, after d2l.ai's section "Fine-Tuning": what our configs are held against.
 
-Nothing of `finetune` is imported: torchvision reads and transforms the pictures, the loop is written out.
+Nothing of `finetune` is imported: torchvision reads and transforms the images, the loop is written out.
 
     python benchmarks/recipes/plain.py --root HOTDOG --weights resnet18.pt --recipe book --image_size 128 --seed 0
 
-Recipes: `book` (plain SGD, summed loss, head 10 times the rate, 128 pictures a step), `scratch` (the same from random
-weights at 10 times the rate for all), `one_rate` (SGD with momentum 0.9, one cycle to 0.02, 64 pictures a step). Five
-epochs on all training pictures; the test split is measured after the last. Prints one line of JSON.
+Recipes: `book` (plain SGD, summed loss, head 10 times the rate, 128 images a step), `scratch` (the same from random
+weights at 10 times the rate for all), `one_rate` (SGD with momentum 0.9, one cycle to 0.02, 64 images a step). Five
+epochs on all training images; the test split is measured after the last. Prints one line of JSON.
 """
 
 import argparse

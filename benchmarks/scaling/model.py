@@ -164,12 +164,12 @@ class Machine:
     """GPU machines with published figures; figures are per second, sources in docs/parallelism.md.
 
     Buckets are summed while the backward pass, two thirds of the computing, goes on; the last one, filled when it ends,
-    is not. Statistics of batch norm are waited for. Left out: reading pictures, kernels too small to fill a GPU, GPUs
+    is not. Statistics of batch norm are waited for. Left out: reading images, kernels too small to fill a GPU, GPUs
     that wait for the slowest of them.
     """
 
     name: str
-    pictures: float  # of ResNet-18 at 224 pixels, trained by one GPU
+    images_per_second: float  # of ResNet-18 at 224 pixels, trained by one GPU
     nvlink: float  # bytes of an all-reduce that one GPU sends
     network: float  # bytes of an all-reduce that one machine sends
     gpus: int = 8
@@ -190,7 +190,7 @@ class Machine:
         self, network: nn.Module, k: int, batch_size: int, batch_norm: str, overlap: bool = True
     ) -> float:
         """Return the predicted seconds of a step of ddp on k GPUs; `batch_norm` is frozen or shared."""
-        compute = batch_size / k / self.pictures
+        compute = batch_size / k / self.images_per_second
         if k == 1:
             return compute
         sums = [

@@ -1,6 +1,6 @@
 """Measure `finetune serve` on loopback, beside `finetune predict`, no batching, and LitServe.
 
-    python -m benchmarks.serving --pictures FOLDER --checkpoint RUN
+    python -m benchmarks.serving --images FOLDER --checkpoint RUN
 
 Clients ask without a pause, 1, 8 and 64 at a time, in a process of their own on the same cores; the servers take turns,
 three times each. The results go to serving.json and into benchmarks/NOTEBOOK.md.
@@ -26,7 +26,7 @@ from benchmarks.serving.client import Load, Request, serving
 RECORDS = ROOT / "benchmarks/serving/serving.json"
 CLIENTS, NUM_RUNS = (1, 8, 64), 3
 _EDGE = "edge-of-a-part"
-# Prints the ms of a pass over one picture.
+# Prints the ms of a pass over one image.
 _FORWARD = """
 import sys, time, numpy as np
 from finetune.inference.predictor import Predictor
@@ -39,37 +39,37 @@ print(10 * (time.perf_counter() - t))
 """
 
 
-def raw(pictures: list[bytes]) -> Callable[[int], Request]:
-    return lambda n: (pictures[n % len(pictures)], "")
+def raw(images: list[bytes]) -> Callable[[int], Request]:
+    return lambda n: (images[n % len(images)], "")
 
 
-def form(pictures: list[bytes]) -> Callable[[int], Request]:
-    head = f'--{_EDGE}\r\nContent-Disposition: form-data; name="picture"; filename="a.jpg"\r\n\r\n'
+def form(images: list[bytes]) -> Callable[[int], Request]:
+    head = f'--{_EDGE}\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
     end = f"\r\n--{_EDGE}--\r\n"
     headers = f"Content-Type: multipart/form-data; boundary={_EDGE}\r\n"
-    return lambda n: (head.encode() + pictures[n % len(pictures)] + end.encode(), headers)
+    return lambda n: (head.encode() + images[n % len(images)] + end.encode(), headers)
 
 
-def predict_rate(run: str, pictures: list[Path]) -> float:
-    """Return the pictures a second of `finetune predict`, from the seconds that many take more than few.
+def predict_rate(run: str, images: list[Path]) -> float:
+    """Return the images a second of `finetune predict`, from the seconds that many take more than few.
 
     A few are predicted once before, so that everything that a start reads is in memory.
     """
     seconds: list[float] = []
-    few = max(1, len(pictures) // 10)
+    few = max(1, len(images) // 10)
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder, "list.txt")
         command = [PROGRAM, "predict", run, str(listed), "--output", f"{folder}/said.csv"]
-        for chosen in (pictures[:few], pictures[:few], pictures):
+        for chosen in (images[:few], images[:few], images):
             listed.write_text("".join(f"{path}\n" for path in chosen))
             began = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             seconds.append(time.perf_counter() - began)
-    return (len(pictures) - few) / (seconds[2] - seconds[1])
+    return (len(images) - few) / (seconds[2] - seconds[1])
 
 
 def forward_ms(run: str) -> float:
-    """Return the ms of a network's pass over one picture, in a process that does nothing else."""
+    """Return the ms of a network's pass over one image, in a process that does nothing else."""
     command = [sys.executable, "-c", _FORWARD, checkpoint(run)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -154,15 +154,15 @@ def tables(records: list[dict]) -> dict[str, str]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--pictures", type=Path, help="folder of photographs")
+    parser.add_argument("--images", type=Path, help="folder of photographs")
     parser.add_argument("--checkpoint", help="a checkpoint, or a run's folder")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--document", action="store_true", help="only write the document")
     args = parser.parse_args()
     if not args.document:
-        if not (args.pictures and args.checkpoint):
-            parser.error("--pictures and --checkpoint are needed to measure")
-        measure(args.checkpoint, sorted(args.pictures.rglob("*.jpg")), args.seconds)
+        if not (args.images and args.checkpoint):
+            parser.error("--images and --checkpoint are needed to measure")
+        measure(args.checkpoint, sorted(args.images.rglob("*.jpg")), args.seconds)
     publish(tables(load(RECORDS)))
 
 

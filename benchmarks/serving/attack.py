@@ -1,6 +1,6 @@
 """Send 10,000 requests, a tenth of them bad, and compare every good answer with `finetune predict`.
 
-    python -m benchmarks.serving.attack --pictures FOLDER --checkpoint RUN
+    python -m benchmarks.serving.attack --images FOLDER --checkpoint RUN
 
 Bad ones: cut off, text, empty, bombs of pixels and of bytes, huge headers, no HTTP, other types, forms without an end,
 bodies that come slowly or not at all, and clients that leave. The service's memory is read after a fifth of them, and
@@ -41,11 +41,11 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
-def bad_requests(picture: bytes) -> dict[str, Request]:
+def bad_requests(image: bytes) -> dict[str, Request]:
     """Return the bad requests that are sound HTTP, by kind: body and headers."""
-    body, headers = form([picture])(0)
+    body, headers = form([image])(0)
     return {
-        "cut off": (picture[: len(picture) // 2], ""),
+        "cut off": (image[: len(image) // 2], ""),
         "text": (b"hello " * 500, "Content-Type: text/plain\r\n"),
         "empty": (b"", ""),
         "pixels": (bomb(20_000, 15_000), ""),
@@ -55,13 +55,13 @@ def bad_requests(picture: bytes) -> dict[str, Request]:
     }
 
 
-def bad_bytes(picture: bytes) -> dict[str, list[bytes]]:
+def bad_bytes(image: bytes) -> dict[str, list[bytes]]:
     """Return what is sent otherwise, by kind: parts with a pause of 0.2 seconds after each."""
     return {
         "huge headers": [f"{_HEAD}X: ".encode() + b"x" * 10**6],
         "no HTTP": [b"\x16\x03\x01\x02\x00 hello\r\n\r\n"],
         "slow": [f"{_HEAD}Content-Length: 9999\r\n\r\n".encode(), *[b"x"] * 30],
-        "gone": [f"{_HEAD}Content-Length: {len(picture)}\r\n\r\n".encode() + picture],
+        "gone": [f"{_HEAD}Content-Length: {len(image)}\r\n\r\n".encode() + image],
     }
 
 
@@ -70,7 +70,7 @@ class Attack:
     """The clients and what they see.
 
     Attributes:
-        said: Class and probability of each picture by `finetune predict`.
+        said: Class and probability of each image by `finetune predict`.
         number: How many requests are sent.
         counts: How often which answer came.
         wrong: Good requests without the right answer.
@@ -153,11 +153,11 @@ class Attack:
             writer.close()
 
 
-def predicted(run: str, pictures: Path) -> dict[Path, tuple[str, float]]:
-    """Return class and probability of each picture by `finetune predict`."""
+def predicted(run: str, images: Path) -> dict[Path, tuple[str, float]]:
+    """Return class and probability of each image by `finetune predict`."""
     with tempfile.TemporaryDirectory() as folder:
         output = f"{folder}/said.csv"
-        command = [PROGRAM, "predict", run, str(pictures), "--output", output]
+        command = [PROGRAM, "predict", run, str(images), "--output", output]
         subprocess.run(command, check=True, capture_output=True)
         with open(output, newline="") as file:
             rows = list(csv.DictReader(file))
@@ -166,11 +166,11 @@ def predicted(run: str, pictures: Path) -> dict[Path, tuple[str, float]]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--pictures", type=Path, required=True, help="folder of photographs")
+    parser.add_argument("--images", type=Path, required=True, help="folder of photographs")
     parser.add_argument("--checkpoint", required=True, help="a checkpoint, or a run's folder")
     parser.add_argument("--number", type=int, default=10_000)
     args = parser.parse_args()
-    said = predicted(args.checkpoint, args.pictures)
+    said = predicted(args.checkpoint, args.images)
     command = [PROGRAM, "serve", args.checkpoint, "--port", "0", "--timeout", "5"]
     with serving(command) as (host, port, _):
         attack = Attack(host, port, said, args.number)

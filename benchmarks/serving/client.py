@@ -155,5 +155,5 @@ def resident(text: bytes) -> float:
 
 
 def labels(content: bytes) -> list[tuple[str, float]]:
-    """Return class and probability of each picture of an answer."""
+    """Return class and probability of each image of an answer."""
     return [(one["label"], one["probability"]) for one in json.loads(content)["predictions"]]

@@ -15,8 +15,8 @@ class Api(litserve.LitAPI):
         self.predictor = Predictor(sys.argv[1], precision=None)
 
     def decode_request(self, request: Request) -> np.ndarray:
-        picture: UploadFile = request["picture"]
-        return self.predictor.prepare(decode(picture.file.read()))
+        image: UploadFile = request["image"]
+        return self.predictor.prepare(decode(image.file.read()))
 
     def batch(self, inputs: list[np.ndarray]) -> np.ndarray:
         return np.stack(inputs)

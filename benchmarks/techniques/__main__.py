@@ -2,7 +2,7 @@
 
     python -m benchmarks.techniques
 
-Each record has, after each epoch of a fit, a digit for each validation picture: 1 where the network is right. The runs
+Each record has, after each epoch of a fit, a digit for each validation image: 1 where the network is right. The runs
 are of the former defaults; the script that made them is not kept.
 """
 
@@ -42,7 +42,7 @@ TECHNIQUES = (
     "60 epochs, TrivialAugment, cutmix 1",
     "100 epochs",
 )
-_NUM_CHOOSING = 30  # pictures: about as many as the default sets apart of such sets
+_NUM_CHOOSING = 30  # images: about as many as the default sets apart of such sets
 _DRAWS = 1000
 _PATIENCE = 5
 _VIEWS = {
@@ -53,7 +53,7 @@ _VIEWS = {
 
 
 def right(digits: str) -> np.ndarray:
-    """Return a digit for each picture as numbers, (num_images,)."""
+    """Return a digit for each image as numbers, (num_images,)."""
     return np.array(list(map(int, digits)), float)
 
 
@@ -132,7 +132,7 @@ def _row(name: str, found: Sequence[tuple[str, int, float]], rows: dict) -> str:
 
 
 def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
-    """Return the accuracy on the other pictures of what some chosen at random would have kept, on average.
+    """Return the accuracy on the other images of what some chosen at random would have kept, on average.
 
     With `patience`, training would have been over sooner: `epochs` is after which share of its epochs.
     """

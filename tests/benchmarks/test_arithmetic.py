@@ -302,7 +302,7 @@ def test_buckets_are_those_of_torch_and_messages_of_batch_norm_by_hand():
 
 
 def test_predictions_by_hand():
-    machine = model.Machine("", pictures=1_000, nvlink=1e9, network=1e8)
+    machine = model.Machine("", images_per_second=1_000, nvlink=1e9, network=1e8)
     network = nn.Linear(249, 1_000)  # 1,000,000 bytes, in one bucket
     # NCCL's estimate: 8.4 + 2 x 4 µs for two GPUs, 8.4 + 2 (7 x 4 + 3 x 14) for 8 machines; small 6.8 + 2 (4.2 + 15)
     assert machine.latency(2, False) == pytest.approx(16.4e-6)

@@ -37,7 +37,7 @@ def test_all_tools_get_the_first_images_of_each_class(tmp_path):
         f"val/{c}/{i}.jpg" for c in ("cat", "dog") for i in range(3)
     ]
     assert (folder / "val/dog/2.jpg").read_text() == "test dog 2"
-    with pytest.raises(ValueError, match="has 4 pictures, 5 are wanted"):
+    with pytest.raises(ValueError, match="has 4 images, 5 are needed"):
         materials.write_folder(tmp_path / "root", tmp_path / "large", 5, None)
 
 

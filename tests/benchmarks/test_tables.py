@@ -224,7 +224,7 @@ def test_records_hold_what_pages_say_of_them():
             # above it `finetune export` writes no file
             assert record["largest_difference"][name] <= 1e-4
             assert record["num_other"][name] == 0
-    # Scaling: every setting, seven times; `current` leaves out the records of a case that has changed since.
+    # Scaling: every setting, seven times; `current` omits the records of a case that has changed since.
     module = script("scaling.__main__")
     found = module.current(records_of("scaling/scaling"))
     assert list(found) == [case.name for case in module.CASES]
