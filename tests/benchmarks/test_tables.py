@@ -88,6 +88,7 @@ SOURCES = {
         one("export", "export.__main__"), ("milliseconds",), ("NOTEBOOK.md", "export.md")
     ),
     "gpu/gpu": Source(one("gpu", "gpu.__main__"), ("rates",)),
+    "held_out/held_out": Source(many("held_out.__main__"), ("accuracy",)),
     "labels/labels": Source(
         many("labels.__main__"), ("mAP", "f1_micro"), ("NOTEBOOK.md", "labels.md")
     ),
