@@ -37,13 +37,13 @@ def iterate_images(images: object) -> Iterator[tuple[str, ImageInput]]:
 
 def _unsupported_type_message(name: str, value: object) -> str:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    return f"{name} is of type {kind}: give a path, a file's bytes, a PIL image, or an array (H, W, 3) uint8 RGB"
+    return f"{name} is of type {kind}: pass a path, a file's bytes, a PIL image, or an array (H, W, 3) uint8 RGB"
 
 
 def _checked(array: np.ndarray, name: str) -> np.ndarray:
     is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
     if array.dtype != np.uint8 or not is_image or not array.size:
-        hint = "; of several give a list" if array.ndim == 4 else ""
+        hint = "; pass several as a list" if array.ndim == 4 else ""
         raise ValueError(
             f"{name} is an array of {array.dtype} and shape {array.shape}: an image is uint8 of shape (height, width, "
             f"3) in RGB, or (height, width) in grey{hint}"

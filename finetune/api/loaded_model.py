@@ -84,7 +84,7 @@ class LoadedModel:
             raise ValueError(f"abstain_below must be from 0 to 1, not {abstain_below}")
         if abstain_below and UNSURE in self.class_names:
             raise ValueError(
-                f"abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
+                f"abstain_below would predict {UNSURE}, which is one of the classes: omit it"
             )
         if abstain_below and self.predictor.label_kind == "several":
             raise ValueError(
@@ -105,7 +105,7 @@ class LoadedModel:
 
         Args:
             images: As for `predict`.
-            on_bad_image: `error` raises at an image that cannot be decoded; `skip` leaves its row out.
+            on_bad_image: `error` raises at an image that cannot be decoded; `skip` omits its row.
 
         Returns:
             Features (N, D) float32, in the order of the images; those of an ensemble's members are concatenated.
@@ -153,7 +153,7 @@ class LoadedModel:
     ) -> dict[str, Any]:
         """Measure the model on labelled images: `finetune test` in Python, on the device of this model.
 
-        Like the command, it writes a new folder `test/version_N` beneath `out`, and leaves out or refuses images that
+        Like the command, it writes a new folder `test/version_N` beneath `out`, and excludes or refuses images that
         the model was trained on.
 
         Args:

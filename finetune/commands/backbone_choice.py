@@ -108,7 +108,7 @@ def settle_backbone(
     elif not is_rank_zero():
         if _CHOSEN_VARIABLE not in os.environ:
             raise WrongUsage(
-                f"{_option()} needs to start the other devices' processes itself: name a network to these"
+                f"{_option()} must start the processes of the other devices itself: name a network instead"
             )
         chosen = Candidate(*json.loads(os.environ[_CHOSEN_VARIABLE]))
     else:
@@ -162,7 +162,7 @@ def _rank_candidates(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # subprocesses may train on this GPU
     if not ranking.standings:
-        hint = "give existing files or folders: --weights A,B"
+        hint = "pass existing files or folders: --weights A,B"
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
     record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
@@ -330,7 +330,7 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
         )
     if "," in weights or "=" in weights or os.path.exists(os.path.expanduser(weights)):
         raise WrongUsage(
-            f"{flag_names('fit', _WEIGHTS)} {weights} is not for several networks: give each its own with "
+            f"{flag_names('fit', _WEIGHTS)} {weights} is not for several networks: pass each its own with "
             "--backbone auto --weights NAME=FILE,NAME=FILE"
         )
     listed = list(dict.fromkeys(part.strip() for part in backbone.split(",") if part.strip()))
@@ -359,7 +359,7 @@ def _candidate_of_weights(part: str) -> Candidate:
     if not equals:
         kinds = "a folder of timm's, a checkpoint of finetune, or NAME=FILE"
         raise NotFound(
-            f"{option} {part}: there is no such file or folder; with {_option()} give {kinds}"
+            f"{option} {part}: there is no such file or folder; with {_option()} pass {kinds}"
         )
     backbone = network_name(name.strip())
     check_name(backbone)
@@ -398,7 +398,7 @@ def _check_configs(explicit: ExplicitSettings) -> None:
         if backbone is not None and not is_choice(backbone):
             where = source if Path(source).is_file() else "the config"
             raise WrongUsage(
-                f"{_option()} and the backbone {backbone} of {where} both choose the network: leave one out"
+                f"{_option()} and the backbone {backbone} of {where} both choose the network: omit one"
             )
 
 
@@ -411,7 +411,7 @@ def _check_options(options: Any, explicit: ExplicitSettings) -> None:
         )
     if options.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(
-            f"{_option()} ranks networks on one machine, in one process: name a network to several"
+            f"{_option()} ranks networks on one machine, in one process: on several machines, name a network"
         )
     if options.minutes is not None:
         check_minutes(options.minutes, options, explicit)

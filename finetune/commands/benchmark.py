@@ -83,7 +83,7 @@ class BenchmarkCLI(FinetuneCLI):
             self.parser.error(f"repeats must be at least 1, not {options.repeats}")
         if self.model.is_solved:
             raise WrongUsage(
-                "benchmark measures training steps, and --model.freeze backbone has none: leave it out"
+                "benchmark measures training steps, and --model.freeze backbone has none: omit it"
             )
         if self.datamodule.sizes:
             raise WrongUsage(

@@ -57,7 +57,7 @@ def cache(remove: str | None = None) -> None:
             ", ..." if len(unmarked) > _MAX_LISTED else ""
         )
         print(
-            f"left {len(unmarked)} that this version of finetune did not write: {names}; to remove one, give its name"
+            f"left {len(unmarked)} that this version of finetune did not write: {names}; to remove one, pass its name"
         )
 
 

@@ -171,7 +171,7 @@ def label_network(
         raise WrongUsage(f"--image_size must be at least 1, not {image_size}")
     if ckpt_path is not None:
         if weights is not None:
-            raise WrongUsage("give --weights or --ckpt_path, not both")
+            raise WrongUsage("pass --weights or --ckpt_path, not both")
         from finetune.data.transforms import preparation as evaluation
         from finetune.runs.checkpoint_io import read_checkpoint
 

@@ -156,7 +156,7 @@ def _checkpoint(command: str, path: str, must_exist: bool = True) -> str:
         return local_checkpoint(command, path)
     path, message = checkpoint_of(path)
     if must_exist and not os.path.exists(path):
-        hint = _nearest(path) or ": give the folder of a run, or a file such as best.ckpt"
+        hint = _nearest(path) or ": pass the folder of a run, or a file such as best.ckpt"
         raise NotFound(f"there is no checkpoint {path!r}{hint}")
     if path.lower().endswith(_IMAGE_SUFFIXES):
         raise WrongUsage(
@@ -213,7 +213,7 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
             raise WrongUsage("finetune review needs a local folder, not one in object storage")
         if is_table(folder):
             raise WrongUsage(
-                f"the table {folder!r} is in object storage: copy it, and give the folder of its images: "
+                f"the table {folder!r} is in object storage: copy it, and pass the folder of its images: "
                 "finetune fit TABLE --data.root s3://BUCKET/FOLDER"
             )
     if full == "folder":
@@ -236,7 +236,7 @@ def _check_has_data(command: str, line: ParsedLine) -> None:
     has_place = not flag_settings(line).keys().isdisjoint(("data.root", "data.table"))
     if not has_place and not line.has("print_config", "resume"):
         hint = f"finetune {command} FOLDER; or a shipped config: --config hotdog.yaml"
-        raise WrongUsage(f"no data: give the folder of your images, as in {hint}")
+        raise WrongUsage(f"no data: pass the folder of your images, as in {hint}")
 
 
 def _check_no_config(command: str, folder: str) -> None:
@@ -261,7 +261,7 @@ def _take_run(line: ParsedLine) -> None:
         for path in line.positionals:
             if not is_address(path) and not os.path.exists(path):
                 kinds = "the folder of a run or a folder of images"
-                raise NotFound(f"--resume: {path!r} does not exist; give {kinds}{_nearest(path)}")
+                raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
     named = line.last("resume")
     if named and named.lower() not in ("true", "false"):
         run = local_run(named) if is_address(named) else run_of(named)
@@ -360,7 +360,7 @@ def _check_folder(folder: str) -> None:
     if not os.path.isdir(folder):
         check_supported(folder)
         raise WrongUsage(
-            f"{folder!r} is a file: give a folder of images, or a table of them ({' '.join(SUFFIXES)})"
+            f"{folder!r} is a file: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"
         )
 
 

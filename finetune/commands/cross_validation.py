@@ -76,7 +76,7 @@ _REFUSED = MappingProxyType(
         "data.fold": "--folds runs all folds",
         "data.num_folds": "--folds runs all folds",
         "data.test_fraction": "with --folds each image is tested once",
-        "ckpt_path": "a checkpoint may have seen the images that a fold tests: give --weights",
+        "ckpt_path": "a checkpoint may have seen the images that a fold tests: pass --weights",
         "test_after_fit": "with --folds each image is tested once",
         "trainer.fast_dev_run": "it tests nothing",
         "trainer.limit_test_batches": "with --folds each image is tested once",
@@ -163,14 +163,14 @@ def _check_possible(line: ParsedLine) -> None:
             raise WrongUsage(f"--{name} does not go with --folds: {why}")
     if is_address(names.get("trainer.default_root_dir")):
         raise WrongUsage(
-            "--folds writes to a local folder: give one as --out, and copy it to object storage afterwards"
+            "--folds writes to a local folder: pass one as --out, and copy it to object storage afterwards"
         )
     _check_minutes(names.get("minutes"))
     configs = read_explicit_settings(format_line("fit", line)).configs
     has_minutes = any(config.settings.get("minutes") is not None for config in configs)
     if has_minutes and "minutes" not in names:
         raise WrongUsage(
-            "a config gives minutes, which --folds does not divide: give --minutes on the command line"
+            "a config gives minutes, which --folds does not divide: pass --minutes on the command line"
         )
     if has_launcher():
         raise WrongUsage(
@@ -290,9 +290,7 @@ def _continue(
         folder = folder.resolve()
         flags = [flag for flag in flags if flag[0] not in _PLACES]
     if num_folds not in (None, record.num_folds):
-        raise WrongUsage(
-            f"{folder} has {record.num_folds} folds, not {num_folds}: leave --folds out"
-        )
+        raise WrongUsage(f"{folder} has {record.num_folds} folds, not {num_folds}: omit --folds")
     if not all(map(has_ended, fold_runs(folder, record.num_folds))):
         config = folder / "config.yaml"
         check_folds(record, flags, config if config.is_file() else None)

@@ -75,7 +75,7 @@ def settle_rate(config: Any, explicit: ExplicitSettings) -> str:
     if resolved_head_init(model.head_init, model.weights, model.members) == "probe":
         usual |= USUAL_OF_FITTED_HEAD
     if name not in usual:
-        raise WrongUsage(f"the learning rate {before}, not for {name}: give {flag}")
+        raise WrongUsage(f"the learning rate {before}, not for {name}: pass {flag}")
     optimizer.init_args.lr = usual[name]
     if rate_is_for is None and name == _DEFAULT:
         return ""

@@ -72,7 +72,7 @@ def check_values(config: Any) -> None:
     check_num_stages(model.head_stages)
     if model.freeze == "backbone" and config.ckpt_path is not None:
         raise WrongUsage(
-            "--ckpt_path continues training, and model.freeze backbone has none: give it as --weights"
+            "--ckpt_path continues training, and model.freeze backbone has none: pass it as --weights"
         )
     optimizer = _make_optimizer(model.optimizer)
     _check_scheduler(model.scheduler, optimizer)
@@ -82,7 +82,7 @@ def check_values(config: Any) -> None:
     if not has_gpu and not _is_number_of_processes(trainer.devices):
         option = f"{flag_names('fit', 'trainer.devices')} {trainer.devices}"
         raise WrongUsage(
-            f"{option}: there is no GPU on this machine; on a CPU give a number of processes, such as 2"
+            f"{option}: there is no GPU on this machine; on a CPU pass a number of processes, such as 2"
         )
 
 

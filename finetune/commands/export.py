@@ -94,7 +94,7 @@ def export(
         output: The file or folder; null for one next to the checkpoint.
         input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
             evaluation does; network_size for one that takes prepared images.
-        verify_on: Image, folder, glob or text file with a path on each line, of which at most 64 are compared;
+        verify_on: Image, folder, glob or text file with a path on each line. At most 64 images are compared;
             synthetic images by default.
         quantize: int8 for an .onnx of a quarter of the size, calibrated on 200 training images and compared on at
             most 2,000 test images. It is discarded if it loses more than a point of accuracy, or is not faster.
@@ -382,7 +382,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
         raise WrongUsage(f"{start} {place}: --quantize int8 needs them, with --root FOLDER")
     if not kind.is_in(place):
         raise WrongUsage(
-            f"{place} does not have the data set of the checkpoint, {class_path}: give its folder as --root FOLDER"
+            f"{place} does not have the data set of the checkpoint, {class_path}: pass its folder as --root FOLDER"
         )
     overrides = {"class_names": class_names, "num_workers": 0}
     with as_wrong_usage("--quantize int8"):

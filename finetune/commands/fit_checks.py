@@ -27,16 +27,16 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
         ValueError: There is no validation, or the fit ends before the first one.
     """
     if "val" in data.splits and trainer.limit_val_batches == 0:
-        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: leave it out")
+        raise ValueError(f"{what}, and trainer.limit_val_batches is 0: omit it")
     if "val" not in data.splits:
         raise ValueError(
-            f"{what}, and there is no validation split: --data.val_fraction 0.1 sets one apart of train"
+            f"{what}, and there is no validation split: --data.val_fraction 0.1 splits one off train"
         )
     num = fit_limits(trainer).num_reads(data.num_batches, 1)  # of batches
     first = _first_validation(trainer, data.num_batches)
     if num < first:
         raise ValueError(
-            f"{what}, and the fit ends after {num} batches, before the first validation after {first}: give more "
+            f"{what}, and the fit ends after {num} batches, before the first validation after {first}: set more "
             "epochs or steps, or a smaller trainer.val_check_interval"
         )
 

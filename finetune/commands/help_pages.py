@@ -160,7 +160,7 @@ nothing. Exit codes: 0 nothing found, 1 something found (also notes), 2 the chec
     "review": Page(
         "FOLDER|TABLE [RUN] [options]",
         """\
-Opens a page on this machine on which people correct labels by the keyboard, the most doubtful ones first. Each
+Serves a page on this machine where people correct labels by the keyboard, the most doubtful ones first. Each
 decision is a line of corrections.csv. No image is changed, moved or deleted. `fit` trains with the corrections:
 --data.corrections FILE.""",
         (

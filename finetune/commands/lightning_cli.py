@@ -195,7 +195,7 @@ class FinetuneCLI(LightningCLI):
             )
         if config.get("folds") is not None:
             raise WrongUsage(
-                "--folds starts a process for each fold: give it on the command line, as finetune fit FOLDER --folds 5"
+                "--folds starts a process for each fold: pass it on the command line, as finetune fit FOLDER --folds 5"
             )
         checkpoint = self.checkpoint
         # without a config.yaml, the checkpoint of the run names the data set
@@ -386,7 +386,7 @@ def _apply_settings(
         current = place.get(name)
         if current != value and explicit.has_flag(f"{group}.{name}"):
             raise WrongUsage(
-                f"--{group}.{name} {current}: the checkpoint decides that it is {value}; leave it out"
+                f"--{group}.{name} {current}: the checkpoint decides that it is {value}; omit it"
             )
         if current != value and current not in (None, [], parameters[name].default):
             overruled.append(f"{group}.{name} {value}, not {current}")

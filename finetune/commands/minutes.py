@@ -117,7 +117,7 @@ def settle_minutes(
     check_allowed(config.trainer)
     if not is_rank_zero():
         raise WrongUsage(
-            "--minutes needs to start the other devices' processes itself: give --epochs to these"
+            "--minutes must start the processes of the other devices itself: pass --epochs instead"
         )
     choice = _length_of_resumed_run(config, explicit)
     message = ""
@@ -167,7 +167,7 @@ def _chosen_length(minutes: float, length: Length, config: Any) -> ChosenLength:
         )
         raise ValueError(
             f"--minutes {minutes:g} is not enough for a single step: the rest takes {length.others:.0f} s on this "
-            f"machine, and a step {length.costs.batch:.1f} s; give more minutes, or a smaller {smaller_ones}"
+            f"machine, and a step {length.costs.batch:.1f} s; allow more minutes, or use a smaller {smaller_ones}"
         )
     epochs = length.training.epochs
     _check_least(
@@ -265,25 +265,25 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
         raise WrongUsage(f"--minutes and {flag} both set the length of training: remove one")
     if getattr(config.data.init_args, "image_size_schedule", None) is not None:
         raise WrongUsage(
-            "--minutes times images of one size: remove --data.image_size_schedule, or give --epochs"
+            "--minutes times images of one size: remove --data.image_size_schedule, or pass --epochs"
         )
     if config.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(
-            "--minutes measures on one machine: give --epochs (--trainer.max_epochs) to several"
+            "--minutes measures on one machine: on several, pass --epochs (--trainer.max_epochs) instead"
         )
     if config.ckpt_path is not None:
         raise WrongUsage(
-            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path give --epochs, to "
-            "begin with its weights give it as --weights"
+            "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path pass --epochs, to "
+            "start from its weights pass it as --weights"
         )
     if config.trainer.plugins:
         raise WrongUsage(
-            "--minutes tries steps without trainer.plugins: leave them out, or give --epochs"
+            "--minutes tries steps without trainer.plugins: omit them, or pass --epochs"
         )
     interval = config.trainer.val_check_interval
     if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
         raise WrongUsage(
-            "--minutes chooses how many batches an epoch has: give trainer.val_check_interval as a share of it, such "
+            "--minutes chooses how many batches an epoch has: set trainer.val_check_interval as a share of it, such "
             f"as 0.5, not {interval}"
         )
 
@@ -326,13 +326,13 @@ def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLen
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{file} is damaged: {reason}; give --epochs instead of --minutes to continue"
+            f"{file} is damaged: {reason}; pass --epochs instead of --minutes to continue"
         ) from error
     if limits := [
         f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset
     ]:
         raise WrongUsage(
-            f"{config.resume} ends by trainer.{limits[0]}: give that instead of --minutes to continue"
+            f"{config.resume} ends by trainer.{limits[0]}: pass that instead of --minutes to continue"
         )
     log.info(
         "--minutes is for new runs: %s continues to its %s epochs",

@@ -160,8 +160,8 @@ data: fit benchmark
       batch bs b
   --size, --data.image_size PIXELS         side of the network's input [224]
       size img_size imgsz input_size resolution crop_size
-  --data.val_fraction SHARE                validation share of the training images, if there is no val [0.1]
-  --data.test_fraction SHARE               test share of all images, if there are no splits [0.2]
+  --data.val_fraction SHARE                share of the images for validation, if there is no val [0.1]
+  --data.test_fraction SHARE               share of the images for testing, if there are no splits [0.2]
   --data.resize HOW                        resize, then crop; pad, whole (squash): without a crop [shorter_side]
   --data.on_bad_image HOW                  skip: skip unreadable images, and list them [error]
 data: validate test predict

@@ -167,8 +167,7 @@ def print_table(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -
         if row.skipped:
             print(f"{row.name} was skipped: {row.skipped}")
     print(
-        f"{steps} steps in {dtype}. difference: the largest of any weight on any device to one device's; at most\n"
-        f"{tolerance:g}, since sums in another order round differently and no mistake is that small. moved: the\n"
-        "largest change of any weight. ms: median of a step. bytes: computed, sent in a step by the device\n"
-        "that sends most."
+        f"{steps} steps in {dtype}. difference: the largest between a weight on any device and that of one device.\n"
+        f"At most {tolerance:g} is rounding, by sums in another order. moved: the largest change of any weight.\n"
+        "ms: median of a step. bytes: sent in a step by the device that sends most (computed, not measured)."
     )

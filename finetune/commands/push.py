@@ -31,7 +31,7 @@ def push(
         repository: OWNER/NAME. It is created if it does not exist. Its README.md is kept if it has one.
         private: Create a private repository. A public one that exists is refused.
         dry_run: Write and verify the files, list them with their sizes, and make no request.
-        verify_on: Image, folder, glob or text file with a path on each line, of which at most 64 are compared;
+        verify_on: Image, folder, glob or text file with a path on each line. At most 64 images are compared;
             synthetic images by default.
     """
     address = parse_hub_address(repository)

@@ -84,7 +84,7 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
     records = [read_run(run) for run in runs]
     if len({record.path.resolve() for record in records}) < len(records):
         raise WrongUsage(
-            "give one run's folder, or several different ones: finetune report RUN_A RUN_B"
+            "pass one run's folder, or several different ones: finetune report RUN_A RUN_B"
         )
     checked = getattr(parsed, "check", None)
     if checked is not None and len(records) > 1:

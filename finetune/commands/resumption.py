@@ -387,5 +387,5 @@ def check_run_name(options: Namespace) -> None:
         check_unused(Path(options.trainer.default_root_dir, "fit", name))
     elif Path(options.resume).resolve().name != name:
         raise WrongUsage(
-            f"--name {name}: the run to continue is {options.resume}, which keeps its name: leave --name out"
+            f"--name {name}: the run to continue is {options.resume}, which keeps its name: omit --name"
         )

@@ -53,7 +53,7 @@ def review(
 
     Args:
         folder: Folder or table of the data set, as `fit` takes it.
-        run: Folder of a run: its mistakes in the test come early.
+        run: Folder of a run: images that it classified wrongly in its test are shown early.
         output: The file to append to. By default corrections.csv in the folder.
         weights: Weights of a ResNet-18, as `--model.weights` takes them, for similar images and doubtful labels. By
             default the network of the run, of any kind, or published weights that an earlier command has downloaded.
@@ -71,7 +71,7 @@ def review(
         labels=labels,
     )
     if not os.path.exists(folder):
-        raise NotFound(f"{folder!r} does not exist: give a folder of images, or a table of them")
+        raise NotFound(f"{folder!r} does not exist: pass a folder of images, or a table of them")
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
     file = _corrections_file(Path(output or place / _FILE))
     try:

@@ -68,7 +68,7 @@ def serve(
         )
     token = os.environ.get(TOKEN) if token is None else token
     if token == "":
-        raise WrongUsage(f"--token, or {TOKEN}, is empty: give a word, or remove it")
+        raise WrongUsage(f"--token, or {TOKEN}, is empty: pass a word, or remove it")
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise WrongUsage("--token: letters, digits and signs of ASCII, without spaces")
     try:

@@ -134,8 +134,8 @@ def _check_one_patience(
     ours = {callback.state_key for callback in callbacks if isinstance(callback, EarlyStopping)}
     if any(callback.state_key in ours for callback in user_callbacks):
         raise WrongUsage(
-            f"--patience ends a fit by {monitor}, as an EarlyStopping of trainer.callbacks does: leave one of the "
-            "two out"
+            f"--patience ends a fit by {monitor}, as an EarlyStopping of trainer.callbacks does: omit one of the "
+            "two"
         )
 
 
@@ -226,7 +226,7 @@ def patience(num: int, has_clock: bool = False, monitor: str = MONITOR) -> Early
 def make_ready(trainer: Trainer) -> Trainer:
     """Complete a new Trainer: the end of its processes, arithmetic, memory allocator, and counting of epochs."""
     if lightning_private.has_validation_clock(trainer) and trainer.world_size > 1:
-        hint = "give trainer.val_check_interval in batches, or --devices 1"
+        hint = "set trainer.val_check_interval in batches, or --devices 1"
         raise WrongUsage(
             f"several devices would validate by different clocks, and wait for one another: {hint}"
         )

@@ -91,13 +91,13 @@ def check_root(
     if is_address(root) and explicit.arguments_of("data").isdisjoint(_PLACES):
         raise ValueError(
             f"the images of the checkpoint's run are at {shown(str(root))}, and a checkpoint may not choose an "
-            f"address: if you trust it, give it as {flag_names(command, 'data.root')}"
+            f"address: if you trust it, pass it as {flag_names(command, 'data.root')}"
         )
     if root is None or kind.is_in(root):
         return
     if not is_named and not Path(root).exists():
         place = "table or folder" if config.data.init_args.get("table") else "folder"
-        hint = f"give the {place} where they are now: {flag_names(command, 'data.root')}"
+        hint = f"pass the {place} where they are now: {flag_names(command, 'data.root')}"
         raise ValueError(f"the images of the checkpoint's run are no longer in {root}: {hint}")
     set_of = config.data.class_path
     raise ValueError(

@@ -83,7 +83,7 @@ def check_scheme(path: str) -> None:
         )
     if match[2] == "//":
         raise WrongUsage(
-            f"addresses that begin with {match[0]} are unsupported: give a local folder, or one in object storage "
+            f"addresses that begin with {match[0]} are unsupported: pass a local folder, or one in object storage "
             f"({', '.join(f'{name}://' for name in SCHEMES)})"
         )
 

@@ -59,7 +59,7 @@ class Corrections:
 
     Attributes:
         file: Path of the file.
-        by_path: The last decision about each image, by its path in composed Unicode. Withdrawn ones are left out.
+        by_path: The last decision about each image, by its path in composed Unicode. Withdrawn ones are omitted.
     """
 
     file: str

@@ -81,7 +81,8 @@ class ImageDataModule(pl.LightningDataModule):
             path, label, split, group and weight; weight:null ignores the column weight.
         labels: Whether an image of the table has one label (`single`) or several; `auto` decides by the table.
         label_separator: Character between several labels of an image; `;` and `|` are found without it.
-        batch_size: Images per batch, over all devices. A limit of batches takes evenly spaced images of val or test.
+        batch_size: Images per batch, over all devices. `limit_val_batches` and `limit_test_batches` take evenly
+            spaced images.
         image_size: Side of the network's input, in pixels.
         eval_image_size: Side of the input in validation, test and prediction, in pixels; null for `image_size`.
         image_size_schedule: Sizes of the training images, such as 96,128, each for an equal share of the epochs. The
@@ -98,7 +99,8 @@ class ImageDataModule(pl.LightningDataModule):
         mixup: Blends each training image with another one, with a share from Beta(mixup, mixup). The target is mixed
             in the same way; train accuracy counts the class of the larger part. 0 turns it off.
         cutmix: As mixup, but pastes a box of the other image. With both, each image draws one of the two evenly.
-        val_fraction: Share of the training images for validation, if there is no val folder; 0 for none.
+        val_fraction: Share of the images for validation, if there is no val folder: of those in train, or of all
+            images if the folder has no splits; 0 for none.
         test_fraction: Share of the images for testing, if the folder has no splits.
         split_seed: Seed of these splits. The order of training has the run's seed, `--seed_everything`.
         group_by: Images of one group, such as a patient, share a split. `folder` takes the folder beneath the class; a
@@ -109,7 +111,8 @@ class ImageDataModule(pl.LightningDataModule):
         cache_limit_gb: Largest size of the cache of decoded train and val images on disk, in gigabytes. 0 decodes
             images in every epoch. The results are the same.
         cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
-            disk. Random crops have less detail. At 8/7 of image_size val differs by 7 grey levels (mean), else by 20.
+            disk. Random crops have less detail. Pixels of val differ by 7 grey levels (mean) if it is 8/7 of
+            image_size, else by 20.
         on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
         exclude: Names of classes to skip, one or more.

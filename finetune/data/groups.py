@@ -27,7 +27,7 @@ def check_group_by(group_by: str | None) -> None:
             f"--data.group_by {group_by!r} is neither {FOLDER} nor a regular expression: {error}"
         ) from error
     if group_by == "":
-        raise WrongUsage(f"--data.group_by is empty: give {FOLDER} or a regular expression")
+        raise WrongUsage(f"--data.group_by is empty: pass {FOLDER} or a regular expression")
 
 
 def put_into_groups(samples: Samples, group_by: str | None) -> Samples:

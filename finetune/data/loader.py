@@ -110,7 +110,7 @@ def check_shared_memory(
         workers = f"{num} workers" if num_devices == 1 else f"{num} workers of all devices"
         raise ValueError(
             f"{_SHARED_MEMORY} has {free / 2**20:.0f} MB free, {workers} "
-            f"need up to {needed / 2**20:.0f} MB to hand over batches: give a container more (docker run "
+            f"need up to {needed / 2**20:.0f} MB to pass batches on: start a container with more (docker run "
             "--shm-size=8g), or set --data.num_workers 0 or a smaller --data.batch_size"
         )
 

@@ -111,4 +111,4 @@ def _check_not_many(path: str) -> None:
     """Refuse an unsupported table or an archive. Any other file gets an error in its row of the predictions."""
     check_supported(path)
     if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
-        raise ValueError(f"{path!r} is an archive: unpack it, and give the folder")
+        raise ValueError(f"{path!r} is an archive: unpack it, and pass the folder")

@@ -118,11 +118,11 @@ def build_schedule(
         return None
     if max_epochs is None or max_epochs < 0:
         raise WrongUsage(
-            "image_size_schedule goes by the share of the epochs that are done: give trainer.max_epochs"
+            "image_size_schedule depends on the share of the epochs that are done: set trainer.max_epochs"
         )
     if max_epochs < len(sizes):
         epochs = f"trainer.max_epochs {max_epochs}"
         raise WrongUsage(
-            f"image_size_schedule has {len(sizes)} sizes, {epochs} leaves some out: give fewer sizes"
+            f"image_size_schedule has {len(sizes)} sizes, more than {epochs}: use fewer sizes"
         )
     return SizeSchedule(sizes, max_epochs)

@@ -115,9 +115,7 @@ def find_images(
             if entry.is_link and _is_above(storage.resolved(entry.path), parents):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if skipped is None or not skipped.skip_unreadable:
-                    raise OSError(
-                        f"{text}: remove it, or leave it out with --data.on_bad_image skip"
-                    )
+                    raise OSError(f"{text}: remove it, or skip it with --data.on_bad_image skip")
                 skipped.unread.append(text)
                 continue
             yield from find_images(entry.path, skipped, parents)

@@ -88,7 +88,7 @@ def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple
     if requested not in (None, per_node) or num_nodes not in (1, nodes):
         raise ValueError(
             f"{launcher} started {total} processes, {per_node:.0f} on each of {nodes:.0f} machines, but "
-            f"trainer.devices is {devices} and trainer.num_nodes {num_nodes}: leave both out"
+            f"trainer.devices is {devices} and trainer.num_nodes {num_nodes}: omit both"
         )
     return int(per_node) if devices == "auto" else devices, int(nodes)
 

@@ -138,7 +138,7 @@ def _classes(classify: Any) -> list[str]:
 def _normalises(operations: Sequence[Any], mean: Tensor, std: Tensor) -> bool:
     """Return whether a program begins with (image - mean) / std, for each channel.
 
-    coremltools multiplies instead of dividing, and leaves out a subtraction of zero.
+    coremltools multiplies instead of dividing, and omits a subtraction of zero.
     """
     constants = {
         each.outputs[0].name: np.array(each.attributes["val"].immediateValue.tensor.floats.values)

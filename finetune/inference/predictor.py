@@ -111,7 +111,7 @@ class Predictor:
         if isinstance(self.model.network, ExportedNetwork):
             if precision not in (None, "32-true"):
                 raise WrongUsage(
-                    f"precision {precision!r}: an exported network computes as it was exported: leave it out"
+                    f"precision {precision!r}: an exported network computes as it was exported: omit it"
                 )
             self.precision = "32-true" if self.precision in _MIXED else self.precision
         try:

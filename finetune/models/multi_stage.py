@@ -103,7 +103,7 @@ def use_stages(network: nn.Module, num_stages: int, backbone: str) -> None:
         how_many = "the last stage only" if most == 1 else f"at most {most} stages"
         raise WrongUsage(
             f"model.head_stages {num_stages}: the head of {backbone} can take the features of {how_many}: "
-            f"give {most}"
+            f"pass {most}"
         )
     kind: type[MultiStage] = _MultiStageResNet if isinstance(network, ResNet) else _MultiStageTimm
     name = head_name(network)

@@ -102,7 +102,7 @@ def load_safely(path: str | Path) -> Any:
     """
     if not Path(path).is_file():
         hint = (
-            ": it is a folder; give the file in it, such as checkpoints/best.ckpt"
+            ": it is a folder; pass the file in it, such as checkpoints/best.ckpt"
             if Path(path).is_dir()
             else ""
         )

@@ -135,11 +135,11 @@ def check_solved(last: str | None, head_init: str, members: int) -> None:
         return
     if members > 1:
         raise WrongUsage(
-            "model.freeze backbone solves the head, so model.members would all be alike: leave one out"
+            "model.freeze backbone solves the head, so model.members would all be alike: omit one"
         )
     if head_init == "source":
         raise WrongUsage(
-            "model.freeze backbone solves the head, so model.head_init source has no effect: leave one out"
+            "model.freeze backbone solves the head, so model.head_init source has no effect: omit one"
         )
 
 

@@ -84,7 +84,7 @@ def _download(backbone: str, image_size: int | None) -> Pretrained:
     except WrongUsage:
         raise
     except Exception as error:  # the hub's client raises errors of many types
-        hint = "give a file or a folder of timm's with --model.weights, or null for none"
+        hint = "pass a file or a folder of timm's with --model.weights, or null for none"
         raise OSError(f"cannot get the weights of {backbone} ({reason(error)}); {hint}") from error
     return _pretrained(source, about, about.name)
 

@@ -88,12 +88,12 @@ def check_weights(weights: str, backbone: str) -> None:
         return
     if path.suffix in (".onnx", ".xml"):
         raise WrongUsage(
-            f"training cannot start from {weights}: an {path.suffix} file only predicts; give the checkpoint"
+            f"training cannot start from {weights}: an {path.suffix} file only predicts; pass the checkpoint"
         )
     if path.is_file():
         return
     if path.is_dir():
-        hint = "only networks of timm's (--model.backbone timm/NAME) take one; give a file"
+        hint = "only networks of timm's (--model.backbone timm/NAME) take one; pass a file"
         raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
         raise NotFound(f"there is no weights file {weights}")
@@ -101,7 +101,7 @@ def check_weights(weights: str, backbone: str) -> None:
     hint = (
         f"valid are: {valid}, a file, and null"
         if valid
-        else "none are published: give a file, or --model.weights null"
+        else "none are published: pass a file, or --model.weights null"
     )
     raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
@@ -110,7 +110,7 @@ def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained
     folder = download_model(weights)
     if not is_timm(backbone):
         raise WrongUsage(
-            f"{weights} is of {backbone_of(folder)}, not of {backbone}: leave --model.backbone out, or name that one"
+            f"{weights} is of {backbone_of(folder)}, not of {backbone}: omit --model.backbone, or name that one"
         )
     pretrained = read_timm(str(folder), backbone, image_size)
     return replace(pretrained, origin=name_with_commit(weights, folder))
@@ -142,7 +142,7 @@ def _read_published(weights: Any) -> Pretrained:
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
-        hint = f"give other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
+        hint = f"pass other weights with --model.weights FILE, null for none, or: put {weights.url} at {path} by hand"
         raise OSError(f"cannot download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
     return Pretrained(
@@ -245,7 +245,7 @@ def source_head(
     """
     if pretrained is None:
         raise ValueError(
-            "head_init: source copies rows of a source classifier; give its file with weights"
+            "head_init: source copies rows of a source classifier; pass its file with weights"
         )
     categories = _source_categories(network, pretrained, source_classes)
     target = head(network)
@@ -274,7 +274,7 @@ def _source_categories(
     """Return the name of each row of the source head. For the arguments and errors see `source_head`."""
     categories = source_classes or pretrained.class_names
     if not categories:
-        hint = "give a text file with a name for each row, --model.source_classes FILE"
+        hint = "pass a text file with a name for each row, --model.source_classes FILE"
         raise ValueError(f"{pretrained.origin} does not name its classes: {hint}")
     num_features = head(network).in_features
     weight = pretrained.state.get(f"{head_name(network)}.weight")

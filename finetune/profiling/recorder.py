@@ -176,8 +176,8 @@ class Recorder(pl.Callback):
         """Return the error message for a fit that ended before it was measured."""
         need = self._warm_up + max(self._chunk, _CHUNK[0])
         return (
-            f"the fit ended after {len(self.whole)} of {self.repeats} measurements, of {need} steps each: give it more "
-            "with --trainer.max_epochs, or lower --repeats"
+            f"the fit ended after {len(self.whole)} of {self.repeats} measurements, of {need} steps each: raise "
+            "--trainer.max_epochs, or lower --repeats"
         )
 
     def result(self, trainer: pl.Trainer, data: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Routes:
         except IndexError:
             return Refused(404, "there is no such image or label").response()
         except Conflict:
-            message = "somebody else has decided about this image: look at it again"
+            message = "someone else has decided about this image: look at it again"
             return Refused(409, message).response()
         except (OSError, ValueError) as error:
             return Refused(507, f"not saved: {reason(error)}").response()

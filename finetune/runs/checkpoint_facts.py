@@ -81,6 +81,6 @@ def check_size(checkpoint: Mapping[str, Any], size: int | None, network: nn.Modu
         name = key.removeprefix("network.")
         if name in shapes and value.shape != shapes[name]:
             raise ValueError(
-                f"the checkpoint's network is made for images of {other} pixels, this one for {size}: give "
+                f"the checkpoint's network is made for images of {other} pixels, this one for {size}: pass "
                 f"--data.image_size {other}, or begin a new run with --model.weights and that checkpoint"
             )

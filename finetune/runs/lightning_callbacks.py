@@ -165,17 +165,17 @@ def check_averaging(trainer: pl.Trainer, model: nn.Module, name: str) -> None:
     if any(isinstance(c, WeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
         # When it loads best.ckpt for the test, it takes the weights before averaging (Lightning 2.6).
         raise ValueError(
-            "the test would measure other weights than best.ckpt holds with WeightAveraging: leave it out"
+            "the test would measure other weights than best.ckpt holds with WeightAveraging: omit it"
         )
     if not any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return
     if not batch_norms(model):
         raise ValueError(
-            f"StochasticWeightAveraging needs batch norm, which {name} does not have: leave it out"
+            f"StochasticWeightAveraging needs batch norm, which {name} does not have: omit it"
         )
     if any(not m.training for m in batch_norms(model.train())):
         raise ValueError(
-            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: leave it out, "
+            "StochasticWeightAveraging computes the statistics of batch norm anew, the frozen ones too: omit it, "
             "or let all of batch norm train with --model.freeze_batch_norm false and without --freeze"
         )
 

@@ -44,7 +44,7 @@ class ClassRows:
             raise WrongUsage(f"--top_k {top_k}: there are only {len(names)} classes")
         if split != "test" and abstain_below and UNSURE in names:
             raise ValueError(
-                f"--abstain_below would predict {UNSURE}, which is one of the classes: leave it out"
+                f"--abstain_below would predict {UNSURE}, which is one of the classes: omit it"
             )
         self.names = names
         self.top_k = top_k

@@ -66,7 +66,7 @@ def read_start(path: Path | str) -> Start:
     checkpoint = read_checkpoint(path)
     if isinstance(checkpoint, ExportedCheckpoint):
         raise WrongUsage(
-            f"{path} is an exported file, which cannot be resumed: give the checkpoint"
+            f"{path} is an exported file, which cannot be resumed: pass the checkpoint"
         )
     content = _without_values(checkpoint)
     content["finetune"] = checkpoint[

@@ -53,7 +53,7 @@ def check_is_in(out: str | None, run: Path) -> None:
     """
     if out is not None and not run.resolve().is_relative_to(local_root(out).resolve()):
         raise WrongUsage(
-            f"--resume {run} continues in that folder, which is not in --out {out}: leave out --out, or copy the "
+            f"--resume {run} continues in that folder, which is not in --out {out}: omit --out, or copy the "
             "run there first and resume the copy"
         )
 

@@ -44,7 +44,7 @@ def check_target(path: str | Path, option: str) -> None:
     # a pipe, a device, or a link to one
     if target.exists() and (not target.is_file() or target.parent == Path("/dev")):
         raise WrongUsage(
-            f"{option} {path} is not a file that can be replaced: give the name of a file"
+            f"{option} {path} is not a file that can be replaced: pass the name of a file"
         )
     # follow links
     folder = next(parent for parent in Path(os.path.realpath(target)).parents if parent.exists())

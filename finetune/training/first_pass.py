@@ -49,7 +49,7 @@ def _check_solved(data: Any) -> None:
         if data.hparams.get(name):
             reason = "the head is solved on images as evaluation has them"
             raise WrongUsage(
-                f"data.{name} has no effect with model.freeze backbone, since {reason}: leave it out"
+                f"data.{name} has no effect with model.freeze backbone, since {reason}: omit it"
             )
 
 

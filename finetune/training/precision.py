@@ -59,7 +59,7 @@ def check_precision(precision: Any) -> None:
     if str(precision).startswith("transformer-engine") and find_spec("transformer_engine") is None:
         raise WrongUsage(
             f"precision {precision} needs NVIDIA's package transformer_engine, which is not installed: "
-            "give --precision 32-true"
+            "pass --precision 32-true"
         )
 
 

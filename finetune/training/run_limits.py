@@ -48,7 +48,7 @@ def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -
         )
     max_epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
     if trainer.max_steps < 0 and max_epochs < 0:
-        hint = "give one, or a scheduler that needs no length, or --model.scheduler null"
+        hint = "pass one, or a scheduler that needs no length, or --model.scheduler null"
         raise ValueError(
             f"the scheduler needs total_steps in a run without trainer.max_epochs and max_steps: {hint}"
         )

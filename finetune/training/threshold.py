@@ -62,7 +62,7 @@ def check_form(text: str) -> None:
     """
     measure, least, _ = _parts(text)
     if measure not in MEASURES or (least is not None and not 0 < least <= 1):
-        raise WrongUsage(f"--threshold {text}: give {_FORMS}")
+        raise WrongUsage(f"--threshold {text}: pass {_FORMS}")
 
 
 def parse_aim(text: str, class_names: Sequence[str]) -> Aim:
@@ -93,7 +93,7 @@ def parse_label_aim(text: str) -> LabelAim:
     measure, least, name = _parts(text)
     is_known = measure in MEASURES and (least is None or 0 < least <= 1)
     if not is_known or name:
-        raise WrongUsage(f"--threshold {text}: give {_LABEL_FORMS}, which is applied to each label")
+        raise WrongUsage(f"--threshold {text}: pass {_LABEL_FORMS}, which is applied to each label")
     return LabelAim(measure, least)
 
 

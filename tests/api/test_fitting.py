@@ -39,12 +39,12 @@ def test_each_argument_that_is_passed_reaches_the_command_and_no_other(monkeypat
     monkeypatch.setattr(fitting, "FittedRun", lambda path: path)
     values = dict.fromkeys(set(inspect.signature(fit).parameters) - {"folder", "options"}, 3)
     values |= {"weights": None, "backbone": ["a", "b"], "resume": True}
-    fit("pictures", **values, options={"threshold": "f1"})
+    fit("photos", **values, options={"threshold": "f1"})
     words = {**values, "backbone": "a,b"}
-    expected = command_line("pictures", words, {"threshold": "f1"})
+    expected = command_line("photos", words, {"threshold": "f1"})
     assert sorted(lines[0]) == sorted(expected) and len(expected) == 2 * len(values) + 3
-    fit("pictures", epochs=None, weights=..., freeze=..., resume=False)
-    assert lines[1] == ["fit", "pictures"]
+    fit("photos", epochs=None, weights=..., freeze=..., resume=False)
+    assert lines[1] == ["fit", "photos"]
 
 
 WORDS_AND_LINES = [
@@ -61,7 +61,7 @@ WORDS_AND_LINES = [
 
 @pytest.mark.parametrize(("words", "line"), WORDS_AND_LINES)
 def test_values_are_printed_as_one_would_type_them(words, line):
-    assert command_line("pictures", words, {}) == ["fit", "pictures", *line]
+    assert command_line("photos", words, {}) == ["fit", "photos", *line]
 
 
 def test_options_have_full_names_and_any_plain_value():
@@ -98,7 +98,7 @@ WRONG = [
     ({"epochs": 0}, ValueError, "nothing to train: --epochs (--trainer.max_epochs) is 0"),
     ({"folder": "nowhere"}, FileNotFoundError, "the data folder 'nowhere' does not exist"),
     ({"folder": 3}, TypeError, "the folder of images is a path, not 3"),
-    ({"folder": None}, ValueError, "no data: give the folder of your images"),
+    ({"folder": None}, ValueError, "no data: pass the folder of your images"),
     ({"weights": "none.pt"}, FileNotFoundError, "there is no weights file none.pt"),
     (
         {"backbone": "resnt18"},
@@ -134,7 +134,7 @@ WRONG = [
     (
         {"devices": "two"},
         ValueError,
-        "--devices (--trainer.devices) two: there is no GPU on this machine; on a CPU give",
+        "--devices (--trainer.devices) two: there is no GPU on this machine; on a CPU pass",
     ),
     (
         {"devices": [0, 1]},
@@ -169,7 +169,7 @@ def test_a_mistake_is_an_exception_with_the_command_s_line(
 
 def test_a_wrong_word_is_python_s_own_error():
     with pytest.raises(TypeError, match="'qqq'; help\\(finetune.fit\\) lists the arguments$"):
-        fit("pictures", qqq=3)  # type: ignore[call-arg]
+        fit("photos", qqq=3)  # type: ignore[call-arg]
 
 
 HINTS = {
@@ -200,7 +200,7 @@ HINTS = {
 @pytest.mark.parametrize(("wrong", "meant"), HINTS.items())
 def test_a_wrong_word_is_answered_with_the_right_one(wrong, meant):
     with pytest.raises(TypeError) as reported:
-        fit("pictures", **{wrong: 3})
+        fit("photos", **{wrong: 3})
     assert (
         str(reported.value)
         == f"fit() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"

@@ -156,14 +156,14 @@ WRONG = [
     (np.zeros((3, 8, 8), np.uint8), ValueError, r"shape \(3, 8, 8\)"),
     (np.zeros((8, 8, 4), np.uint8), ValueError, r"shape \(8, 8, 4\)"),
     (np.zeros((0, 8, 3), np.uint8), ValueError, r"shape \(0, 8, 3\)"),
-    (np.zeros((2, 8, 8, 3), np.uint8), ValueError, "of several give a list"),
+    (np.zeros((2, 8, 8, 3), np.uint8), ValueError, "pass several as a list"),
     (
         torch.zeros(3, 8, 8),
         TypeError,
-        "is of type torch.Tensor: give a path, a file's bytes, a PIL image, or an array",
+        "is of type torch.Tensor: pass a path, a file's bytes, a PIL image, or an array",
     ),
     (None, TypeError, "is of type NoneType"),
-    (b"no picture", ValueError, "cannot be decoded: not a JPEG, PNG"),
+    (b"no image", ValueError, "cannot be decoded: not a JPEG, PNG"),
     ("nowhere.png", FileNotFoundError, "there is no image, folder, list or glob 'nowhere.png'"),
 ]
 

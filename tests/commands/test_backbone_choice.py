@@ -259,7 +259,7 @@ def test_the_processes_of_other_devices_take_the_choice_of_the_first(
 ):
     monkeypatch.setenv("LOCAL_RANK", "1")
     asked = config(colours)
-    with pytest.raises(WrongUsage, match="needs to start the other devices' processes itself"):
+    with pytest.raises(WrongUsage, match="must start the processes of the other devices itself"):
         settle_backbone(asked, ExplicitSettings())
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["small_cnn", str(files.seeing)]))
     settle_backbone(asked, ExplicitSettings())
@@ -401,7 +401,7 @@ def test_what_does_not_go_with_a_choice_is_reported_in_a_line(
         (
             "auto",
             "nowhere",
-            "nowhere: there is no such file or folder; with --backbone auto give a folder of timm's",
+            "nowhere: there is no such file or folder; with --backbone auto pass a folder of timm's",
         ),
         ("auto", "resnet18=nowhere.pt", "there is no file or folder nowhere.pt"),
         (
@@ -417,7 +417,7 @@ def test_what_does_not_go_with_a_choice_is_reported_in_a_line(
         (
             "resnet18,resnet50",
             "{seeing}",
-            "is not for several networks: give each its own",
+            "is not for several networks: pass each its own",
         ),
     ],
 )

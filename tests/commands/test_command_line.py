@@ -16,7 +16,7 @@ def here(tmp_path, monkeypatch):
     """A folder with images, a run, and a run without a best checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    images = ("pictures/cat/a.jpg", "pictures/cat/b.jpg", "pictures/dog/-c.jpg")
+    images = ("photos/cat/a.jpg", "photos/cat/b.jpg", "photos/dog/-c.jpg")
     for name in (*images, BEST, "early/checkpoints/last.ckpt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
@@ -28,64 +28,64 @@ def here(tmp_path, monkeypatch):
 
 IN_FULL = {
     "test run": f"test --ckpt_path {BEST}",
-    "validate --ckpt_path run pictures": f"validate --ckpt_path {BEST} --data.root pictures",
-    "predict run pictures/*/*.jpg": f"predict --ckpt_path {BEST} -- pictures/*/*.jpg",
-    "sheet --ckpt_path run --pictures pictures": f"sheet --ckpt_path {BEST} --pictures pictures",
-    "fit pictures": "fit --data.root pictures",
+    "validate --ckpt_path run photos": f"validate --ckpt_path {BEST} --data.root photos",
+    "predict run photos/*/*.jpg": f"predict --ckpt_path {BEST} -- photos/*/*.jpg",
+    "sheet --ckpt_path run --pictures photos": f"sheet --ckpt_path {BEST} --pictures photos",
+    "fit photos": "fit --data.root photos",
     "fit labels.csv": "fit --data.table labels.csv",
-    "fit --resume ./labels.csv --data.root pictures": (
-        "fit --resume --data.root pictures --data.table ./labels.csv"
+    "fit --resume ./labels.csv --data.root photos": (
+        "fit --resume --data.root photos --data.table ./labels.csv"
     ),
     "fit --data.table ~/labels.csv": "fit --data.table HOME/labels.csv",
     "test run labels.csv": f"test --ckpt_path {BEST} --data.table labels.csv",
     "predict run labels.csv": f"predict --ckpt_path {BEST} -- labels.csv",
     "check labels.csv": "check -- labels.csv",
-    "fit --epochs 3 pictures": "fit --trainer.max_epochs 3 --data.root pictures",
-    "fit --resume pictures": "fit --resume --data.root pictures",
-    "fit pictures --config hotdog.yaml": "fit --config hotdog.yaml --data.root pictures",
+    "fit --epochs 3 photos": "fit --trainer.max_epochs 3 --data.root photos",
+    "fit --resume photos": "fit --resume --data.root photos",
+    "fit photos --config hotdog.yaml": "fit --config hotdog.yaml --data.root photos",
     "fit absent -c hotdog.yaml": "fit --config hotdog.yaml --data.root absent",  # which it makes
-    "fit pictures --data finetune.SampleData": "fit --data finetune.SampleData --data.root pictures",
-    "fit --data.root pictures": "fit --data.root pictures",
-    "fit pictures --data.root pictures": "fit --data.root pictures",
-    "fit pictures --lr 1 --model.optimizer.lr 2": (
-        "fit --model.optimizer.lr 1 --model.optimizer.lr 2 --data.root pictures"
+    "fit photos --data finetune.SampleData": "fit --data finetune.SampleData --data.root photos",
+    "fit --data.root photos": "fit --data.root photos",
+    "fit photos --data.root photos": "fit --data.root photos",
+    "fit photos --lr 1 --model.optimizer.lr 2": (
+        "fit --model.optimizer.lr 1 --model.optimizer.lr 2 --data.root photos"
     ),
-    "fit pictures --weights ./run --ckpt_path run": (
-        f"fit --model.weights {BEST} --ckpt_path {BEST} --data.root pictures"
+    "fit photos --weights ./run --ckpt_path run": (
+        f"fit --model.weights {BEST} --ckpt_path {BEST} --data.root photos"
     ),
-    "fit pictures --weights DEFAULT": "fit --model.weights DEFAULT --data.root pictures",
-    "fit --out=~/runs --data.root ~/pictures": "fit --trainer.default_root_dir HOME/runs --data.root HOME/pictures",
-    "fit pictures --resume --ckpt_path x": "fit --resume --ckpt_path x --data.root pictures",
-    "fit pictures --ckpt_path null --weights ./gone.pt": (
-        "fit --ckpt_path null --model.weights ./gone.pt --data.root pictures"
+    "fit photos --weights DEFAULT": "fit --model.weights DEFAULT --data.root photos",
+    "fit --out=~/runs --data.root ~/photos": "fit --trainer.default_root_dir HOME/runs --data.root HOME/photos",
+    "fit photos --resume --ckpt_path x": "fit --resume --ckpt_path x --data.root photos",
+    "fit photos --ckpt_path null --weights ./gone.pt": (
+        "fit --ckpt_path null --model.weights ./gone.pt --data.root photos"
     ),
     "fit --resume": "fit --resume",
     "fit --resume early": "fit --resume=early",
     "fit --resume early/checkpoints/last.ckpt": "fit --resume=early",
-    "fit pictures --epochs 2 --resume early": "fit --trainer.max_epochs 2 --resume=early --data.root pictures",
+    "fit photos --epochs 2 --resume early": "fit --trainer.max_epochs 2 --resume=early --data.root photos",
     "fit --print_config": "fit --print_config",
     "fit --trainer.callbacks.help EarlyStopping": "fit --trainer.callbacks.help EarlyStopping",
-    "benchmark pictures --devices 1,2 --out x.json": (
-        "benchmark --devices 1,2 --output x.json --data.root pictures"
+    "benchmark photos --devices 1,2 --out x.json": (
+        "benchmark --devices 1,2 --output x.json --data.root photos"
     ),
-    "test run pictures --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root pictures",
+    "test run photos --batch 3": f"test --ckpt_path {BEST} --data.batch_size 3 --data.root photos",
     "test run/checkpoints": f"test --ckpt_path {BEST}",
-    f"predict {BEST} pictures": f"predict --ckpt_path {BEST} -- pictures",
-    "predict run pictures/cat/a.jpg --out o.csv pictures/cat/b.jpg": (
-        f"predict --ckpt_path {BEST} --output o.csv -- pictures/cat/a.jpg pictures/cat/b.jpg"
+    f"predict {BEST} photos": f"predict --ckpt_path {BEST} -- photos",
+    "predict run photos/cat/a.jpg --out o.csv photos/cat/b.jpg": (
+        f"predict --ckpt_path {BEST} --output o.csv -- photos/cat/a.jpg photos/cat/b.jpg"
     ),
-    "predict ~/run ~/pictures": "predict --ckpt_path HOME/run/checkpoints/best.ckpt -- HOME/pictures",
-    "predict --ckpt_path run --data.predict pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
-    "predict run --pictures pictures": f"predict --ckpt_path {BEST} --data.predict pictures",
+    "predict ~/run ~/photos": "predict --ckpt_path HOME/run/checkpoints/best.ckpt -- HOME/photos",
+    "predict --ckpt_path run --data.predict photos": f"predict --ckpt_path {BEST} --data.predict photos",
+    "predict run --pictures photos": f"predict --ckpt_path {BEST} --data.predict photos",
     "predict run -- -x.jpg": f"predict --ckpt_path {BEST} -- -x.jpg",
-    "sheet run pictures --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- pictures",
+    "sheet run photos --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- photos",
     "export run --out s.onnx": f"export --ckpt_path {BEST} --output s.onnx",
     "export --config e.yaml": "export --config e.yaml",
-    "fit pictures --weights run": f"fit --model.weights {BEST} --data.root pictures",
-    "check pictures --size 3": "check --image_size 3 -- pictures",
+    "fit photos --weights run": f"fit --model.weights {BEST} --data.root photos",
+    "check photos --size 3": "check --image_size 3 -- photos",
     "check": "check",
-    "review pictures run --port 3": "review --port 3 --run run -- pictures",
-    "review pictures --run run": "review --run run -- pictures",
+    "review photos run --port 3": "review --port 3 --run run -- photos",
+    "review photos --run run": "review --run run -- photos",
     "fit --help all": "fit --help",
 }
 
@@ -100,41 +100,41 @@ def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp
 
 
 WRONG = {
-    "fit pictures --data.init_args.root run": "(--data.root) is given twice: 'pictures' and 'run'",
-    "test run pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
-    "test run pictures pictures": "one folder is needed, not 2",
+    "fit photos --data.init_args.root run": "(--data.root) is given twice: 'photos' and 'run'",
+    "test run phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
+    "test run photos photos": "one folder is needed, not 2",
     "predict run/checkpoints": "finetune predict needs images, folders, globs or a LIST.txt",
     "sheet run": "finetune sheet needs images",
-    "fit": "no data: give the folder of your images, as in finetune fit FOLDER; or a shipped",
-    "fit --resume=pictures": "--resume pictures: that is not the folder of a run",
-    "fit --resume nowhere": "--resume: 'nowhere' does not exist; give the folder of a run",
-    "fit pictures --resume early2": "a run or a folder of images; did you mean 'early'?",
+    "fit": "no data: pass the folder of your images, as in finetune fit FOLDER; or a shipped",
+    "fit --resume=photos": "--resume photos: that is not the folder of a run",
+    "fit --resume nowhere": "--resume: 'nowhere' does not exist; pass the folder of a run",
+    "fit photos --resume early2": "a run or a folder of images; did you mean 'early'?",
     "fit early early --resume": "one folder is needed, not 2 ('early' 'early'): finetune fit --resume RUN",
-    "fit pictres": "the data folder 'pictres' does not exist; did you mean 'pictures'?",
-    "fit -- -x.jpg": "'-x.jpg' is a file: give a folder of images",
+    "fit phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
+    "fit -- -x.jpg": "'-x.jpg' is a file: pass a folder of images",
     "fit label.csv": "the table 'label.csv' does not exist; did you mean 'labels.csv'?",
     "fit labels.xlsx": "'labels.xlsx': .xlsx tables are unsupported; save it as one of .csv",
     "fit labels.csv --data.table x.csv": "--data.table is given twice: 'labels.csv' and 'x.csv'",
     "fit hotdog.yaml": "hotdog.yaml is a config, not a folder of images: finetune fit --config hotdog.yaml",
     "fit hotdog": "hotdog is a config, not a folder of images: finetune fit --config hotdog",
-    "fit pictures run": "one folder is needed, not 2 ('pictures' 'run'): finetune fit FOLDER",
-    "fit pictures --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'pictures' and 'run'",
-    "fit pictures --config hotdg.yaml": "there is no config 'hotdg.yaml', and none of that name is shipped; did you",
-    "fit pictures --weights ./pictures": "the folder ./pictures is not a run",
-    "fit pictures --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt': give the folder of a run, or a file",
+    "fit photos run": "one folder is needed, not 2 ('photos' 'run'): finetune fit FOLDER",
+    "fit photos --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'photos' and 'run'",
+    "fit photos --config hotdg.yaml": "there is no config 'hotdg.yaml', and none of that name is shipped; did you",
+    "fit photos --weights ./photos": "the folder ./photos is not a run",
+    "fit photos --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt': pass the folder of a run, or a file",
     "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
     "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
     "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",
-    "test pictures run": "the folder pictures is not a run",
+    "test photos run": "the folder photos is not a run",
     "predict run": "finetune predict needs images, folders, globs or a LIST.txt: finetune predict CKPT IMAGES",
-    "predict pictures/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT IMAGES",
-    "predict run pictures/cat/d.jpg": "no image, folder, list or glob 'pictures/cat/d.jpg'; did you mean 'pictu",
-    "predict run pictures/*.gif": "there is no image, folder, list or glob 'pictures/*.gif'",
-    "predict run pictures --data.predict pictures": "images are given twice: by --data.predict, and 'pictures'",
-    "predict pictures/cat/a.jpg run": "'pictures/cat/a.jpg' is an image: a checkpoint, or a run's folder, comes",
-    "fit pictures --out [a]": "/[a] is a file, not a folder",
+    "predict photos/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT IMAGES",
+    "predict run photos/cat/d.jpg": "no image, folder, list or glob 'photos/cat/d.jpg'; did you mean 'photo",
+    "predict run photos/*.gif": "there is no image, folder, list or glob 'photos/*.gif'",
+    "predict run photos --data.predict photos": "images are given twice: by --data.predict, and 'photos'",
+    "predict photos/cat/a.jpg run": "'photos/cat/a.jpg' is an image: a checkpoint, or a run's folder, comes",
+    "fit photos --out [a]": "/[a] is a file, not a folder",
     "export": "finetune export needs a checkpoint",
-    "export run pictures": "finetune export takes one checkpoint, and no 'pictures'",
+    "export run photos": "finetune export takes one checkpoint, and no 'photos'",
     "check a b": "one folder is needed, not 2",
 }
 

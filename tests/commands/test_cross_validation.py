@@ -554,7 +554,7 @@ def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
         (["--folds", "5", "--data.fold", "1"], "runs all folds"),
         (["--folds", "5", "--minutes", "0"], "--minutes must be a number and more than 0, got 0"),
         (["--folds", "5", "--data.test_fraction", "0.3"], "tested once"),
-        (["--folds", "5", "--ckpt_path", __file__], "give --weights"),
+        (["--folds", "5", "--ckpt_path", __file__], "pass --weights"),
         (["--folds", "20", "--members", "2"], "more than 32 networks"),
         (["--folds", "5", "--trainer.fast_dev_run", "true"], "tests nothing"),
     ],
@@ -567,7 +567,7 @@ def test_what_does_not_go_with_folds_is_refused(images, tmp_path, arguments, mes
 
 def test_folds_of_a_config_or_a_launcher_are_refused(images, tmp_path, monkeypatch):
     (tmp_path / "folds.yaml").write_text("folds: 5\n")
-    with pytest.raises(WrongUsage, match="give it on the command line"):
+    with pytest.raises(WrongUsage, match="pass it on the command line"):
         fit(images, tmp_path, "--config", str(tmp_path / "folds.yaml"))
     monkeypatch.setattr(cross_validation, "has_launcher", lambda: True)
     with pytest.raises(WrongUsage, match="with torchrun or srun, run each fold by"):
@@ -577,7 +577,7 @@ def test_folds_of_a_config_or_a_launcher_are_refused(images, tmp_path, monkeypat
 def test_the_minutes_of_a_config_are_refused(images, tmp_path):
     (tmp_path / "minutes.yaml").write_text("minutes: 5\n")
     config = ["--config", str(tmp_path / "minutes.yaml")]
-    with pytest.raises(WrongUsage, match="give --minutes on the command line"):
+    with pytest.raises(WrongUsage, match="pass --minutes on the command line"):
         fit(images, tmp_path / "out", "--folds", "5", *config)
 
 

@@ -99,7 +99,7 @@ def test_a_rate_that_is_its_own_or_was_set_stays_and_nothing_is_reported(optimiz
 
 def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
     with pytest.raises(
-        WrongUsage, match="0.01 is for SGD, not for LBFGS: give --model.optimizer.lr"
+        WrongUsage, match="0.01 is for SGD, not for LBFGS: pass --model.optimizer.lr"
     ):
         optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
 

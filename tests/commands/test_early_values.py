@@ -50,7 +50,7 @@ WRONG = [
     ),
     (
         ["--threshold", "recall:2"],
-        r"^--threshold recall:2: give accuracy, f1, precision:P or recall:P",
+        r"^--threshold recall:2: pass accuracy, f1, precision:P or recall:P",
     ),
     (["--weights", "nosuch.pt"], r"^there is no weights file nosuch.pt$"),
     (

@@ -104,8 +104,8 @@ from finetune.system.messages import WrongUsage
             "process 0 ended because another",
         ),
         (
-            ValueError("no pictures of the class 'igloo' in gloo"),
-            "no pictures of the class 'igloo' in gloo",
+            ValueError("no images of the class 'igloo' in gloo"),
+            "no images of the class 'igloo' in gloo",
         ),
         (RuntimeError("a fault of ours in igloo"), None),
         (

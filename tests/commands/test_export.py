@@ -132,7 +132,7 @@ def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_pat
 
 def test_an_onnx_is_tested_on_a_folder_that_is_named(run, cli):
     onnx = run / "checkpoints/best.onnx"
-    with pytest.raises(ValueError, match="no data: give the folder of images"):
+    with pytest.raises(ValueError, match="no data: pass the folder of images"):
         cli("test", "--ckpt_path", onnx)
 
 

@@ -20,7 +20,7 @@ from colours import QUICKEST
 def test_patience_needs_a_validation_before_the_end(colours, cli, tmp_path, options, num, first):
     reported = "--patience counts validations, and "
     reported += f"the fit ends after {num} batches, before the first validation after {first}"
-    with pytest.raises(ValueError, match=f"{reported}: give more"):
+    with pytest.raises(ValueError, match=f"{reported}: set more"):
         cli("fit", "--data.root", colours, *QUICKEST, "--patience", 1, *options)
     assert not (tmp_path / "runs/fit").exists()
 

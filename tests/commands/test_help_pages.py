@@ -59,7 +59,7 @@ def test_a_page_of_argparse_has_examples_and_no_empty_defaults(command, capsys):
 
 
 def test_which_command_lines_ask_for_it():
-    assert help_page(["fit", "--help"]) == help_page(["fit", "pictures", "-h"]) == page("fit")
+    assert help_page(["fit", "--help"]) == help_page(["fit", "photos", "-h"]) == page("fit")
     for line in (
         ["fit"],
         ["fit", "--help", "all"],
@@ -116,7 +116,7 @@ def test_neither_the_package_nor_help_nor_an_error_line_waits_for_torch(tmp_path
     errors = done.stderr.splitlines()
     assert len(errors) == 5 and all(line.startswith("finetune: error: ") for line in errors)
     assert (
-        errors[2].startswith("finetune: error: 'nowhere' does not exist: give a folder of images")
+        errors[2].startswith("finetune: error: 'nowhere' does not exist: pass a folder of images")
         and "--precision cannot be '32'" in errors[3]
     )
 

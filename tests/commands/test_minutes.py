@@ -25,7 +25,7 @@ from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICKEST if option not in LENGTH]
-DAMAGED = "config.yaml is damaged: .*; give --epochs instead of --minutes to continue"
+DAMAGED = "config.yaml is damaged: .*; pass --epochs instead of --minutes to continue"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
 MANY = 5000  # images of 224 pixels; more are not kept
 COSTS = Costs(
@@ -119,14 +119,17 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
             ("--trainer", "{max_epochs: 3}"),
             r"--minutes and --epochs \(--trainer.max_epochs\) both set the length",
         ),
-        (("--trainer.num_nodes", 2), "--minutes measures on one machine: give --epochs"),
+        (
+            ("--trainer.num_nodes", 2),
+            "--minutes measures on one machine: on several, pass --epochs",
+        ),
         (
             ("--data.image_size_schedule", "24,32"),
             "--minutes times images of one size: remove",
         ),
         (
             ("--trainer.val_check_interval", 5),
-            "give --trainer.val_check_interval as a share of it, such as 0.5, not 5",
+            "set --trainer.val_check_interval as a share of it, such as 0.5, not 5",
         ),
         (
             ("--trainer.accumulate_grad_batches", 0),
@@ -164,7 +167,7 @@ def test_too_little_time_for_a_step_is_reported(colours, cli, tmp_path, tried):
     ) as reported:
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
     assert str(reported.value).endswith(
-        "or a smaller --size (--data.image_size) or --batch (--data.batch_size)"
+        "or use a smaller --size (--data.image_size) or --batch (--data.batch_size)"
     )
     assert not (tmp_path / "runs").exists()
 
@@ -437,7 +440,7 @@ def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
             WHOLE.replace(
                 "7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"
             ),
-            "ends by trainer.max_steps 50: give that instead of --minutes to continue",
+            "ends by trainer.max_steps 50: pass that instead of --minutes to continue",
         ),
     ],
 )
@@ -453,7 +456,7 @@ def test_a_resumed_run_whose_length_can_not_be_read_is_reported(
 def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(
-        WrongUsage, match="--minutes needs to start the other devices' processes itself"
+        WrongUsage, match="--minutes must start the processes of the other devices itself"
     ):
         settle(18.0)
 
@@ -473,12 +476,12 @@ def test_evaluation_takes_time_by_its_own_size(settle):
     [
         (
             {"ckpt_path": "last.ckpt"},
-            "--minutes chooses .* its first step: to continue from --ckpt_path give --epochs",
+            "--minutes chooses .* its first step: to continue from --ckpt_path pass --epochs",
         ),
         ({"strategy": "ddp_fork"}, "^trainer.strategy ddp_fork is not supported"),
         (
             {"limits": {"plugins": [object()]}},
-            "--minutes tries steps without trainer.plugins: leave them out",
+            "--minutes tries steps without trainer.plugins: omit them",
         ),
     ],
 )

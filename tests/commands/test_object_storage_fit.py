@@ -260,18 +260,18 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
         STORAGES.pop("s3", None)
         return error_line(cli, "fit", root, *QUICKEST, *more)
 
-    assert "'s3://pictures/none' does not exist" in line(f"{server.address}/none")
+    assert "'s3://photos/none' does not exist" in line(f"{server.address}/none")
     assert "the bucket s3://other does not exist" in line("s3://other/set")
     assert "BUCKET/FOLDER" in line("s3:///set")
-    text = line("s3://name:password@pictures/set")
+    text = line("s3://name:password@photos/set")
     assert "AWS_ACCESS_KEY_ID" in text and "password@" not in text and "name:" not in text
     for scheme in ("s3", "S3"):
-        text = line(f"{scheme}://name:pass/word@pictures/set")
+        text = line(f"{scheme}://name:pass/word@photos/set")
         assert "s3://BUCKET/FOLDER" in text and "word@" not in text and "name:" not in text
-    assert "begin with s3:/: write s3://BUCKET/FOLDER" in line("s3:/pictures/set")
-    text = line("https://pictures.example/set?X-Amz-Signature=abc")
+    assert "begin with s3:/: write s3://BUCKET/FOLDER" in line("s3:/photos/set")
+    text = line("https://photos.example/set?X-Amz-Signature=abc")
     assert "https:// are unsupported" in text and "abc" not in text
-    assert "local path" in line(place, "--weights", "s3://pictures/runs/best.ckpt")
+    assert "local path" in line(place, "--weights", "s3://photos/runs/best.ckpt")
     assert "copy it" in line(f"{server.address}/labels.csv")
     assert "download" in line(place, "--data", "finetune.Hotdog")
     server.fault = lambda method, path: "deny"

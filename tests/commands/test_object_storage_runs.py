@@ -101,7 +101,7 @@ def test_a_run_there_has_the_files_and_weights_of_a_local_one(server, colours, c
     out = ("--out", f"{server.address}/runs")
     capsys.readouterr()
     cli("fit", colours, *QUICKEST, *out)
-    assert "run in s3://pictures/runs/fit/version_0\n" in capsys.readouterr().out
+    assert "run in s3://photos/runs/fit/version_0\n" in capsys.readouterr().out
     run = Path("runs/fit/version_0")
     local = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
     assert files_there(server) == local and {"test.json", LAST, ".lock"} < local
@@ -262,7 +262,7 @@ def test_a_server_that_is_gone_ends_the_run_and_the_checkpoint_is_kept(
         patch.setattr(Classifier, "training_step", training_step)
         text = error_line(cli, "fit", colours, *options)
     run = local_copy(f"{server.address}/runs/fit/version_0")
-    assert text.count("cannot upload the run: s3://pictures/runs/fit/version_0/") == 1
+    assert text.count("cannot upload the run: s3://photos/runs/fit/version_0/") == 1
     assert f"It is kept in {run}:" in text and (run / LAST).is_file()
     server.start()
     assert not are_equal(here(), there(server))
@@ -295,8 +295,8 @@ def test_wrong_addresses_and_credentials_are_reported_before_training(
     out = f"{server.address}/runs"
     assert "the bucket s3://other does not exist" in line(*fit, "s3://other/runs")
     assert "BUCKET/FOLDER" in line(*fit, "s3:///runs")
-    assert "word@" not in line(*fit, "s3://name:pass/word@pictures/runs")
-    assert "must not contain '..'" in line(*fit, "s3://pictures/../runs")
+    assert "word@" not in line(*fit, "s3://name:pass/word@photos/runs")
+    assert "must not contain '..'" in line(*fit, "s3://photos/../runs")
     assert "local folder" in line(*fit, out, "--folds", 2)
     assert "local folders" in line("runs", out)
     assert "local folders" in line("runs", "rm", f"{out}/fit/version_0")
@@ -313,7 +313,7 @@ def test_wrong_addresses_and_credentials_are_reported_before_training(
     assert "pip install '.[storage]'" in line(*fit, out)
 
 
-@pytest.mark.parametrize("out", ["S3://pictures/runs", "s3:/pictures/runs", "hf://owner/runs"])
+@pytest.mark.parametrize("out", ["S3://photos/runs", "s3:/photos/runs", "hf://owner/runs"])
 def test_an_address_of_no_object_storage_is_not_a_local_folder(colours, cli, out):
     Path("own.yaml").write_text(f"trainer:\n  default_root_dir: {out}\n")
     for place in (["--out", out], ["--config", "own.yaml"], ["--out", out, "--folds", 2]):
@@ -401,7 +401,7 @@ def test_one_process_writes_a_run(server, move):
     (first.run / LAST).write_text("later")
     first.send()
     with pytest.raises(
-        StorageError, match="another process has continued s3://pictures/runs/fit"
+        StorageError, match="another process has continued s3://photos/runs/fit"
     ) as caught:
         first.wait()
     assert "--resume" not in str(caught.value)  # it would end the other process
@@ -429,7 +429,7 @@ def test_last_ckpt_arrives_after_all_that_it_needs(server):
         os.utime(path, (number, number))  # last.ckpt is the oldest
     upload.send()
     upload.wait()
-    assert order == ["pictures?delete", "best.ckpt", "metrics.csv", "last.ckpt"]
+    assert order == ["photos?delete", "best.ckpt", "metrics.csv", "last.ckpt"]
 
 
 def test_a_local_copy_that_is_newer_is_kept(server):
@@ -491,8 +491,8 @@ def test_names_of_objects_stay_in_the_folder(server, tmp_path, move):
 
 
 def test_a_fit_of_several_processes_returns_the_local_copy(move):
-    run = _run_of(0, ["run in s3://pictures/runs/fit/version_0", "next: finetune predict"])
-    assert run == local_copy("s3://pictures/runs/fit/version_0")
+    run = _run_of(0, ["run in s3://photos/runs/fit/version_0", "next: finetune predict"])
+    assert run == local_copy("s3://photos/runs/fit/version_0")
     assert _run_of(0, ["run in runs/fit/version_0"]) == Path("runs/fit/version_0")
 
 
@@ -505,7 +505,7 @@ def test_local_copies_are_apart_from_the_runs_of_a_folder_that_is_the_cache(monk
 
 
 def test_several_machines_need_one_folder_of_caches(move, monkeypatch):
-    address = "s3://pictures/runs"
+    address = "s3://photos/runs"
     check_shared(local_copy(address), 2)
     monkeypatch.delenv("FINETUNE_CACHE")
     check_shared(local_copy(address), 1)
@@ -583,5 +583,5 @@ def test_a_process_that_starts_another_one_uploads_its_run(server, colours, tmp_
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "run in s3://pictures/runs/fit/version_0\n" in done.stdout
+    assert "run in s3://photos/runs/fit/version_0\n" in done.stdout
     assert {"test.json", LAST} < files_there(server)

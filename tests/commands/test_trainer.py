@@ -130,7 +130,7 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
         plain.setup(trainer, None, "fit")
     with pytest.raises(
         WrongUsage,
-        match=r"would validate by different clocks, .*: give --trainer\.val_check_interval in batches",
+        match=r"would validate by different clocks, .*: set --trainer\.val_check_interval in batches",
     ):
         made(colours, *interval, "--trainer.devices", "2")
 
@@ -139,7 +139,7 @@ def test_patience_next_to_one_of_ones_own_is_reported(colours, cli):
     own = "[{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val/%s, mode: max}}]"
     made(colours, "--patience", "2", "--trainer.callbacks", own % "f1")
     with pytest.raises(
-        WrongUsage, match="--patience ends a fit by val/accuracy, .*: leave one of the two out"
+        WrongUsage, match="--patience ends a fit by val/accuracy, .*: omit one of the two"
     ):
         made(colours, "--patience", "2", "--trainer.callbacks", own % "accuracy")
 

@@ -448,7 +448,7 @@ def test_a_precision_whose_package_is_missing_is_one_line(fitted, tmp_path, read
         way, altered(fitted, tmp_path / "gpu.ckpt", "finetune", {"precision": "transformer-engine"})
     )
     assert line.startswith("precision transformer-engine needs") and line.endswith(
-        "give --precision 32-true"
+        "pass --precision 32-true"
     )
 
 

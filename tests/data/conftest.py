@@ -31,7 +31,7 @@ def some(tmp_path, colours, monkeypatch) -> Path:
     for name, content in zip(("b/2.png", "a/ö.PNG", "a/1.png", "top.png"), images, strict=False):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "notes.md").write_text("no picture")
+    (tmp_path / "notes.md").write_text("no image")
     (tmp_path / "list.txt").write_text(
         "b/2.png\n\nnowhere.png\r\na/ö.PNG\nb/2.png\n", encoding="utf-8"
     )

@@ -55,7 +55,7 @@ def tiff(
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "WEBP", "TIFF"])
 def test_lossless_formats_give_back_their_pixels(tmp_path, format):
-    path = tmp_path / "picture.any"  # the content decides, not the suffix
+    path = tmp_path / "image.any"  # the content decides, not the suffix
     options = {"WEBP": {"lossless": True}, "TIFF": {"compression": "tiff_lzw"}}.get(format, {})
     path.write_bytes(encode(RGB, format, **options))
     for source in (path, str(path), path.read_bytes()):
@@ -532,7 +532,7 @@ def test_no_warning_and_no_limit_of_pillow_gets_through(monkeypatch):
 
 
 def test_files_that_are_no_images(tmp_path, monkeypatch):
-    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "text.jpg").write_text("not an image")
     (tmp_path / "empty.png").touch()
     (tmp_path / "folder.png").mkdir()
     reasons = {

@@ -29,10 +29,8 @@ class Server(ThreadingHTTPServer):
         self.num_requests = 0
 
     def publish(self, content: bytes) -> tuple[str, str]:
-        self.files["/pictures.zip"] = content
-        return f"http://127.0.0.1:{self.server_port}/pictures.zip", hashlib.sha1(
-            content
-        ).hexdigest()
+        self.files["/photos.zip"] = content
+        return f"http://127.0.0.1:{self.server_port}/photos.zip", hashlib.sha1(content).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -137,12 +135,8 @@ def test_broken_downloads(server, tmp_path):
     assert_fails(OSError, "100 more expected", url, sha1, tmp_path)
     assert_fails(OSError, "404 Client Error: Not Found", url + "x", sha1, tmp_path)
     server.server_close()
-    assert_fails(
-        OSError, ": Connection refused. ", "http://127.0.0.1:1/pictures.zip", sha1, tmp_path
-    )
-    assert_fails(
-        OSError, "No connection adapters", "gopher://127.0.0.1/pictures.zip", sha1, tmp_path
-    )
+    assert_fails(OSError, ": Connection refused. ", "http://127.0.0.1:1/photos.zip", sha1, tmp_path)
+    assert_fails(OSError, "No connection adapters", "gopher://127.0.0.1/photos.zip", sha1, tmp_path)
 
 
 def test_a_member_that_leads_outside_lands_inside(server, tmp_path):

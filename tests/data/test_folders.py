@@ -325,7 +325,7 @@ ERRORS = {
     ),
     "unknown to the checkpoint": (TRAIN, ["cat", "cow"], ["'dog'", "cat, cow"]),
     "empty class": ((*TRAIN, "train/hen/"), None, ["'hen'", "train", ".jpg"]),
-    "known classes, no picture": (("cat/", "dog/1.txt"), ["cat", "dog"], ["'cat', 'dog'", ".jpg"]),
+    "known classes, no image": (("cat/", "dog/1.txt"), ["cat", "dog"], ["'cat', 'dog'", ".jpg"]),
     "class of other files": ((*TRAIN, "train/hen/1.txt"), None, ["'hen'", "train", ".jpg"]),
     "one class": (("train/cat/1.png",), None, ["'cat'", "train", "at least two"]),
     "one class alone": (("cat/1.png",), None, ["'cat'", "at least two"]),
@@ -395,8 +395,8 @@ def test_folders_that_will_not_do(tmp_path, case):
 
 
 def test_a_root_that_is_no_folder(tmp_path):
-    make(tmp_path, "pictures.zip")
-    for name, what in ("nowhere", "does not exist"), ("pictures.zip", "is a file"):
+    make(tmp_path, "photos.zip")
+    for name, what in ("nowhere", "does not exist"), ("photos.zip", "is a file"):
         with pytest.raises(FileNotFoundError) as caught:
             scan(tmp_path / name)
         message = str(caught.value)
@@ -590,15 +590,15 @@ def test_a_folder_one_level_too_high_or_low_is_answered_with_the_right_one(tmp_p
     )
     with pytest.raises(
         ValueError,
-        match=f"only the class 'photos'.*; {tmp_path}/photos/photos holds 'cat', 'dog': give that",
+        match=f"only the class 'photos'.*; {tmp_path}/photos/photos holds 'cat', 'dog': pass that",
     ):
         scan(tmp_path / "photos")
-    with pytest.raises(ValueError, match=f"; {tmp_path}/sets/one holds 'train': give that folder"):
+    with pytest.raises(ValueError, match=f"; {tmp_path}/sets/one holds 'train': pass that folder"):
         scan(tmp_path / "sets")
     for find in (scan, list_images):
         with pytest.raises(
             ValueError,
-            match=f"1 image is in it, and {tmp_path}/photos/photos has the folders 'cat', 'dog': give",
+            match=f"1 image is in it, and {tmp_path}/photos/photos has the folders 'cat', 'dog': pass",
         ):
             find(tmp_path / "photos/photos/cat")
     make(tmp_path / "nested", "cat/indoors/1.png", "dog/1.png")
@@ -620,7 +620,7 @@ def test_folders_of_data_sets_as_classes_are_a_warning(tmp_path, caplog):
     )
     assert scan(tmp_path)[0] == ["pets", "trash"]
     assert caplog.messages == [
-        f"{tmp_path}: all 2 classes are folders of folders (pets holds 'cat', 'dog'); if pets is a data set, give "
+        f"{tmp_path}: all 2 classes are folders of folders (pets holds 'cat', 'dog'); if pets is a data set, pass "
         f"{tmp_path}/pets"
     ]
     caplog.clear()

@@ -148,7 +148,7 @@ def images(
 ) -> ImageDataset:
     def read(index: int) -> np.ndarray:
         if index in bad:
-            raise DecodeError(f"picture {index} is torn")
+            raise DecodeError(f"image {index} is truncated")
         return np.roll(random_image(40, 60), 7 * index, axis=1)
 
     more = {} if mixing is None else {"mixing": mixing}
@@ -201,7 +201,9 @@ def test_a_partner_that_cannot_be_decoded_leaves_the_image_as_it_is_or_ends_the_
     assert (item["share"], item["error"]) == (1.0, "")
     assert images(mixing=mixing, bad=(0,), on_bad_image="skip")[epoch, 0]["image"] is None
     for bad in (0, 4):
-        with pytest.raises(DecodeError, match=f"picture {bad} is torn; --data.on_bad_image skip"):
+        with pytest.raises(
+            DecodeError, match=f"image {bad} is truncated; --data.on_bad_image skip"
+        ):
             images(mixing=mixing, bad=(bad,))[epoch, 0]
 
 

@@ -152,7 +152,7 @@ def test_globs_and_tables_there_are_refused(server):
 
 
 def test_an_archived_object_is_called_so(server):
-    server.send("PUT", "/pictures/old/a.png", b"1", **{"x-amz-storage-class": "GLACIER"})
+    server.send("PUT", "/photos/old/a.png", b"1", **{"x-amz-storage-class": "GLACIER"})
     refresh(f"{server.address}/old")
     with pytest.raises(StorageError, match=r"old/a\.png is in an archive class .* restore it"):
         open_file(f"{server.address}/old/a.png")
@@ -179,14 +179,14 @@ def test_a_name_that_is_unsupported_is_named_and_escaped(server, name):
     assert repr(shown(f"bad/{name}")) in str(caught.value)
     with pytest.raises(StorageError, match="are unsupported"):
         refresh(f"{server.address}/bad/../x")
-    server.send("DELETE", f"/pictures/{quote(f'bad/{name}')}")
+    server.send("DELETE", f"/photos/{quote(f'bad/{name}')}")
 
 
 def test_two_rows_of_an_image_have_the_same_path():
-    names = ["x/a.png", "x//a.png", "./x/a.png", "s3://pictures/set/x/./a.png"]
+    names = ["x/a.png", "x//a.png", "./x/a.png", "s3://photos/set/x/./a.png"]
     table = TableFile(Path("t.csv"), {"path": names}, [2, 3, 4, 5])
-    paths, faults = read_paths(table, "path", "s3://pictures/set")
-    assert set(paths) == {"s3://pictures/set/x/a.png"} and not faults
+    paths, faults = read_paths(table, "path", "s3://photos/set")
+    assert set(paths) == {"s3://photos/set/x/a.png"} and not faults
 
 
 def test_a_signal_ends_the_wait_for_an_answer(server):

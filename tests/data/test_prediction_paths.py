@@ -139,7 +139,7 @@ def test_what_is_left_out_of_a_folder_is_reported_once(some, monkeypatch, caplog
 def test_a_link_that_leads_back_can_be_left_out_as_its_line_says(some, caplog):
     Path("a/back").symlink_to("..")
     with pytest.raises(
-        OSError, match=r"a/back is a link .* or leave it out with --data.on_bad_image skip"
+        OSError, match=r"a/back is a link .* or skip it with --data.on_bad_image skip"
     ):
         ImageFolderData(predict="a").read()
     data = ImageFolderData(predict="a", on_bad_image="skip")

@@ -481,7 +481,7 @@ def test_what_was_replaced_before_a_fit_went_on_stays_seen(tmp_path):
 
 @pytest.mark.slow
 def test_test_of_a_run_after_images_were_added(colours, cli, tmp_path, capsys, caplog):
-    root = shutil.copytree(colours / "train", tmp_path / "pictures")
+    root = shutil.copytree(colours / "train", tmp_path / "photos")
     cli("fit", "--data.root", root, *QUICKEST)
     fitted = data(root)
     expected = len(fitted.splits["test"])
@@ -497,7 +497,7 @@ def test_test_of_a_run_after_images_were_added(colours, cli, tmp_path, capsys, c
         "cpu",
     ]
     cli(*test)
-    line = re.search(r"(\d+) test images of .*pictures \(held out of training\)", caplog.text)
+    line = re.search(r"(\d+) test images of .*photos \(held out of training\)", caplog.text)
     assert int(line[1]) == len(data(root).splits["test"]) > expected
     with pytest.raises(ValueError, match="this checkpoint has seen"):
         cli(*test, "--data.split_seed", 5)

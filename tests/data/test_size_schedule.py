@@ -63,9 +63,9 @@ def test_what_is_no_schedule_is_reported(options, reported):
 @pytest.mark.parametrize("max_epochs", [None, -1, 0, 1])
 def test_a_run_without_epochs_or_with_too_few_is_reported(max_epochs):
     reported = (
-        "give trainer.max_epochs"
+        "set trainer.max_epochs"
         if max_epochs in (None, -1)
-        else f"max_epochs {max_epochs} leaves some out"
+        else f"has 2 sizes, more than trainer.max_epochs {max_epochs}: use fewer"
     )
     with pytest.raises(WrongUsage, match=reported):
         build_schedule((96, 128), max_epochs)

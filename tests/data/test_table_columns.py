@@ -55,7 +55,7 @@ def test_an_option_ignores_a_column():
     assert find_columns(columns, parse_columns("weight:kg")).weight == "kg"
     for option in ("weight:null", {"weight": None}, {"weight": "null"}):
         assert find_columns(columns, parse_columns(option)).weight is None
-    with pytest.raises(WrongUsage, match="give a column for label"):
+    with pytest.raises(WrongUsage, match="pass a column for label"):
         parse_columns({"label": None})
 
 
@@ -70,7 +70,7 @@ def test_an_option_ignores_a_column():
         (("path", "label", "group", "patient"), None, r"'group' and 'patient' may both be the group"),
         (("path", "label"), "path:paht", r"x\.csv has no column 'paht'; did you mean 'path'"),
         (("path", "label"), "lable:label", r"'lable' is not a role of a column; did you mean 'label'"),
-        (("path", "label"), "path", r"give a column for path"),
+        (("path", "label"), "path", r"pass a column for path"),
         (("path", "label"), "path:path,path:label", r"path can only be one column"),
         (("path", "label"), "label:label,group:label", r"names the column 'label' twice"),
         (("path", "label"), {5: "label"}, r"5 is not a role of a column; valid are"),

@@ -52,7 +52,7 @@ def test_what_contradicts_the_launcher_is_refused(monkeypatch, devices, num_node
     by_torchrun(monkeypatch, 4, 2)
     with pytest.raises(
         ValueError,
-        match="torchrun started 4 processes, 2 on each of 2 machines, but .*leave both out",
+        match="torchrun started 4 processes, 2 on each of 2 machines, but .*omit both",
     ):
         num_processes(devices, num_nodes, [])
 

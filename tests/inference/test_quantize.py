@@ -162,7 +162,7 @@ def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours
     chosen = np.arange(6)
     assert readable(split, chosen).tolist() == [0, 1, 2, 3, 4, 5]
     for i in (1, 4):
-        Path(split.paths[i]).write_bytes(b"no picture")
+        Path(split.paths[i]).write_bytes(b"no image")
     assert readable(split, chosen).tolist() == [0, 2, 3, 5]
     with pytest.raises(ValueError, match="none of 2 images could be decoded"):
         readable(split, np.array([1, 4]))

@@ -74,7 +74,7 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, wor
 dist.get_backend = lambda: sys.argv[2]
 dist.destroy_process_group = lambda: print("left", flush=True) or time.sleep(600 if sys.argv[2] == "nccl" else 0)
 def run(*_):
-    raise {"line": ValueError("no picture"), "traceback": KeyError("ours"), "signal": SystemExit(143)}[sys.argv[3]]
+    raise {"line": ValueError("no image"), "traceback": KeyError("ours"), "signal": SystemExit(143)}[sys.argv[3]]
 cli.run = run
 cli.main()
 """
@@ -85,7 +85,7 @@ cli.main()
 @pytest.mark.parametrize(
     ("failure", "code", "reported"),
     [
-        ("line", 1, "finetune: error: no picture\n"),
+        ("line", 1, "finetune: error: no image\n"),
         ("traceback", 1, "KeyError: 'ours'\n"),
         ("signal", 143, ""),
     ],
@@ -202,7 +202,7 @@ def test_a_mistake_in_a_config_is_reported_in_one_line(tmp_path, monkeypatch, ca
     ("arguments", "reported"),
     [
         (["fit", "--data.root", "nowhere"], "the data folder 'nowhere' does not exist"),
-        (["fit"], "give the folder of your images, as in finetune fit FOLDER; or"),
+        (["fit"], "pass the folder of your images, as in finetune fit FOLDER; or"),
         (["test", "--ckpt_path", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
         (["test", "--ckpt_path", "text.ckpt"], "is not a checkpoint that can be loaded safely"),
         (["fit", "--data.root", "COLOURS", "--model.weights", "no.pt"], "no.pt"),
@@ -225,7 +225,11 @@ def test_bad_input_gets_one_line_and_loses_nothing(
 
 # One of each part that refuses values; the others are in the tests of these parts.
 WRONG_VALUES = {
-    ("fit", "--data.val_fraction", "-0.1"): "val_fraction -0.1",
+    (
+        "fit",
+        "--data.val_fraction",
+        "-0.1",
+    ): "--data.val_fraction must be at least 0 and below 1, got -0.1",
     (
         "fit",
         "--data.augmentations",
@@ -251,7 +255,7 @@ WRONG_VALUES = {
     (
         "predict",
         "--data.image_size=64",
-    ): "--data.image_size 64: the checkpoint decides that it is 28; leave it out",
+    ): "--data.image_size 64: the checkpoint decides that it is 28; omit it",
     ("predict", "--output", "folder.csv"): "--out folder.csv is a folder",
     ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
     ("predict", "--top_k", "4"): "there are only 3 classes",
@@ -417,15 +421,15 @@ def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
 
 def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     shutil.copy(fitted / "runs/fit/version_0/checkpoints/best.ckpt", tmp_path / "only.ckpt")
-    images = tmp_path / "pictures"
+    images = tmp_path / "photos"
     shutil.copytree(colours / "test", images)
-    (images / "broken.jpg").write_text("no picture")
+    (images / "broken.jpg").write_text("no image")
     cli(
         "predict",
         "--ckpt_path",
         "only.ckpt",
         "--data.predict",
-        "pictures",
+        "photos",
         "--trainer.accelerator",
         "cpu",
     )
@@ -436,7 +440,7 @@ def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
     )
     assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
     bad = [row for row in rows if row["error"]]
-    assert [row["path"] for row in bad] == ["pictures/broken.jpg"]
+    assert [row["path"] for row in bad] == ["photos/broken.jpg"]
     assert bad[0]["class"] == ""
     for row in rows:
         if not row["error"]:
@@ -800,7 +804,7 @@ def test_a_killed_worker_is_reported_in_a_line(monkeypatch, capsys, what):
 def test_a_list_of_which_no_image_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in "ab":
-        Path(f"{name}.png").write_text("no picture")
+        Path(f"{name}.png").write_text("no image")
     Path("list.txt").write_text("a.png\nb.png\n")
     checkpoint = fitted / "runs/fit/version_0/checkpoints/best.ckpt"
     with pytest.raises(SystemExit) as caught:

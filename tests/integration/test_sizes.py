@@ -119,11 +119,11 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
         (("--data.image_size_schedule", "32"), None),
         (
             ("--data.image_size_schedule", "[24, 32]"),
-            r"--epochs \(--trainer.max_epochs\) 1 leaves some out",
+            r"more than --epochs \(--trainer.max_epochs\) 1: use fewer sizes",
         ),
         (
             ("--data.image_size_schedule", "24,32", "--epochs", "-1", "--trainer.max_steps", "2"),
-            r"give --epochs \(--trainer.max_epochs\)",
+            r"set --epochs \(--trainer.max_epochs\)",
         ),
         (
             ("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"),

@@ -40,7 +40,7 @@ class Code:
         ("half", ""),
         ("code", "holds io.open, which is neither a tensor nor a plain value"),
         ("pickle", ""),
-        ("folder", "it is a folder; give the file in it"),
+        ("folder", "it is a folder; pass the file in it"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_named_in_a_line_and_not_run(tmp_path, name, reason):

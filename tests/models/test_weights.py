@@ -118,7 +118,7 @@ def test_weights_that_are_nowhere(tmp_path):
         with pytest.raises(ValueError, match=valid):
             read_weights(wrong, "resnet50")
     with pytest.raises(
-        ValueError, match="none are published: give a file, or --model.weights null$"
+        ValueError, match="none are published: pass a file, or --model.weights null$"
     ):
         read_weights("DEFAULT", "lenet")
 
@@ -225,7 +225,7 @@ def test_no_network_says_where_to_put_the_file(published, monkeypatch):
     assert str(caught.value).endswith(
         f": put https://models.invalid/{target.name} at {target} by hand"
     )
-    assert "give other weights with --model.weights FILE" in str(caught.value)
+    assert "pass other weights with --model.weights FILE" in str(caught.value)
     assert "no route to host" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -306,7 +306,7 @@ def test_source_head_takes_names_from_the_caller():
     [
         (
             {"pretrained": pretrained(class_names=None)},
-            "does not name its classes: give a text file .*--model.source_classes",
+            "does not name its classes: pass a text file .*--model.source_classes",
         ),
         ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
         ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean 'hotdog'"),

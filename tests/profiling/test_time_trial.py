@@ -364,7 +364,7 @@ def test_what_would_end_the_fit_ends_the_trial(made, colours, tmp_path):
     for label in "ab":
         (tmp_path / "bad" / label).mkdir(parents=True)
         for i in range(8):
-            (tmp_path / "bad" / label / f"{i}.jpg").write_bytes(b"no picture")
+            (tmp_path / "bad" / label / f"{i}.jpg").write_bytes(b"no image")
     data = ImageFolderData(str(tmp_path / "bad"), batch_size=2, image_size=28, num_workers=0)
     with pytest.raises(ValueError, match=r"\.jpg"):
         trial(Classifier(data.class_names, "small_cnn", weights=None), data, ONE, seconds=0.1)

@@ -142,7 +142,7 @@ def test_control_incomplete_locks():
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
-    """Return the instructions, continued lines joined and comments left out."""
+    """Return the instructions, with continued lines joined and without comments."""
     lines = re.sub(r"^#.*\n", "", dockerfile, flags=re.M).replace("\\\n", " ").splitlines()
     return [
         (word, " ".join(rest.split()))
@@ -312,7 +312,7 @@ KEPT_BACK = (
 def test_data_runs_environments_and_history_are_not_sent():
     assert [path for path in KEPT_BACK if is_sent(path, IGNORE)] == []
     everything = "\n".join(line for line in IGNORE.splitlines() if line.startswith("!"))
-    assert all(is_sent(path, everything) for path in KEPT_BACK)  # control: with nothing left out
+    assert all(is_sent(path, everything) for path in KEPT_BACK)  # control: with nothing excluded
 
 
 def test_what_the_image_is_made_of_is_sent():

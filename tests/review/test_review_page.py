@@ -188,7 +188,7 @@ def test_two_browsers_at_once(serve, wrong):
     name = shown_name(one)
     press(one, "x")
     press(other, "Space")
-    other.get_by_text("somebody else has decided").wait_for(timeout=20_000)
+    other.get_by_text("someone else has decided").wait_for(timeout=20_000)
     assert lines(wrong) == [(name, "blue", "excluded")]
     other.get_by_text("excluded", exact=True).first.wait_for(timeout=20_000)
     press(other, "Space")  # on purpose now

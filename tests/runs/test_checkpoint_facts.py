@@ -41,7 +41,7 @@ def test_a_network_of_another_size_is_reported_in_a_line_where_it_has_other_shap
 
     vit, resnet = "timm/test_vit", "timm/test_resnet"
     with pytest.raises(
-        ValueError, match=r"for images of 64 pixels, this one for 48: give --data.image_size 64"
+        ValueError, match=r"for images of 64 pixels, this one for 48: pass --data.image_size 64"
     ) as reported:
         check_size(checkpoint(vit, 64), 48, build(vit, 2, 48))
     assert "\n" not in str(reported.value)

@@ -24,7 +24,7 @@ def probabilities_of(wrong: list[int]) -> np.ndarray:
 
 
 def two(tmp_path, wrong_a: list[int], wrong_b: list[int]):
-    images = tmp_path / "pictures"
+    images = tmp_path / "photos"
     wrong = {"a": wrong_a, "b": wrong_b}
     return [
         read_run(write_run(tmp_path / k, LABELS, probabilities_of(v), ["x", "y"], images))
@@ -54,9 +54,7 @@ def test_images_that_one_alone_gets_right(tmp_path):
     assert reported.endswith("a is better on images like these (McNemar's exact test, p = 0.012).")
     text = (tmp_path / "page.html").read_text()
     assert (
-        text.count("<figure class") == 11
-        and "only a correct" in text
-        and "pictures/002.png" in text
+        text.count("<figure class") == 11 and "only a correct" in text and "photos/002.png" in text
     )
 
 
@@ -86,7 +84,7 @@ def test_its_header_has_the_difference(tmp_path, wrong_a, wrong_b, expected):
     assert "<dt>test images</dt><dd>20</dd>" in header
     # Three runs: the best one. Here all are of the same images.
     c = read_run(
-        write_run(tmp_path / "c", LABELS, probabilities_of([]), ["x", "y"], tmp_path / "pictures")
+        write_run(tmp_path / "c", LABELS, probabilities_of([]), ["x", "y"], tmp_path / "photos")
     )
     write_comparison([a, b, c], None, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -214,16 +212,16 @@ def test_a_run_without_validation_leaves_the_others_their_lines(tmp_path):
 def test_images_are_the_same_by_whatever_way_they_were_found(tmp_path, monkeypatch):
     """A fit has them from where it was begun, a test from here."""
     a, b = two(tmp_path, [0, 1], [0, 2])
-    (tmp_path / "link").symlink_to(tmp_path / "pictures")
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
-    for name in ("pictures", "link", "x/../pictures"):
+    for name in ("photos", "link", "x/../photos"):
         (tmp_path / "x").mkdir(exist_ok=True)
         rows = b.path / "test_predictions.csv"
         rows.write_text(
-            rows.read_text().replace(f"{tmp_path}/pictures", name).replace("pictures/", f"{name}/")
+            rows.read_text().replace(f"{tmp_path}/photos", name).replace("photos/", f"{name}/")
         )
         assert isinstance(paired(a, read_run(b.path)), Pair)
-        rows.write_text(rows.read_text().replace(name, f"{tmp_path}/pictures"))
+        rows.write_text(rows.read_text().replace(name, f"{tmp_path}/photos"))
 
 
 @pytest.mark.usefixtures("without_charts")

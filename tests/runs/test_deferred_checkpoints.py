@@ -355,7 +355,7 @@ def broken_at(step: int, error: BaseException) -> Any:
 def test_an_error_leaves_the_epoch_before_it(fit, complete, all_wait, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(
-            Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken picture"))
+            Classifier, "training_step", broken_at(2 * STEPS + 1, RuntimeError("a broken image"))
         )
         found = fit("broken", error=RuntimeError)
     assert found["last"]["global_step"] == 2 * STEPS and len(all_wait) == 1
@@ -432,7 +432,7 @@ def test_a_disk_that_is_full_in_the_end(fit, all_wait, monkeypatch, caplog, is_s
                 "finetune.runs.checkpoint_io.AtomicCheckpointIO.save_checkpoint", full
             )
         elif self.trainer.global_step == 2 * STEPS:
-            raise RuntimeError("a broken picture")
+            raise RuntimeError("a broken image")
         return original(self, *arguments)
 
     monkeypatch.setattr(Classifier, "training_step", training_step)

@@ -213,7 +213,7 @@ def test_very_deep_text_is_damage_too(tmp_path):
 
 def test_a_pt2_is_never_read(tmp_path):
     (tmp_path / "some.pt2").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="may run what it holds when it is read: give a"):
+    with pytest.raises(ValueError, match="may run what it holds when it is read: pass a"):
         read_checkpoint(tmp_path / "some.pt2")
 
 

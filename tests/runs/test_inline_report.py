@@ -13,9 +13,9 @@ PREDICTED = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
 @pytest.mark.slow
 def test_it_has_the_result_two_curves_and_the_sheet(tmp_path, monkeypatch):
     run = read_run(write_run(tmp_path / "run", [0, 1, 2, 1], PREDICTED))
-    page = inline_report(run, "data:image/webp;base64,AA", "four <pictures>")
+    page = inline_report(run, "data:image/webp;base64,AA", "four <images>")
     assert "test accuracy 75.0 % (3 of 4; " in page and page.count("<svg ") == 2
-    assert 'src="data:image/webp;base64,AA"' in page and "four &lt;pictures&gt;" in page
+    assert 'src="data:image/webp;base64,AA"' in page and "four &lt;images&gt;" in page
     assert "<body" not in page and "<style" not in page and "currentColor" in page
     assert "report.html" not in page
     (run.path / "report.html").write_text("")

@@ -158,9 +158,9 @@ def test_averaging_that_would_do_harm_is_refused(cli, colours, tmp_path):
         )
 
     averaged = {"swa_lrs": 0.01, "device": "cpu"}
-    with pytest.raises(ValueError, match=r"the frozen ones too: leave it out, or .*model\.freeze"):
+    with pytest.raises(ValueError, match=r"the frozen ones too: omit it, or .*model\.freeze"):
         fit("StochasticWeightAveraging", "--model.freeze_batch_norm", "true", **averaged)
-    with pytest.raises(ValueError, match="the frozen ones too: leave it out"):
+    with pytest.raises(ValueError, match="the frozen ones too: omit it"):
         # these were once 0 and 1
         fit("StochasticWeightAveraging", "--model.freeze", "features.3", **averaged)
     lenet = ("--model.backbone", "lenet", "--data.image_size", "28")

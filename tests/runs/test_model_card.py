@@ -16,7 +16,7 @@ from finetune.runs.statistics import interval
 @pytest.fixture
 def run(tmp_path):
     p = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
-    return read_run(write_run(tmp_path / "try", [0, 0, 1], p, ["a", "b"], doubts=["few pictures"]))
+    return read_run(write_run(tmp_path / "try", [0, 0, 1], p, ["a", "b"], doubts=["few images"]))
 
 
 def test_numbers_of_the_run(run):
@@ -27,7 +27,7 @@ def test_numbers_of_the_run(run):
         f"| a | 50.0 % | {interval(1, 2)} |" in card
         and f"| b | 100.0 % | {interval(1, 1)} |" in card
     )
-    assert "- few pictures" in card and "8 images: a 4, b 4" in card and "f00d" in card
+    assert "- few images" in card and "8 images: a 4, b 4" in card and "f00d" in card
 
 
 @pytest.mark.parametrize(("of_evaluation", "seen"), [(None, 32), (48, 48)])

@@ -114,12 +114,12 @@ def test_images_are_found_from_another_folder(run, tmp_path, monkeypatch):
     about = json.loads((run / "about.json").read_text()) | {"folder": str(tmp_path)}
     (run / "about.json").write_text(json.dumps(about))
     rows = run / "test_predictions.csv"
-    rows.write_text(rows.read_text().replace(f"{run}/gone/", "pictures/"))
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures/000.png").touch()
+    rows.write_text(rows.read_text().replace(f"{run}/gone/", "photos/"))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/000.png").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert read_run(run).answers.paths == [str(tmp_path / "pictures/000.png"), "pictures/001.png"]
+    assert read_run(run).answers.paths == [str(tmp_path / "photos/000.png"), "photos/001.png"]
 
 
 def test_a_run_of_an_earlier_version_has_its_steps_in_metrics_csv(run):

@@ -47,7 +47,7 @@ def test_a_row_of_a_tested_run(run):
     row = read_row(run)
     assert (row.state, row.split, row.num_images) == ("finished", "test", 6)
     assert row.accuracy == 5 / 6 and row.interval == wilson(5, 6)
-    assert (row.data, row.network, row.seconds) == ("pictures", "resnet18", 13.5)
+    assert (row.data, row.network, row.seconds) == ("photos", "resnet18", 13.5)
     assert row.command == "finetune fit --config a.yaml" and row.damage == ""
     assert row.size == sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
 

@@ -70,7 +70,7 @@ SPLITS |= {"only_validate": "val", "only_test": "test"}
 LINES = re.compile(  # what a run may say
     r"|(images|network|training): .*|predicting \d.*|(val|test) has only \d+ images?: .*"
     r"|epoch \d.*|decoded \d.*|the images of .* are decoded again .*|finetune: error: .*|stopp(ed by|ing after) .*"
-    r"|(test|run in|predictions|temperature|no temperature|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?(images|pictures).*"
+    r"|(test|run in|predictions|temperature|no temperature|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?images.*"
 )
 BASE = [
     *("--data.image_size", 28, "--data.batch_size", 6, "--trainer.accelerator", "cpu"),
@@ -121,7 +121,7 @@ def first_seen() -> list[Scenario]:
 
 
 def usual() -> list[Scenario]:
-    """Return what most often ends the commands that only evaluate, with workers alive, lest pairs leave it out."""
+    """Return what most often ends the commands that only evaluate, with workers alive."""
     failures = ("sigint", "sigterm", "truncated")
     commands = (("only_validate", "1"), ("only_test", "3"))
     return [Scenario(f, *command, "one", "file") for f in failures for command in commands]

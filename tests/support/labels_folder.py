@@ -61,11 +61,11 @@ def write_labels_run(
     }
     (folder / "test.json").write_text(json.dumps(result))
     config = {"model": {"backbone": "resnet18", "weights": None}}
-    config |= {"data": {"init_args": {"root": "pictures", "image_size": 32, "batch_size": 8}}}
+    config |= {"data": {"init_args": {"root": "photos", "image_size": 32, "batch_size": 8}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     counts = dict(zip(names, y.sum(axis=0).tolist(), strict=True))
     split = {"origin": "", "counts": counts, "num_images": len(y)}
-    about = {"command": "finetune fit", "root": "pictures", "lines": [], "fingerprint": "f00d"}
+    about = {"command": "finetune fit", "root": "photos", "lines": [], "fingerprint": "f00d"}
     splits = dict.fromkeys(("train", "val", "test"), split)
     (folder / "about.json").write_text(json.dumps({**about, "splits": splits}))
     epochs = [

@@ -26,7 +26,7 @@ RUN = Path("runs/fit/version_0")
 
 @contextmanager
 def connections() -> Iterator[list[Any]]:
-    """Let nothing of this process reach a network, and give the addresses that were tried."""
+    """Block the network for this process, and return the addresses that it tried."""
     tried: list[Any] = []
 
     def refuse(*address: Any, **options: Any) -> None:

@@ -409,7 +409,7 @@ MUTATIONS = [
         "tests/integration/test_resume.py -k closed_terminal",
     ),
     Mutation(
-        "what cannot be decoded is left out, where that is asked for",
+        "images that cannot be decoded are skipped on request",
         "data/dataset.py",
         'if self.on_bad_image == "error":',
         "if True:",

@@ -20,7 +20,7 @@ import pytest
 from finetune.data import object_storage
 from finetune.data.storage import STORAGES
 
-BUCKET = "pictures"
+BUCKET = "photos"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",

@@ -38,7 +38,7 @@ def write_run(
     more = {"class_names": names, "confusion_matrix": confusion.tolist()}
     (folder / "test.json").write_text(json.dumps(result | more))
     config = {"seed_everything": 7, "model": {"backbone": "resnet18", "weights": None}}
-    config |= {"data": {"init_args": {"root": "pictures", "image_size": 32}}}
+    config |= {"data": {"init_args": {"root": "photos", "image_size": 32}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     counts = dict.fromkeys(names, 4)
     splits = {
@@ -47,7 +47,7 @@ def write_run(
     }
     about = {
         "command": "finetune fit --config a.yaml",
-        "root": "pictures",
+        "root": "photos",
         "splits": splits,
         "lines": ["training: on 1"],
     }

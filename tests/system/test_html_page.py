@@ -16,7 +16,7 @@ from finetune.system.html_page import link_to, render, thumbnail, unbroken_flags
 from finetune.system.messages import shown
 
 TABLE = """{% extends "system/html_page.html" %}{% block content %}<table class="sortable">
-<thead><tr><th>name</th><th>bytes</th><th data-sort="none">picture</th></tr></thead><tbody>{% for name, size in rows %}
+<thead><tr><th>name</th><th>bytes</th><th data-sort="none">image</th></tr></thead><tbody>{% for name, size in rows %}
 <tr><td>{{ name|shown }}</td><td data-value="{{ size }}">{{ size }} kB</td><td></td></tr>{% endfor %}
 </tbody></table>{% endblock %}"""
 ROWS = [("b10", 9), ("b9", 100), ("a<script>alert(1)</script>", 20)]

@@ -276,7 +276,7 @@ def test_a_threshold_that_can_t_be_chosen_is_reported_before_training(
 
 
 def test_an_aim_that_is_none_is_wrong_usage(two, cli, tmp_path):
-    with pytest.raises(WrongUsage, match="--threshold f2: give accuracy, f1"):
+    with pytest.raises(WrongUsage, match="--threshold f2: pass accuracy, f1"):
         cli("fit", "--data.root", two, *QUICKEST, "--threshold", "f2")
     assert not (tmp_path / "runs/fit").exists()
 

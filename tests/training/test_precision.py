@@ -108,7 +108,7 @@ def test_a_precision_of_a_missing_package_is_refused_in_one_line():
     with patch("finetune.training.precision.find_spec", lambda name: None):
         for precision in ("transformer-engine", "transformer-engine-float16"):
             with pytest.raises(
-                WrongUsage, match=f"precision {precision} needs .*: give --precision 32-true"
+                WrongUsage, match=f"precision {precision} needs .*: pass --precision 32-true"
             ):
                 check_precision(precision)
 

@@ -223,7 +223,7 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
             r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone",
         ),
         (("--data.image_size_schedule", "24,28"), "data.image_size_schedule has no effect"),
-        (("--ckpt_path", "some.ckpt"), "give it as --weights"),
+        (("--ckpt_path", "some.ckpt"), "pass it as --weights"),
     ],
 )
 def test_what_would_be_silently_ignored_is_refused(cli, colours, options, reported):

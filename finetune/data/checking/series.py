@@ -89,7 +89,7 @@ def series_findings(listing: Listing, facts: Facts, chosen: np.ndarray) -> Itera
         f"Images with consecutive numbers are more alike than others of their class ({likeness:.0%} of comparisons, by "
         "chance 50 %). If a network is trained on some images of a series and tested on others, results are too good. "
         + (
-            "Put each series into one split, or give class folders without splits. "
+            "Put each series into one split, or pass class folders without splits. "
             if has_splits
             else ""
         )

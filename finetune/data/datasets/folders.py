@@ -62,7 +62,7 @@ def scan(
     exclude = changes.exclude
     if fault := folder_fault(root):
         raise FileNotFoundError(
-            f"the data folder {root!r} {fault}; give another FOLDER (--data.root)"
+            f"the data folder {root!r} {fault}; pass another FOLDER (--data.root)"
         )
     inside = partial(class_folders, exclude=exclude)
     split_dirs = split_folders(root, exclude) or {"all": root}

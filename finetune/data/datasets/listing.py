@@ -95,7 +95,7 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     refresh(root)
     if fault := folder_fault(root):
         raise WrongUsage(
-            f"{root!r} {fault}: give a folder of images, or a table of them ({' '.join(SUFFIXES)})"
+            f"{root!r} {fault}: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"
         )
     try:
         split_dirs = split_folders(root) or {"all": root}

@@ -24,7 +24,7 @@ def hint_one_level_down(
         return ""
     names = [basename(entry) for entry in inside(entries[0])]
     is_data = len(names) > 1 or names[0].lower() in TRAIN_NAMES
-    return f"; {entries[0]} holds {_listed(names)}: give that folder" if is_data else ""
+    return f"; {entries[0]} holds {_listed(names)}: pass that folder" if is_data else ""
 
 
 def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> str:
@@ -38,7 +38,7 @@ def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> st
     if num == 0 or len(names) < 2:
         return ""
     loose = counted(num, "image is", "images are")
-    return f"; {loose} in it, and {place} has the folders {_listed(names)}: give that folder"
+    return f"; {loose} in it, and {place} has the folders {_listed(names)}: pass that folder"
 
 
 def warning_of_data_sets(
@@ -59,7 +59,7 @@ def warning_of_data_sets(
     names = _listed([basename(entry) for entry in inside(first)])
     return (
         f"{folder}: all {len(classes)} classes are folders of folders ({name} holds {names}); if {name} is "
-        f"a data set, give {first}"
+        f"a data set, pass {first}"
     )
 
 

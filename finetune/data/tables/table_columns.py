@@ -114,7 +114,7 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
         if role in _OPTIONAL and name in (None, _NO_COLUMN):
             continue
         if not name:
-            raise WrongUsage(f"{OPTION}: give a column for {role}, such as {OPTION} {role}:NAME")
+            raise WrongUsage(f"{OPTION}: pass a column for {role}, such as {OPTION} {role}:NAME")
         named[role].append(str(name))
     for role, names in named.items():
         if role != "label" and len(names) > 1:

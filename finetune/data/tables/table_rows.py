@@ -235,11 +235,11 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(Fault(row, table.lines[row], column, "the path is empty"))
         elif is_address and storage_of(text) is LOCAL:
             fault = f"{shown_address(text)!r} is an address, which is unsupported"
-            hint = "download the images, and give their paths"
+            hint = "download the images, and pass their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif is_address and not (prefix and text.startswith(prefix)):
             fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
-            hint = "give the address of their folder: as --data.root, or to predict in place of the table"
+            hint = "pass the address of their folder: as --data.root, or to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
             is_address = False
