@@ -73,17 +73,16 @@ class Interpolation:
         elif self.share == 1:
             weights = f"the fine-tuned weights{of_epoch}"
         else:
-            weights = (
-                f"{self.share:.0%} of the way from the start to the fine-tuned weights{of_epoch}"
-            )
+            weights = f"{100 * self.share:.0f} % of the way from the start to the fine-tuned weights{of_epoch}"
+        names = {"before training": 0.0, "fine-tuned": 1.0, "chosen": self.share}
+        values = ", ".join(f"{name} {self._values(by_share[at])}" for name, at in names.items())
+        return f"{weights}, by the loss on {self.num_images} validation images: {values}"
+
+    def _values(self, candidate: InterpolatedWeights) -> str:
+        """Return the loss and the score of a candidate."""
         is_accuracy = self.metric == "accuracy"
-        name = "Accuracy" if is_accuracy else self.metric
-        form = ".1%" if is_accuracy else ".3f"
-        return (
-            f"{weights}. {name} on {self.num_images} validation images: "
-            f"frozen features {by_share[0.0].score:{form}}, fine-tuned {by_share[1.0].score:{form}}, "
-            f"kept {by_share[self.share].score:{form}}"
-        )
+        score = f"{100 * candidate.score:.1f} %" if is_accuracy else f"{candidate.score:.3f}"
+        return f"{candidate.loss:.4f} ({self.metric} {score})"
 
     @property
     def chosen_score(self) -> float:

@@ -16,7 +16,7 @@ _WARNING = "commercial use is not allowed"
 _OTHER = "terms of their own"
 _OWN = "a licence of their own"
 _FILES = (".pt", ".pth", ".safetensors", ".ckpt")
-_BEGAN = ", under the terms of its author; its training started from "
+_BEGAN = ", whose author decides on its licence; its training started from "
 
 
 def licence(
@@ -47,7 +47,7 @@ def licence(
     if began_from:
         return f"the checkpoint {began_from}: licence unknown, its terms apply"
     if weights is None:
-        return "random weights: no licence applies"
+        return "random weights, which need no licence"
     if is_folder:
         return _of_timm(weights, backbone, folder)
     if is_file:

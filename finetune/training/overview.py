@@ -88,7 +88,7 @@ def data_warnings(data: ImageDataModule) -> Iterator[str]:
     counts = _counts(data, "train")
     few = [f"{name} {num}" for name, num in counts.items() if num <= _FEW]
     if few:
-        yield f"too few training images: {_some(few)}. Add images, or leave these classes out (--data.exclude)"
+        yield f"too few training images: {_some(few)}. Add images, or exclude these classes (--data.exclude)"
     for split in ("val", "test"):
         lacking = [name for name, num in _counts(data, split).items() if num == 0]
         # a val or test folder of the user is reported by the first look at the files
@@ -190,13 +190,17 @@ def _network(model: Classifier, ckpt_path: object) -> str:
     parameters = [*model.network.parameters()]
     num_all = sum(p.numel() for p in parameters)
     num_trained = sum(p.numel() for p in parameters if p.requires_grad)
-    frozen = [] if hparams["freeze"] is None else [f"all up to {hparams['freeze']}"]
-    frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
+    trained = f"{num_trained / 1e6:.2f}" if num_trained >= 10_000 else f"{num_trained:,}"
+    if hparams["freeze"] == "backbone":
+        frozen = ["everything except the head"]
+    else:
+        frozen = [] if hparams["freeze"] is None else [f"the stages up to {hparams['freeze']}"]
+        frozen += ["batch norm statistics"] if model.has_fixed_statistics else []
     weights = "random weights" if model.weights is None else f"weights {model.weights}"
     weights = f"weights of {ckpt_path}" if ckpt_path else weights
     name = member_label(model.backbone, hparams["members"])
     text = (
-        f"network: {name}, {weights}; {num_trained / 1e6:.2f} of {num_all / 1e6:.2f} million parameters are trained, "
+        f"network: {name}, {weights}; {trained} of {num_all / 1e6:.2f} million parameters are trained, "
         f"frozen: {' and '.join(frozen) or 'nothing'}; "
     )
     num_stages = hparams["head_stages"]

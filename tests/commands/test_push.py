@@ -276,7 +276,7 @@ def test_a_fit_starts_from_the_hub_with_its_network(colours, checkpoint, server,
     about = json.loads((run / "about.json").read_text())
     text = about["licence_of_the_weights"]
     assert text.startswith(f"the weights of hf://{NAME} (commit {commit[:12]})")
-    assert "random weights: no licence applies" in text  # of those that were pushed
+    assert "random weights, which need no licence" in text  # of those that were pushed
     assert f"weights: hf://{NAME} (commit {commit[:12]}), {NETWORK}" in caplog.text
     assert f"images are prepared as defined by hf://{NAME}:" in caplog.text
     assert "snapshots" not in caplog.text  # no folder of the client's cache

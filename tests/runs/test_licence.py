@@ -11,7 +11,7 @@ from finetune.runs.licence import is_restricted, licence
 @pytest.mark.parametrize(
     ("weights", "backbone", "reported"),
     [
-        (None, "resnet18", "random weights: no licence applies"),
+        (None, "resnet18", "random weights, which need no licence"),
         (
             "DEFAULT",
             "resnet18",
@@ -52,7 +52,7 @@ from finetune.runs.licence import is_restricted, licence
             "licence dinov3-license: terms of their own, which you",
         ),
         ("my/folder", "timm/resnet18", "the folder folder: licence unknown"),
-        (None, "timm/resnet18", "random weights: no licence applies"),
+        (None, "timm/resnet18", "random weights, which need no licence"),
     ],
 )
 def test_each_kind_of_weights_has_its_terms(weights, backbone, reported):
@@ -77,12 +77,12 @@ def test_what_is_known_of_a_checkpoint_of_ours_continues_with_it():
     second = licence("best.ckpt", "timm/convnextv2_nano", known=first)
     assert (
         second
-        == f"the file best.ckpt, under the terms of its author; its training started from {first}"
+        == f"the file best.ckpt, whose author decides on its licence; its training started from {first}"
     )
     third = licence(None, "timm/convnextv2_nano", "last.ckpt", known=second)
     assert (
         third
-        == f"the checkpoint last.ckpt, under the terms of its author; its training started from {first}"
+        == f"the checkpoint last.ckpt, whose author decides on its licence; its training started from {first}"
     )
     assert is_restricted(second) and is_restricted(third)
     assert "\n" not in licence("best.ckpt", "resnet18", known="somebody's\nlines")

@@ -83,7 +83,12 @@ def test_what_is_frozen_and_the_rates(colours, caplog):
     )
     assert reported(caplog, images, frozen)[1] == (
         "network: resnet18, random weights; 8.40 of 11.18 million parameters are trained, "
-        "frozen: all up to layer3 and batch norm statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
+        "frozen: the stages up to layer3 and batch norm statistics; AdamW at 0.0001 (backbone), 0.001 (head)"
+    )
+    head_alone = Classifier(images.class_names, "resnet18", None, freeze="backbone")
+    assert (
+        "; 1,539 of 11.18 million parameters are trained, frozen: everything except the head; "
+        in reported(caplog, images, head_alone)[1]
     )
     decayed = Classifier(images.class_names, "resnet18", None, layer_decay=0.5)
     assert reported(caplog, images, decayed)[1].endswith(
@@ -129,7 +134,7 @@ def test_doubts(tmp_path):
         for path in sorted((root / "train" / name).iterdir())[left:]:
             path.unlink()
     assert list(overview.data_warnings(data(root))) == [
-        "too few training images: blue 1, green 1. Add images, or leave these classes out (--data.exclude)",
+        "too few training images: blue 1, green 1. Add images, or exclude these classes (--data.exclude)",
         "val has no images of green: its results do not measure them",
         "test has only 27 images: the standard error of an accuracy is up to 10 points",
     ]
@@ -150,7 +155,7 @@ def test_three_images_of_a_class_and_thirty_to_test_on_are_not_doubted_one_fewer
     (root / "train/blue/00.png").unlink()
     (root / "test/red/00.png").unlink()
     assert list(overview.data_warnings(data(root, val_fraction=0))) == [
-        "too few training images: blue 2. Add images, or leave these classes out (--data.exclude)",
+        "too few training images: blue 2. Add images, or exclude these classes (--data.exclude)",
         "test has only 29 images: the standard error of an accuracy is up to 9 points",
     ]
 
