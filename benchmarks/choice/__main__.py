@@ -117,7 +117,13 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="folder in which features are kept")
     args = parser.parse_args()
     candidates = candidates_of("auto", args.weights)
-    head = ["set", *names(candidates), "chosen", "its mean", "behind the best mean"]
+    head = [
+        "set",
+        *names(candidates),
+        "chosen",
+        "mean of the chosen",
+        "points behind the best mean",
+    ]
     print(f"| {' | '.join(head)} |")
     for folder in args.sets:
         print(f"| {' | '.join(row(folder, candidates, args))} |", flush=True)
