@@ -16,6 +16,10 @@ from finetune.system.terminal import colored, wrapped
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+# a command to copy, which only the terminal itself may break
+_COMMAND = re.compile(r"\b(finetune|pip|docker) [a-z]")
+
+
 class WrongUsage(ValueError):
     """An option has a value that is invalid for any data. The exit code is that of a mistyped flag."""
 
@@ -82,9 +86,11 @@ class _ShownFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         lines = [shown(line) for line in super().format(record).split("\n")]
+        text = "\n".join(
+            line if _COMMAND.search(line) else wrapped(line, sys.stderr) for line in lines
+        )
         if record.levelno < logging.WARNING:
-            return "\n".join(wrapped(line, sys.stderr) for line in lines)
-        text = "\n".join(lines)  # not wrapped: it may hold a command to copy
+            return text
         color = "yellow" if record.levelno < logging.ERROR else "red"
         return colored(text, color, sys.stderr)
 

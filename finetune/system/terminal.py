@@ -130,12 +130,18 @@ def is_interactive(stream: TextIO | None) -> bool:
     return os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
 
 
-def wrapped(text: str, stream: TextIO | None) -> str:
-    """Return a line that is broken between words at the width of the terminal; unchanged if the stream is none."""
+def wrapped(text: str, stream: TextIO | None, indent: str = "  ") -> str:
+    """Return a line that is broken between words at the width of the terminal; unchanged if the stream is none.
+
+    Args:
+        text: The line.
+        stream: Where it will be written.
+        indent: Begins the second and further lines.
+    """
     width = _width(stream)
     if width is None or width >= len(text):
         return text
-    return _filled(text, width, "  ")
+    return _filled(text, width, indent)
 
 
 def wrapped_page(page: str, stream: TextIO | None) -> str:
