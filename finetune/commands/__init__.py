@@ -32,6 +32,7 @@ Our own commands:
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
 - `export` writes files for other programs. `push` uploads a model to the Hugging Face hub. `serve` answers requests.
 - `list_backbones` lists networks.
+- `pack` copies many images into few files.
 - `report` writes the report of a run, or compares several. `runs` lists and deletes runs.
 - `sheet` draws a contact sheet of predicted images.
 

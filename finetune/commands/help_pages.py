@@ -172,6 +172,21 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
         ("what is reviewed", "of a table"),
         has_all=True,
     ),
+    "pack": Page(
+        "FOLDER|TABLE OUT [options]",
+        """\
+Copies images, byte for byte, into a few large files in the new folder OUT: shards for webdataset (.tar), and an
+index. The other commands take OUT in place of FOLDER and train the same weights. Each of the two may be an
+address such as s3://BUCKET/FOLDER.""",
+        (
+            "finetune pack photos packed",
+            "finetune fit packed",
+            "finetune pack labels.csv packed --shard_mb 64",
+            "finetune pack photos s3://BUCKET/packed",
+        ),
+        ("the copy", "of a table"),
+        has_all=True,
+    ),
     "benchmark": Page(
         "FOLDER [options]",
         """\

@@ -67,7 +67,7 @@ def _expand(
 ) -> PathList:
     if not is_local(pattern):
         pattern = normal_path(pattern)
-        refresh(pattern)
+    refresh(pattern)
     kind = kind_of(pattern)
     if kind == "folder":
         skipped = SkippedFiles(skip)

@@ -1,7 +1,8 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are two kinds: `LocalStorage`, and `object_storage.ObjectStorage` for addresses such as s3://bucket/folder. The
-latter is imported when it is needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
+There are three kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder; and
+`packed_storage.PackedStorage` for the images in a packed folder, on a disk or in object storage. The latter two are
+imported when they are needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
 All other modules use a path as text and ask `storage_of` for its storage.
 """
 
@@ -12,6 +13,7 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
@@ -19,6 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 import numpy as np
 
 from finetune.data.addresses import check_address, is_address, real_place
+from finetune.data.pack_place import is_pack, pack_above
 
 _UNKNOWN = -1
 
@@ -103,7 +106,19 @@ class Storage(Protocol):
 
 
 class LocalStorage:
-    """Files of this machine, and of disks that are mounted."""
+    """Files of this machine, and of disks that are mounted.
+
+    Args:
+        finds_packs: Take a file of a packed folder where there is no file.
+    """
+
+    def __init__(self, finds_packs: bool = True) -> None:
+        self._finds_packs = finds_packs
+
+    def _pack_of(self, path: str) -> Storage | None:
+        """Return the storage of the packed folder that a path is in, if there is one."""
+        folder = _pack_around(os.path.dirname(path)) if self._finds_packs else None
+        return None if folder is None else _use_pack(folder)
 
     def refresh(self, folder: str) -> None:
         pass
@@ -121,7 +136,10 @@ class LocalStorage:
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # ValueError: a zero byte
-            return "link" if os.path.islink(path) else None
+            if os.path.islink(path):
+                return "link"
+            pack = self._pack_of(path)
+            return None if pack is None else pack.kind(path)
         if stat.S_ISDIR(mode):
             return "folder"
         return "file" if stat.S_ISREG(mode) else "other"
@@ -143,6 +161,13 @@ class LocalStorage:
             try:
                 status = os.stat(path)
             except OSError:
+                pack = self._pack_of(path)
+                if pack is not None:
+                    packed = pack.stats([path], skip)
+                    sizes.extend(packed.sizes.tolist())
+                    times.extend(packed.times[0].tolist())
+                    is_regular.extend(packed.is_regular.tolist())
+                    continue
                 if not skip:
                     raise
                 sizes.append(_UNKNOWN)
@@ -159,14 +184,26 @@ class LocalStorage:
         )
 
     def open_file(self, path: str) -> BinaryIO:
-        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
+        try:
+            file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
+        except (FileNotFoundError, NotADirectoryError):
+            pack = self._pack_of(path)
+            if pack is None:
+                raise
+            return pack.open_file(path)
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             file.close()
             raise ValueError("it is a pipe, not a file")
         return file
 
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
-        descriptor = _open_at_once(path, os.O_RDONLY)
+        try:
+            descriptor = _open_at_once(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            pack = self._pack_of(path)
+            if pack is None:
+                raise
+            return pack.read_pieces(path, num_bytes, starts)
         try:
             size = os.fstat(descriptor).st_size
             return size, [os.pread(descriptor, num_bytes, start) for start in starts(size)]
@@ -185,14 +222,25 @@ def _open_at_once(path: str, flags: int) -> int:
 LOCAL = LocalStorage()
 # By the scheme of their paths, such as s3. Object storage is added when it is first used.
 STORAGES: dict[str, Storage] = {}
+# The packed folders that are in use, by the beginning of their paths.
+PACKS: dict[str, Storage] = {}
 
 
 def storage_of(path: str) -> Storage:
-    """Return the storage of a path, by its scheme.
+    """Return the storage of a path: that of the packed folder it lies in, or else that of its scheme.
 
     Raises:
         WrongUsage: The path is an address, and the extra for object storage is not installed.
     """
+    for folder, pack in PACKS.items():
+        inside = path[len(folder) :]
+        if path.startswith(folder) and inside[:1] in ("", "/") and inside[:4] != "/../":
+            return pack
+    return _storage_of_files(path)
+
+
+def _storage_of_files(path: str) -> Storage:
+    """Return the storage of a path, by its scheme."""
     scheme, separator, _ = path.partition("://")
     if not separator:
         return LOCAL
@@ -208,10 +256,44 @@ def is_local(path: str) -> bool:
     return "://" not in path or storage_of(path) is LOCAL
 
 
+@lru_cache(maxsize=16)
+def _pack_around(folder: str) -> str | None:
+    """Return `pack_above` of a folder, which is asked for each of its missing files."""
+    try:
+        return pack_above(folder)
+    except ValueError:  # a zero byte
+        return None
+
+
+def _use_pack(folder: str) -> Storage:
+    """Return the storage of a packed folder, and read its index at the first use."""
+    if folder not in PACKS:
+        # imported here, because it imports this module
+        module = importlib.import_module("finetune.data.packed_storage")
+        files = _storage_of_files(folder)
+        backing = LocalStorage(finds_packs=False) if files is LOCAL else files
+        PACKS[folder] = module.PackedStorage(folder, backing)
+    return PACKS[folder]
+
+
 def refresh(folder: str | os.PathLike[str]) -> None:
-    """Forget what is known of a folder, before its images are searched for."""
+    """Forget what is known of a folder, before its images are searched for.
+
+    Raises:
+        StorageError: It is a packed folder with a fault, or object storage cannot be reached.
+    """
     text = os.fspath(folder)
-    storage_of(text).refresh(text)
+    storage = storage_of(text)
+    storage.refresh(text)
+    _pack_around.cache_clear()
+    if storage is LOCAL:
+        folder = _pack_around(text)
+        if folder is not None:
+            _use_pack(folder)
+    elif storage not in PACKS.values():
+        place = storage.normal(text)
+        if is_pack(place, lambda path: storage.kind(path) == "file"):
+            _use_pack(place)
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:

@@ -38,6 +38,7 @@ FROZEN = {
     "sheet": "out",
     "export": "out",
     "push": "",
+    "pack": "",
     "serve": "max_images",
     "check": "out size",
     "review": "out",

@@ -70,7 +70,18 @@ OTHERS |= {"json", "sort", "last", "yes"}  # of `runs` and `runs rm`
 @pytest.mark.parametrize("page", OURS)
 def test_options_in_the_text_exist(page):
     valid = options_of("fit") | options_of("predict")
-    ours = ("sheet", "by-hand", "check", "review", "serve", "report", "cache", "benchmark", "push")
+    ours = (
+        "sheet",
+        "by-hand",
+        "check",
+        "review",
+        "serve",
+        "report",
+        "cache",
+        "benchmark",
+        "push",
+        "pack",
+    )
     for command in ours:
         valid |= own_options(command)
     valid |= {word for words in WORDS.values() for word in words}

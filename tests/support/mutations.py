@@ -402,6 +402,20 @@ MUTATIONS = [
         "tests/data/test_image_cache.py tests/data/test_storage.py",
     ),
     Mutation(
+        "packed images are compared with their digests",
+        "data/packed_storage.py",
+        "if content_digest(content) != int(self.index.digests[row]):",
+        "if content_digest(content) == 0:",
+        "tests/data/test_packed_storage.py",
+    ),
+    Mutation(
+        "an index of packed images names shards of its own folder only",
+        "data/packed_storage.py",
+        "if not isinstance(shard, str) or not _SHARD.fullmatch(shard):",
+        "if not isinstance(shard, str) or not _SHARD.search(shard):",
+        "tests/data/test_packed_storage.py",
+    ),
+    Mutation(
         "a closed terminal saves as SIGTERM does",
         "distributed/signals.py",
         "_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",

@@ -14,6 +14,7 @@ from finetune.data.datasets import misplaced
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
+from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import kind_of, normal_path, refresh, storage_of
@@ -59,6 +60,7 @@ def scan(
     """
     root = normal_path(root)
     refresh(root)
+    check_has_class_folders(root)
     exclude = changes.exclude
     if fault := folder_fault(root):
         raise FileNotFoundError(

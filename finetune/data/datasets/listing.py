@@ -22,6 +22,7 @@ from finetune.data.datasets.folders import (
     read_split,
     split_folders,
 )
+from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import normal_path, refresh
 from finetune.data.tables.table_file import SUFFIXES
@@ -93,6 +94,7 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     """
     root = normal_path(root)
     refresh(root)
+    check_has_class_folders(root)
     if fault := folder_fault(root):
         raise WrongUsage(
             f"{root!r} {fault}: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"

@@ -1,0 +1,331 @@
+"""The images of a packed folder, at the paths that they had before: bytes of tar files.
+
+The index is trusted no more than any other file: it can name shards of its own folder only, and the bytes of each image
+are compared with their digest when it is read.
+"""
+
+import errno
+import io
+import json
+import os
+import posixpath
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from finetune.data.addresses import StorageError
+from finetune.data.limits import MAX_BYTES
+from finetune.data.pack_place import INDEX, has_label, shard_name
+from finetune.data.samples import PathList
+from finetune.data.storage import Entry, FileStats, Kind, Starts, Storage, is_local, storage_of
+from finetune.system.messages import WrongUsage, shown
+
+BLOCK = 512  # bytes; a file in a tar begins and ends at a multiple of it
+RECORD = 20 * BLOCK  # the size of a tar is a multiple of it
+_LARGEST_PLACE = 2**50  # bytes; larger numbers are no places in a file
+_DIGEST = re.compile("[0-9a-f]{16}")
+_SHARD = re.compile(r"shard-(\d{5,9})\.tar")
+
+
+def content_digest(content: bytes) -> int:
+    """Return a 64-bit digest of the bytes of an image."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
+
+
+def in_blocks(num_bytes: int, block: int = BLOCK) -> int:
+    """Return a number of bytes, rounded up to complete blocks."""
+    return -(-num_bytes // block) * block
+
+
+@dataclass(frozen=True)
+class PackIndex:
+    """Where the images of a packed folder are, N, sorted by path: 36 bytes an image, and its path.
+
+    Attributes:
+        paths: Path of each image in the folder.
+        shards: Number of the shard of each image, (N,) int32.
+        offsets: Where the bytes of each image begin in the shard, (N,) int64.
+        sizes: Their number, (N,) int64.
+        digests: Their `content_digest`, (N,) uint64.
+        is_of_table: Whether it has the labels of the images, since they are not the names of folders.
+    """
+
+    paths: PathList
+    shards: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    digests: np.ndarray
+    is_of_table: bool
+
+
+def read_index(file: BinaryIO, place: str) -> PackIndex:
+    """Read an index line by line.
+
+    Args:
+        file: The file.
+        place: Its path, for messages.
+
+    Raises:
+        StorageError: A line is invalid. The message has its number.
+    """
+    shards = array("i")
+    offsets = array("q")
+    sizes = array("q")
+    digests = array("Q")
+    has_labels = False
+
+    def paths() -> Iterator[str]:
+        nonlocal has_labels
+        before = ""
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                _check_row(row, before)
+            except (ValueError, RecursionError) as error:
+                reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
+                raise StorageError(
+                    f"{place}, line {number}: {reason}: copy the folder again, or pack the images again"
+                ) from None
+            has_labels = has_labels or has_label(row)
+            shards.append(int(_SHARD.fullmatch(row["shard"])[1]))  # type: ignore[index]
+            offsets.append(row["offset"])
+            sizes.append(row["size"])
+            digests.append(int(row["digest"], 16))
+            before = row["path"]
+            yield before
+
+    listed = PathList(paths())
+    if not len(listed):
+        raise StorageError(f"{place} is empty: copy the folder again, or pack the images again")
+    return PackIndex(
+        paths=listed,
+        shards=np.frombuffer(shards, np.int32),
+        offsets=np.frombuffer(offsets, np.int64),
+        sizes=np.frombuffer(sizes, np.int64),
+        digests=np.frombuffer(digests, np.uint64),
+        is_of_table=has_labels,
+    )
+
+
+def _check_row(row: Any, before: str) -> None:
+    """Check a row of an index, of which `before` is the path of the last one.
+
+    Raises:
+        ValueError: It is invalid.
+    """
+    if not isinstance(row, dict):
+        raise ValueError("it is not an object")
+    path = row.get("path")
+    if not isinstance(path, str) or not _is_inside(path):
+        raise ValueError(f"the path {shown(str(path))!r} is not one in the folder")
+    if path <= before:
+        raise ValueError("the paths are not sorted")
+    shard = row.get("shard")
+    if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+        raise ValueError(f"{shown(str(shard))!r} is not a shard in the folder")
+    for name, largest in (("offset", _LARGEST_PLACE), ("size", MAX_BYTES)):
+        value = row.get(name)
+        if type(value) is not int or not 0 <= value <= largest:
+            raise ValueError(f"the {name} {shown(str(value))} is not from 0 to {largest:,}")
+    digest = row.get("digest")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError("the digest is not 16 hexadecimal digits")
+
+
+def _is_inside(path: str) -> bool:
+    """Return whether a path is relative, without redundant parts, and does not leave its folder."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return b"\0" not in encoded and not {"", ".", ".."}.intersection(path.split("/"))
+
+
+class PackedStorage:
+    """The images of a packed folder.
+
+    Args:
+        folder: The folder, as the paths of its images begin.
+        backing: The storage of the index and of the shards.
+
+    Raises:
+        OSError: The index cannot be read.
+        StorageError: The index is invalid, or a shard is missing or truncated.
+    """
+
+    def __init__(self, folder: str, backing: Storage) -> None:
+        self.folder = folder
+        self._backing = backing
+        self._next = 0  # the row after the one that was asked for last
+        self._read()
+
+    def _read(self) -> None:
+        place = f"{self.folder}/{INDEX}"
+        self._state = self._backing.stats([place], skip=False)
+        with self._backing.open_file(place) as file:
+            self.index = read_index(file, place)
+        self._check_shards()
+
+    def _check_shards(self) -> None:
+        """Check that the shards are complete. Those of another folder are refused: they may be anything."""
+        index = self.index
+        numbers, of_image = np.unique(index.shards, return_inverse=True)
+        ends = np.zeros(len(numbers), np.int64)
+        np.maximum.at(ends, of_image, index.offsets + index.sizes)
+        paths = [self._shard(number) for number in numbers.tolist()]
+        links = {entry.path for entry in self._backing.entries(self.folder) if entry.is_link}
+        sizes = self._backing.stats(paths, skip=True).sizes.tolist()
+        for i, (path, size, end) in enumerate(zip(paths, sizes, ends.tolist(), strict=True)):
+            expected = in_blocks(in_blocks(end) + 2 * BLOCK, RECORD)
+            if size == expected and path not in links:
+                continue
+            if path in links:
+                reason = "it is a link"
+            elif size < 0:
+                reason = "it is missing"
+            else:
+                reason = f"it has {size:,} bytes instead of {expected:,}"
+            first = self.index.paths[int(np.flatnonzero(of_image == i)[0])]
+            raise StorageError(
+                f"{path}, which holds {shown(first)}: {reason}: copy the file again, or pack the images again"
+            )
+
+    def _shard(self, number: int) -> str:
+        return f"{self.folder}/{shard_name(number)}"
+
+    def refresh(self, folder: str) -> None:
+        self._backing.refresh(self.folder)
+        state = self._backing.stats([f"{self.folder}/{INDEX}"], skip=False)
+        if np.array_equal(state.times, self._state.times):
+            self._check_shards()
+        else:
+            self._read()
+
+    def normal(self, path: str) -> str:
+        return self._backing.normal(path)
+
+    def absolute(self, path: str) -> str:
+        return self._backing.absolute(path)
+
+    def resolved(self, path: str) -> str:
+        return self._backing.resolved(path)
+
+    def _inside(self, path: str) -> str:
+        """Return a path relative to the folder, "" for the folder itself."""
+        inside = posixpath.normpath(path[len(self.folder) :].strip("/"))
+        return "" if inside == "." else inside
+
+    def _row(self, path: str) -> int | None:
+        """Return the row of an image. Those of a folder are mostly asked for in order."""
+        inside = path[len(self.folder) + 1 :]
+        paths = self.index.paths
+        row = self._next
+        if row >= len(paths) or paths[row] != inside:
+            row = bisect_left(paths, inside)
+            if row == len(paths) or paths[row] != inside:
+                return None
+        self._next = row + 1
+        return row
+
+    def _known_row(self, path: str) -> int:
+        row = self._row(path)
+        if row is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return row
+
+    def kind(self, path: str) -> Kind:
+        inside = self._inside(path)
+        paths = self.index.paths
+        row = bisect_left(paths, inside)
+        if row < len(paths) and paths[row] == inside:
+            return "file"
+        return "folder" if self._first_row(inside) is not None else None
+
+    def _first_row(self, inside: str) -> int | None:
+        """Return the row of the first image in a folder or its subfolders; None if there is no such folder."""
+        prefix = posixpath.join(inside, "")
+        row = bisect_left(self.index.paths, prefix)
+        is_there = row < len(self.index.paths) and self.index.paths[row].startswith(prefix)
+        return row if is_there else None
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        inside = self._inside(folder)
+        row = self._first_row(inside)
+        if row is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+        paths = self.index.paths
+        prefix = posixpath.join(inside, "")
+        while row < len(paths) and (path := paths[row]).startswith(prefix):
+            name, slash, _ = path[len(prefix) :].partition("/")
+            yield Entry(name, f"{self.folder}/{prefix}{name}", bool(slash), is_link=False)
+            # "0" follows "/": after all paths in this subfolder
+            row = bisect_left(paths, f"{prefix}{name}0") if slash else row + 1
+
+    def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
+        found = [self._row(path) if skip else self._known_row(path) for path in paths]
+        rows = np.array([-1 if row is None else row for row in found], np.int64)
+        is_there = rows >= 0
+        # the digest is that of the content, which is compared with it: no time is needed
+        times = np.where(is_there, self.index.digests[rows].view(np.int64), -1)
+        return FileStats(
+            np.where(is_there, self.index.sizes[rows], -1),
+            np.stack([times, np.where(is_there, 0, -1)], axis=1),
+            is_there,
+        )
+
+    def open_file(self, path: str) -> BinaryIO:
+        return io.BytesIO(self.content(path))
+
+    def content(self, path: str) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            FileNotFoundError: There is no such image.
+            StorageError: The shard cannot be read, or the bytes are not those that were packed.
+        """
+        row = self._known_row(path)
+        size = int(self.index.sizes[row])
+        content = self._pieces(path, row, size, [0])[0]
+        if content_digest(content) != int(self.index.digests[row]):
+            raise StorageError(
+                f"{path}: its bytes in {self._shard(int(self.index.shards[row]))} are not those that were packed: "
+                "copy the file again, or pack the images again"
+            )
+        return content
+
+    def _pieces(self, path: str, row: int, num_bytes: int, starts: Sequence[int]) -> list[bytes]:
+        shard = self._shard(int(self.index.shards[row]))
+        places = [int(self.index.offsets[row]) + start for start in starts]
+        try:
+            return self._backing.read_pieces(shard, num_bytes, lambda _: places)[1]
+        except OSError as error:  # of a file with thousands of images: it is no fault of this one
+            raise StorageError(f"{path}: cannot read {shard}: {error.strerror or error}") from error
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        row = self._known_row(path)
+        size = int(self.index.sizes[row])
+        begins = [min(start, size) for start in starts(size)]
+        pieces = self._pieces(path, row, num_bytes, begins)
+        return size, [piece[: size - begin] for begin, piece in zip(begins, pieces, strict=True)]
+
+
+def check_has_class_folders(folder: str) -> None:
+    """Refuse a packed folder of the images of a table, whose folders are not their classes.
+
+    Raises:
+        WrongUsage: It is one.
+    """
+    storage = storage_of(folder)
+    if not isinstance(storage, PackedStorage) or not storage.index.is_of_table:
+        return
+    table = f"{storage.folder}/{INDEX}"
+    hint = f"give its table {table}"
+    if not is_local(folder):
+        hint = f"copy its table {table}, and give the copy with --data.root {storage.folder}"
+    raise WrongUsage(f"{folder} has the packed images of a table: {hint}")

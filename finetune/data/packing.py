@@ -1,0 +1,343 @@
+"""Packs images into tar files of some hundred megabytes, with an index: fewer and larger files.
+
+The tar files are shards as webdataset reads them: each image follows its label, and training images are in a random
+order. `PackedStorage` reads the images of a packed folder.
+"""
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from finetune.data.addresses import is_address
+from finetune.data.datasets.sources import choose_source
+from finetune.data.fetching import Content, fetch_ahead
+from finetune.data.limits import MAX_BYTES
+from finetune.data.pack_place import INDEX, shard_name
+from finetune.data.packed_storage import BLOCK, RECORD, content_digest, in_blocks
+from finetune.data.samples import Samples
+from finetune.data.splits import hashes
+from finetune.data.storage import file_stats, kind_of, open_file, refresh, storage_of
+from finetune.data.tables.table_rows import TableOptions, read_content
+from finetune.data.targets import MultiHot
+from finetune.system.files import replacing
+from finetune.system.messages import WrongUsage, shown
+from finetune.system.progress import track
+
+_SPLITS = ("train", "all", "val", "test")  # in the order of the shards
+_GROUP = 64  # images that are fetched from object storage together
+_ORDER_SEED = 0  # of the order of training images in the shards
+
+
+@dataclass(frozen=True)
+class Source:
+    """The images to pack.
+
+    Attributes:
+        splits: The images by split, as `fit` finds them.
+        class_names: The classes, in the order of their indices.
+        folder: Folder that the paths in the index are relative to.
+        columns: The columns of a table by path; None for class folders.
+    """
+
+    splits: Mapping[str, Samples]
+    class_names: Sequence[str]
+    folder: str
+    columns: Mapping[str, Mapping[str, Any]] | None = None
+
+    def names(self) -> Iterator[str]:
+        """Yield the path of each image relative to the folder.
+
+        Raises:
+            WrongUsage: An image is not in the folder.
+        """
+        prefix = os.path.join(self.folder, "")
+        for samples in self.splits.values():
+            for path in samples.paths:
+                name = path.removeprefix(prefix)
+                is_outside = name == path if prefix else os.path.isabs(path)
+                if is_outside or ".." in name.split("/"):
+                    raise WrongUsage(
+                        f"{shown(path)} is not in {self.folder or 'the working directory'}: give the folder of all "
+                        "images with --root, and paths in the table that are relative to it"
+                    )
+                yield name
+
+
+def find_source(folder: str, table: str | None, options: TableOptions) -> Source:
+    """Find the images of a folder or a table, as `fit` does.
+
+    Args:
+        folder: The folder; without effect if there is a table.
+        table: The table, or None.
+        options: How to read a table.
+
+    Raises:
+        OSError: A file or folder cannot be read.
+        ValueError: The data set has a fault.
+    """
+    found = choose_source(folder, table, options, group="").find(None)
+    root = "" if found.folder == "." else found.folder
+    splits = {split: found.splits[split] for split in _SPLITS if split in found.splits}
+    if table is None:
+        return Source(splits, found.class_names, root)
+    rows = read_content(Path(table), options).rows
+    columns: dict[str, dict[str, Any]] = {}
+    for i, path in enumerate(rows.paths):
+        labels: str | list[str] = list(rows.labels[i])
+        if found.label_kind == "single":
+            labels = labels[0]
+        of_image: dict[str, Any] = {"label": labels}
+        if rows.splits[i] != "all":
+            of_image["split"] = rows.splits[i]
+        if rows.groups is not None:
+            of_image["group"] = rows.groups[i]
+        if rows.weights is not None:
+            of_image["weight"] = float(rows.weights[i])
+        columns[path] = of_image
+    return Source(splits, found.class_names, root, columns)
+
+
+class Target:
+    """An empty folder that is filled: on a local disk, or in object storage.
+
+    Args:
+        folder: The folder, which is created.
+        stack: Removes temporary files at its end.
+
+    Raises:
+        WrongUsage: It has files.
+    """
+
+    def __init__(self, folder: str, stack: ExitStack) -> None:
+        self.folder = folder
+        self.is_remote = is_address(folder)
+        refresh(folder)
+        kind = kind_of(folder)
+        if kind not in (None, "folder"):
+            raise WrongUsage(f"{folder} is a file: name a new folder")
+        if kind and next(storage_of(folder).entries(folder), None) is not None:
+            raise WrongUsage(
+                f"{folder} is not empty: name a new folder, or delete it if an earlier finetune pack was stopped"
+            )
+        if self.is_remote:
+            self.local = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pack-")))
+        else:
+            self.local = Path(folder)
+            self.local.mkdir(parents=True, exist_ok=True)
+
+    def put(self, name: str) -> None:
+        """Complete a file of the local folder: upload it, or write it through to the disk."""
+        path = self.local / name
+        with open(path, "rb") as file:
+            if not self.is_remote:
+                os.fsync(file.fileno())
+                return
+            storage: Any = storage_of(self.folder)
+            storage.write(f"{self.folder}/{name}", file, path.stat().st_mtime_ns)
+        path.unlink()
+
+
+class Shards:
+    """The tar files of a target. After an error those on a local disk are removed.
+
+    Args:
+        target: Where they are written.
+        num_bytes: Their size, at most, unless a single image is larger.
+    """
+
+    def __init__(self, target: Target, num_bytes: int) -> None:
+        self.number = -1
+        self._target = target
+        self._num_bytes = num_bytes
+        self._tar: tarfile.TarFile | None = None
+
+    def __enter__(self) -> "Shards":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        if self._tar is not None and self._tar.fileobj is not None:
+            self._tar.fileobj.close()
+        for number in range(self.number + 1):
+            (self._target.local / shard_name(number)).unlink(missing_ok=True)
+
+    def add(self, name: str, label: tuple[str, bytes], content: bytes) -> int:
+        """Append an image after its label, and return where its bytes begin in the tar of `self.number`.
+
+        Args:
+            name: Path of the image in the tar. That of its label has another suffix.
+            label: Suffix and content of the file of the label.
+            content: The bytes of the image.
+        """
+        key, suffix = os.path.splitext(name)
+        # with a header of each file, and two blocks at the end of the tar
+        num_bytes = in_blocks(len(content)) + in_blocks(len(label[1])) + 4 * BLOCK
+        if self._tar is not None:
+            size = in_blocks(self._tar.offset + num_bytes, RECORD)
+            if size > self._num_bytes:
+                self.close()
+        if self._tar is None:
+            self.number += 1
+            path = self._target.local / shard_name(self.number)
+            self._tar = tarfile.TarFile(path, "x", format=tarfile.GNU_FORMAT)
+        for member, data in ((f"{key}.{label[0]}", label[1]), (f"{key}{suffix}", content)):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            self._tar.addfile(info, io.BytesIO(data))
+        return self._tar.offset - in_blocks(len(content))
+
+    def close(self) -> None:
+        """Complete the last shard. The next image begins a new one."""
+        if self._tar is not None:
+            self._tar.close()
+            self._target.put(shard_name(self.number))
+        self._tar = None
+
+
+def pack_images(source: Source, target: Target, shard_bytes: int) -> tuple[int, int]:
+    """Write the shards of all images, then the index. Without its index a folder is not taken for a packed one.
+
+    Memory: some hundred bytes for each image, and the images of 256 MB that are fetched ahead from object storage.
+
+    Args:
+        source: The images.
+        target: Where they are written.
+        shard_bytes: Size of a shard.
+
+    Returns:
+        The number of images, and that of shards.
+
+    Raises:
+        OSError: An image cannot be read, or the disk is full.
+        StorageError: Object storage cannot be reached.
+        WrongUsage: An image is not in the folder of the table.
+    """
+    names = list(source.names())
+    in_order = sorted(range(len(names)), key=names.__getitem__)
+    shards = np.zeros(len(names), np.int32)
+    offsets = np.zeros(len(names), np.int64)
+    sizes = np.zeros(len(names), np.int64)
+    digests = np.zeros(len(names), np.uint64)
+    members = _Members(names)
+    last_split = ""
+    with Shards(target, shard_bytes) as writer:
+        for image in track(_images(source), len(names), "packing images"):
+            if image.split != last_split:
+                writer.close()  # a shard has images of one split
+            last_split = image.split
+            place = image.place
+            offsets[place] = writer.add(members[place], image.label, image.content)
+            shards[place] = writer.number
+            sizes[place] = len(image.content)
+            digests[place] = content_digest(image.content)
+        writer.close()
+        paths = [path for samples in source.splits.values() for path in samples.paths]
+        with replacing(target.local / INDEX) as file, open(file, "w", encoding="ascii") as lines:
+            for place in in_order:
+                row: dict[str, Any] = {"path": names[place]}
+                if source.columns is not None:
+                    row |= source.columns[paths[place]]
+                row["shard"] = shard_name(int(shards[place]))
+                row["offset"] = int(offsets[place])
+                row["size"] = int(sizes[place])
+                row["digest"] = f"{int(digests[place]):016x}"
+                lines.write(json.dumps(row) + "\n")
+        target.put(INDEX)
+    return len(names), writer.number + 1
+
+
+class _Members:
+    """Names of images in the tar files: their paths, changed where webdataset would mistake them.
+
+    For webdataset a name ends before the first dot of the file, and all files of one name are one image. So another dot
+    becomes %2E. If two images differ in the suffix only, such as cat.jpg and cat.png, it is added to both names.
+
+    Args:
+        paths: Path of each image, N.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        stems = hashes(_split_name(path)[0] for path in paths)
+        _, of_image, counts = np.unique(stems, return_inverse=True, return_counts=True)
+        self._is_repeated = counts[of_image] > 1
+
+    def __getitem__(self, i: int) -> str:
+        stem, suffix = _split_name(self._paths[i])
+        return f"{stem}%{suffix[1:]}{suffix}" if self._is_repeated[i] else stem + suffix
+
+
+def _split_name(path: str) -> tuple[str, str]:
+    """Return a path without its suffix and without dots in the name of the file, and the suffix."""
+    folder, slash, file = path.rpartition("/")
+    stem, suffix = os.path.splitext(file)
+    return f"{folder}{slash}{stem.replace('%', '%25').replace('.', '%2E')}", suffix
+
+
+class _Image(NamedTuple):
+    """An image that is packed. `place` is its row among all images, `label` the suffix and content of that file."""
+
+    place: int
+    split: str
+    label: tuple[str, bytes]
+    content: bytes
+
+
+def _images(source: Source) -> Iterator[_Image]:
+    """Yield the images in the order of the shards.
+
+    Training images are in a random order: programs that read shards from their beginning train on them in about this
+    order.
+    """
+    first = 0
+    for split, found in source.splits.items():
+        samples = found
+        if found.has_remote_files():
+            samples = replace(found, stats=file_stats(found.paths))
+        order = np.arange(len(samples))
+        if split not in ("val", "test"):
+            order = np.random.default_rng(_ORDER_SEED).permutation(order)
+        groups = [order[i : i + _GROUP].tolist() for i in range(0, len(order), _GROUP)]
+        for fetched in fetch_ahead(groups, samples.files_to_read):
+            for i in fetched.group:
+                content = _content(samples.paths[i], fetched.contents)
+                label = _label(samples, i, source.class_names)
+                yield _Image(first + i, split, label, content)
+        first += len(samples)
+
+
+def _content(path: str, contents: Mapping[str, Content]) -> bytes:
+    content = contents.get(path)
+    if content is None:
+        with open_file(path) as file:
+            content = file.read(MAX_BYTES + 1)
+    if isinstance(content, OSError):
+        raise content
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path}: more than {MAX_BYTES:,} bytes, the limit of an image")
+    return content
+
+
+def _label(samples: Samples, i: int, class_names: Sequence[str]) -> tuple[str, bytes]:
+    """Return the suffix and the content of the file with the label of an image."""
+    if isinstance(samples.targets, MultiHot):
+        chosen = np.flatnonzero(samples.targets.labels[i]).tolist()
+        return "json", json.dumps({"labels": [class_names[k] for k in chosen]}).encode()
+    return "cls", str(int(samples.targets.labels[i])).encode()

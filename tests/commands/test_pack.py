@@ -1,0 +1,160 @@
+"""`finetune pack`: commands take the packed folder, and a fit on it ends in the weights of the folder."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from colours import QUICKEST
+from object_server import begin_test, object_server
+from processes import finetune
+
+from finetune.data.pack_place import INDEX
+from finetune.data.storage import PACKS
+from finetune.system.messages import WrongUsage
+
+
+@pytest.fixture(autouse=True)
+def no_pack_in_use() -> None:
+    PACKS.clear()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with object_server() as running:
+        yield from begin_test(running, monkeypatch)
+
+
+def fit(
+    cli: Callable[..., None], root: object, name: str, *more: object
+) -> dict[str, torch.Tensor]:
+    cli("fit", root, *QUICKEST, "--name", name, *more)
+    path = Path("runs/fit", name, "checkpoints/last.ckpt")
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def changed_copy(colours: Path, folder: Path) -> Path:
+    """Return a copy in which one image is another one of the same class."""
+    shutil.copytree(colours, folder)
+    shutil.copy(folder / "train/red/01.png", folder / "train/red/00.png")
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_weights_are_those_of_the_folder(colours, cli, num_workers, capsys):
+    options = ["--data.num_workers", num_workers, "--data.mixup", 0.2]
+    local = fit(cli, colours, "local", *options)
+    cli("pack", colours, "packed", "--shard_mb", 0.05)
+    num_shards = len([*Path("packed").glob("shard-*.tar")])
+    assert num_shards > 10
+    assert f"packed 90 images into {num_shards} shards in packed" in capsys.readouterr().out
+    assert are_equal(local, fit(cli, "packed", "packed", *options))
+    cli("pack", changed_copy(colours, Path("other")), "control")
+    assert not are_equal(local, fit(cli, "control", "control", *options))
+
+
+@pytest.mark.slow
+def test_weights_on_two_processes_are_those_of_the_folder(colours, tmp_path):
+    devices = [*QUICKEST, "--devices", 2, "--data.num_workers", 0]
+    finetune("pack", colours, "packed", cwd=tmp_path)
+    for place, name in ((colours, "local"), ("packed", "packed")):
+        fitted = finetune("fit", place, *devices, "--name", name, cwd=tmp_path)
+        assert fitted.returncode == 0, fitted.stderr
+    first, second = (
+        torch.load(tmp_path / f"runs/fit/{name}/checkpoints/last.ckpt", weights_only=True)
+        for name in ("local", "packed")
+    )
+    assert are_equal(first["state_dict"], second["state_dict"])
+
+
+def test_commands_take_the_packed_folder(colours, cli, capsys):
+    cli("pack", colours, "packed")
+    fit(cli, "packed", "a")
+    cli("test", "runs/fit/a")
+    cli("predict", "runs/fit/a", "packed/test/red", "--out", "red.csv")
+    rows = Path("red.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == [
+        f"packed/test/red/{i:02d}.png" for i in range(10)
+    ]
+    cli("predict", "runs/fit/a", colours / "test/red", "--out", "folder.csv")
+    folder_rows = Path("folder.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[1:] for row in rows] == [row.split(",")[1:] for row in folder_rows]
+    cli("sheet", "runs/fit/a", "packed/test/red/00.png")
+    PACKS.clear()  # as in another process
+    cli("report", "runs/fit/a")
+    with pytest.raises(SystemExit):
+        cli("check", "packed", "--out", "checked")
+    PACKS.clear()
+    with pytest.raises(FileNotFoundError, match="glob 'packed/other'"):
+        cli("predict", "runs/fit/a", "packed/other")
+    capsys.readouterr()
+
+
+def test_a_packed_table_is_taken_for_its_table(colours, cli):
+    paths = sorted((colours / "train").rglob("*.png"))
+    lines = [f"{path.relative_to(colours)},{'ab'[i % 2]}" for i, path in enumerate(paths)]
+    Path("labels.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    cli("pack", "labels.csv", "packed", "--root", colours)
+    from_table = fit(cli, "labels.csv", "table", "--data.root", colours)
+    from_pack = fit(cli, "packed", "packed")
+    assert are_equal(from_table, from_pack)
+    assert "packed/index.jsonl" in Path("runs/fit/packed/config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["{colours}"], "finetune pack SOURCE OUT"),
+        (["{colours}", "a", "b"], "finetune pack SOURCE OUT"),
+        (["{colours}", "out", "--shard_mb", 0], "shard_mb must be more than 0"),
+        (["{colours}", "{colours}/packed"], "whose images it would belong to"),
+        (["{colours}", "full"], "full is not empty"),
+        (["{colours}", "full/file"], "full/file is a file"),
+        (["{colours}", "out", "--root", "full"], "--root is for tables"),
+        (["nothing", "out"], "does not exist"),
+        (["{colours}", "s3://user:word@server/out"], "a user name, a password or a port"),
+    ],
+)
+def test_wrong_usage_is_one_line(colours, cli, words, expected):
+    Path("full").mkdir()
+    Path("full/file").touch()
+    with pytest.raises((WrongUsage, FileNotFoundError), match=expected):
+        cli("pack", *[str(word).format(colours=colours) for word in words])
+    assert not Path("out", INDEX).exists()
+
+
+def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cli, capsys):
+    paths = sorted((colours / "train").rglob("*.png"))
+    lines = [f"{path.relative_to(colours)},{'ab'[i % 2]}" for i, path in enumerate(paths)]
+    Path("labels.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    there = f"{server.address}/packed"
+    cli("pack", "labels.csv", there, "--root", colours)
+    assert f"finetune fit index.jsonl --data.root {there}" in capsys.readouterr().out
+    with pytest.raises(WrongUsage, match=f"copy its table {there}/index.jsonl, and give the copy"):
+        fit(cli, there, "refused")
+    Path(INDEX).write_bytes(server.objects[f"packed/{INDEX}"])
+    PACKS.clear()
+    from_pack = fit(cli, INDEX, "packed", "--data.root", there)
+    assert are_equal(from_pack, fit(cli, "labels.csv", "table", "--data.root", colours))
+    cli("predict", "runs/fit/table", there, "--out", "all.csv")
+    assert len(Path("all.csv").read_text().splitlines()) == 61
+
+
+def test_packs_in_object_storage_train_the_same_weights(server, colours, cli):
+    local = fit(cli, colours, "local")
+    cli("pack", colours, f"{server.address}/packed", "--shard_mb", 0.2)
+    names = sorted(path.rpartition("/")[2] for path in server.objects)
+    assert names == [INDEX, *(f"shard-{i:05}.tar" for i in range(len(names) - 1))]
+    server.requests.clear()
+    PACKS.clear()
+    there = fit(cli, f"{server.address}/packed", "there", "--data.num_workers", 2)
+    assert are_equal(local, there)
+    assert server.requests["LIST"] == 1
+    server.put_folder(changed_copy(colours, Path("other")), "other")
+    cli("pack", f"{server.address}/other", f"{server.address}/control")
+    assert not are_equal(local, fit(cli, f"{server.address}/control", "control"))
