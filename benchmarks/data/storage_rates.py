@@ -33,7 +33,7 @@ from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
 
 # Latencies in milliseconds of each round; -1 is the disk.
-_ROUNDS = [(-1, 20)] * 5 + [(-1, 0, 20, 100)] * 3
+_ROUNDS = [(-1, 0, 20, 100)] * 5
 _NUM_TRAIN = 811
 _COMMON = (
     "--model.weights null --trainer.accelerator cpu --trainer.precision 32-true --report false "
