@@ -1,4 +1,4 @@
-"""A copy of a data set with faults planted in it, so many of each kind, each on an image of its own."""
+"""A copy of a data set with faults planted in it, this many of each kind, each on an image of its own."""
 
 import shutil
 from collections.abc import Callable

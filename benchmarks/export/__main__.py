@@ -58,7 +58,7 @@ def checkpoint(args: argparse.Namespace, seed: int) -> Path:
 
 
 def in_turns(runs: dict[str, Callable[[int], object]], num: int, at_once: int) -> dict[str, float]:
-    """Return the median seconds of `num` calls of each, so many at a turn.
+    """Return the median seconds of `num` calls of each, this many at a turn.
 
     As many before them don't count: the threads of the library that had its turn before wait busily for a while.
     """

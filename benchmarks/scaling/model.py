@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
     shared: float
     repeated: float = 0.0
-    stretch: float = 1.0  # the slowest device takes so many times shared / k
+    stretch: float = 1.0  # the slowest device takes this many times shared / k
     contention: float = 1.0  # how much slower all is when all cores are busy
 
 

@@ -154,7 +154,7 @@ def choices(record: dict, num_draws: int = _DRAWS) -> dict[str, float]:
 
 
 def ended(accuracies: np.ndarray, patience: int = _PATIENCE) -> int:
-    """Return after how many validations `--patience` ends a run: so many in turn were none higher than before."""
+    """Return after how many validations `--patience` ends a run: this many in turn were not higher than before."""
     best = np.maximum.accumulate(accuracies)
     for i in range(patience, len(best)):
         if best[i] == best[i - patience]:

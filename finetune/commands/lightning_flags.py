@@ -116,12 +116,12 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--minutes",
         type=float | None,
         default=None,
-        help="End after about so many minutes: times some steps, then chooses epochs, and perhaps a smaller size or, "
+        help="End after about this many minutes: times some steps, then chooses epochs, and perhaps a smaller size or, "
         "if heads start at random, several networks (--model.members 1 for one).",
     )
     parser.add_argument(
         "--patience",
         type=int | None,
         default=None,
-        help="End after so many validations without a higher val/accuracy, or val/mAP of several labels.",
+        help="End after this many validations without a higher val/accuracy (several labels: val/mAP).",
     )

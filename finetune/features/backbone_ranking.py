@@ -22,7 +22,7 @@ from scipy.special import log_softmax
 from finetune.features.logistic_regression import fit_head
 
 MOST_IMAGES = 1024  # images of the last round
-# images of the first round, if there are so many: 8 per class on average, but within these limits
+# images of the first round, if there are that many: 8 per class on average, but within these limits
 FEWEST_IMAGES = 256
 _FEWEST_OF_CLASS = 8
 _MOST_OF_FIRST_ROUND = 4096

@@ -24,7 +24,7 @@ _TIMED_SHARE = 0.05  # share of the fit's time in which the trial times steps
 _LONGEST_TIMED = 5.0  # seconds in which the trial times steps, at most
 # Share of the fit's time that all steps of the trial may take, untimed ones included.
 _TRIAL_SHARE = 0.1
-# Epochs of each member of an ensemble: at least so many, and at least this share of the usual number. Below that a
+# Epochs of each member of an ensemble: at least this many, and at least this share of the usual number. Below that a
 # single network gains more from longer training. See benchmarks/NOTEBOOK.md, "Number of epochs" and "Several networks".
 _FEWEST_OF_SEVERAL = 15
 _USUAL_OF_SEVERAL = 0.8
@@ -32,7 +32,7 @@ _USUAL_OF_SEVERAL = 0.8
 _MOST_MEMBERS = 5
 # The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
 _SIDE_EXPONENT = 1.6
-# With at least so many complete epochs, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
+# From this many complete epochs on, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
 _MIN_COMPLETE_EPOCHS = 9
 _ENDING = 2.5  # seconds for what is written at the end, most of all the report
 
@@ -89,7 +89,9 @@ def longest_training(
     num_epochs = math.floor(complete) if complete >= _MIN_COMPLETE_EPOCHS else math.ceil(complete)
     epochs = min(most, num_epochs)
     batches = affordable_batches(epochs) if epochs > 0 else 0
-    while epochs > 1 and batches < 1:  # validation and checkpoints take too long for so many epochs
+    while (
+        epochs > 1 and batches < 1
+    ):  # validation and checkpoints take too long for that many epochs
         epochs -= 1
         batches = affordable_batches(epochs)
     if batches < 1:
@@ -303,7 +305,7 @@ class Deadline:
         return between + waiting + min(1.0, events.inside) * (max(waiting, written) - waiting)
 
     def _events_per_epoch(self, batches: int) -> _Events:
-        """Return the mean numbers of validations and checkpoints in an epoch of so many batches."""
+        """Return the mean numbers of validations and checkpoints in an epoch of this many batches."""
         share = self.trainer["val_check_interval"]
         every = self.trainer["check_val_every_n_epoch"] or 1
         each = batches if share is None else max(1, int(batches * share))

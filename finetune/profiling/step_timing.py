@@ -28,7 +28,7 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def torch_threads(num: int) -> Iterator[None]:
-    """Let torch compute with so many threads within the context."""
+    """Let torch compute with this many threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:

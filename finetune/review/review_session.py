@@ -67,7 +67,7 @@ class ReviewSession:
         mistakes: The mistakes of a run, as in `Evidence`.
 
     Attributes:
-        outdated: Set when so many decisions were made that the labels should be ranked again.
+        outdated: Set when enough decisions were made to rank the labels again.
     """
 
     def __init__(

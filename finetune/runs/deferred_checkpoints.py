@@ -129,7 +129,7 @@ def seconds_of_each(writing: float, size: int, copying: float, epoch: float) -> 
 
 
 def is_worth_deferring(writing: float, size: int) -> bool:
-    """Return whether it is worthwhile to defer checkpoints that take so many seconds to write, and so many bytes."""
+    """Return whether it is worthwhile to defer checkpoints of this many seconds to write and this many bytes."""
     return writing > QUICK and size <= MOST
 
 

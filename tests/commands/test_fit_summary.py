@@ -28,7 +28,7 @@ def environment(**changes: str) -> dict[str, str]:
 def shown(
     width: int, folder: Path, *arguments: object, out: Path | None = None, **changes: str
 ) -> str:
-    """Return what a command writes to a pseudo-terminal of so many columns; with `out`, its results go there."""
+    """Return what a command writes to a pseudo-terminal of this many columns; with `out`, its results go there."""
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     terminal = Path(os.ttyname(writer))

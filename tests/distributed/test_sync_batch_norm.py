@@ -104,7 +104,7 @@ def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
 
 
 def sent(share: int, precise=_at_least_float32) -> list[tuple[str, torch.dtype, int]]:
-    """The numbers that a rank with so many images sends in a step under bf16, while another rank has four images."""
+    """The numbers that a rank with this many images sends in a step under bf16, while another rank has four images."""
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     share_statistics(network)
     seen = []

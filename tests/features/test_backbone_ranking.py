@@ -92,7 +92,7 @@ def test_of_many_images_no_more_than_the_limit_are_used():
     ranking = rank(networks(a=features(1, labels), b=features(2, labels)), labels, CLASSES, 1e9)
     assert ranking.standings[0].num_images == ranking.num_images == module.MOST_IMAGES
     assert first_round(module.MOST_IMAGES, CLASSES, 8) == 256
-    assert first_round(1_000, 1_000, 8) == 1_000  # so many classes need all of them
+    assert first_round(1_000, 1_000, 8) == 1_000  # all are needed
 
 
 def test_each_beginning_of_the_order_has_the_same_shares_and_the_seed_decides_it():

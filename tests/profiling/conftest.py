@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves `time.perf_counter` by so many seconds, which nothing else does."""
+    """Moves `time.perf_counter` by this many seconds, which nothing else does."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 

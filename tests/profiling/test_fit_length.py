@@ -32,7 +32,7 @@ TRAINER |= {"limit_val_batches": None, "limit_test_batches": None}
 
 @pytest.fixture
 def lengths(monkeypatch):
-    """Length of a fit of so many seconds, with 320 training images in batches of 32 and 100 validation images."""
+    """Length of a fit of this many seconds, with 320 training images in batches of 32 and 100 validation images."""
     monkeypatch.setattr(fit_length, "trial", lambda *_: COSTS)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
 

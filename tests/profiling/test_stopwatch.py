@@ -10,7 +10,7 @@ from finetune.profiling.stopwatch import _BETWEEN, _batch_and_between, _seconds_
 
 
 def measured(*epochs, between=0.5, of_one=0.1):
-    """The measurement of epochs with batches of so many images, which all take equally long."""
+    """The measurement of epochs with batches of this many images, which all take equally long."""
     ends = []
     sizes = []
     is_first = []

@@ -20,7 +20,7 @@ def now(monkeypatch):
 def fit(
     run: Run, time: SimpleNamespace, seconds: tuple[float, ...], is_global_zero: bool = True
 ) -> None:
-    """Go through a fit of one epoch and its test; the phases take so many seconds."""
+    """Go through a fit of one epoch and its test; the phases take this many seconds."""
     counted = Clock(run)
     trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"), is_global_zero=is_global_zero)
     hooks = (

@@ -39,7 +39,7 @@ def write(
     names=("last",),
     size: int = 0,
 ) -> None:
-    """Write a checkpoint of so many bytes in so many seconds."""
+    """Write a checkpoint of this many bytes in this many seconds."""
     with deferred.timed(folder / "one.ckpt", names):
         with open(folder / "one.ckpt", "wb") as file:
             file.truncate(size)

@@ -23,7 +23,7 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A small PNG whose header states so many pixels."""
+    """A small PNG whose header states this many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (

@@ -29,7 +29,7 @@ def _run(folder: Path, *options: str) -> str:
 
 
 def scroll_widths(pages: Iterable[tuple[str, int]], folder: Path) -> list[int]:
-    """Return how wide each page is in a window of so many pixels; more than these and it scrolls sideways."""
+    """Return how wide each page is in a window of this many pixels; more than these and it scrolls sideways."""
     file = folder / "page.html"
     found = []
     with sync_playwright() as playwright:

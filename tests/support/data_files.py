@@ -62,7 +62,7 @@ def read(data: ImageFolderData) -> ImageFolderData:
 
 
 def nowhere(num: int) -> Samples:
-    """A split of so many images of one class. Their files do not exist."""
+    """A split of this many images of one class. Their files do not exist."""
     return Samples(["nowhere.png"] * num, ClassIndex(np.zeros(num, np.int64), num_classes=1))
 
 

@@ -45,7 +45,7 @@ def facts_of(grey: np.ndarray, **changes) -> Facts:
 
 
 def progressive(extra: int) -> bytes:
-    """Return a progressive JPEG whose last scan comes so many times more."""
+    """Return a progressive JPEG whose last scan comes this many times more."""
     file = io.BytesIO()
     Image.new("L", (64, 64), 100).save(file, "JPEG", progressive=True)
     content = file.getvalue()[:-2]
@@ -53,7 +53,7 @@ def progressive(extra: int) -> bytes:
 
 
 def empty_png(width: int, height: int) -> bytes:
-    """Return a PNG of a few hundred bytes that declares so many pixels and holds none."""
+    """Return a PNG of a few hundred bytes that declares this many pixels and holds none."""
     size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n"
     for kind, body in ((b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):

@@ -20,7 +20,7 @@ def encode(pixels: np.ndarray | Image.Image, format: str, **options) -> bytes:
 
 
 def in_memory(num_bytes: int, act: Callable[[], object]) -> bool:
-    """Whether a copy of this process can do something in so many bytes more than it has."""
+    """Whether a copy of this process can do something in this many bytes more than it has."""
     child = os.fork()
     if not child:
         code = 1
