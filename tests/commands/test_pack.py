@@ -1,6 +1,8 @@
 """`finetune pack`: commands take the packed folder, and a fit on it ends in the weights of the folder."""
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +10,13 @@ import pytest
 import torch
 from colours import QUICKEST
 from object_server import begin_test, object_server
-from processes import finetune
+from processes import finetune, start
 
+from finetune.commands.pack import pack
+from finetune.data.datasets.listing import list_images as checked_images
 from finetune.data.pack_place import INDEX
-from finetune.data.storage import PACKS
+from finetune.data.storage import PACKS, open_file
+from finetune.review.review_images import list_images
 from finetune.system.messages import WrongUsage
 
 
@@ -93,6 +98,48 @@ def test_commands_take_the_packed_folder(colours, cli, capsys):
     with pytest.raises(FileNotFoundError, match="glob 'packed/other'"):
         cli("predict", "runs/fit/a", "packed/other")
     capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_pack_that_is_killed_is_not_taken_for_a_complete_one(colours, tmp_path):
+    for name in ("blue", "red"):
+        folder = tmp_path / "photos/train" / name
+        folder.mkdir(parents=True)
+        shutil.copy(colours / "train" / name / "00.png", folder / "0.png")
+        for i in range(1, 5000):
+            os.link(folder / "0.png", folder / f"{i}.png")
+    killed = start("pack", "photos", "packed", "--shard_mb", 1, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "packed/shard-00003.tar").exists():
+        assert killed.poll() is None and time.monotonic() < deadline, killed.stderr
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "packed" / INDEX).exists()
+    for command, expected in (
+        ("fit packed", "no class folders"),
+        ("pack photos packed", "not empty"),
+    ):
+        again = finetune(*command.split(), cwd=tmp_path)
+        assert again.returncode and expected in again.stderr
+        assert len(again.stderr.splitlines()) == 1
+    finetune("pack", "photos", "other", "--shard_mb", 1, cwd=tmp_path)  # the control
+    assert (tmp_path / "other" / INDEX).exists()
+
+
+def test_review_and_check_see_the_images_of_the_folder(colours, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pack(str(colours), "packed")
+    reviewed = list_images("packed")
+    original = list_images(colours)
+    assert reviewed.names == original.names
+    assert [reviewed.labels(i) for i in range(90)] == [original.labels(i) for i in range(90)]
+    listed = checked_images("packed")
+    assert [listed.name(i) for i in range(90)] == [
+        checked_images(colours).name(i) for i in range(90)
+    ]
+    with open_file(reviewed.listing.paths[5]) as file:
+        assert file.read() == Path(original.listing.paths[5]).read_bytes()
 
 
 def test_a_packed_table_is_taken_for_its_table(colours, cli):
