@@ -259,10 +259,11 @@ def _lock_finished(parts: Parts) -> None:
 
 
 def _print_finished(parts: Parts, why: str) -> None:
+    if not parts.trainer.is_global_zero:
+        return
     what = "the run %s is finished, with %s. Raise the limit to prolong it, or start a new run without --resume"
     log.info(what, parts.run.place, why)
-    if parts.trainer.is_global_zero:
-        print(f"run in {parts.run.place}", flush=True)
+    print(f"run in {parts.run.place}", flush=True)
 
 
 def _check_stop(parts: Parts) -> None:

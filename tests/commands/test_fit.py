@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from colours import QUICKEST
 from run_holders import another
 
+from finetune.commands.fit import _print_finished
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -91,6 +93,16 @@ def test_a_try_is_not_what_resume_continues_in(colours, cli, tmp_path, run_to_go
     assert (real / "test.json").exists() and not (tmp_path / "runs/fit/version_3").exists()
     cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
     assert read_checkpoint(real / "checkpoints/last.ckpt")["global_step"] == 8
+
+
+@pytest.mark.parametrize("is_rank_zero", [True, False])
+def test_a_finished_run_is_reported_once_and_not_by_each_rank(is_rank_zero, caplog, capsys):
+    trainer = SimpleNamespace(is_global_zero=is_rank_zero)
+    parts = SimpleNamespace(trainer=trainer, run=SimpleNamespace(place="runs/fit/version_0"))
+    with caplog.at_level("INFO", "finetune"):
+        _print_finished(parts, "trainer.max_epochs 1")
+    assert caplog.text.count("is finished, with trainer.max_epochs 1") == int(is_rank_zero)
+    assert capsys.readouterr().out == ("run in runs/fit/version_0\n" if is_rank_zero else "")
 
 
 @pytest.mark.slow
