@@ -162,7 +162,7 @@ def export(
         if input == "any_size":
             reference = predictor.classify if data is None else load_exported(file)
             file, agreement = _prepend_preparation(predictor, file, reference, images)
-            what = f"{what} and crops of them, of many sizes"
+            what = f"{what}, crops of them included"
             _check(agreement, f"{suffix} file", what)
             agreements["verified" if data is None else "verified_preparation"] = agreement
         facts = about(predictor, checkpoint, format, input, agreements) | quantized

@@ -211,7 +211,7 @@ def _check_not_all_copies(data: Any, split: str, is_copy: np.ndarray) -> None:
     if is_copy.all():
         count, first = _count_and_example(data, split, is_copy)
         raise ValueError(
-            f"this checkpoint has seen {count} in training: they are copies, such as {first}. Give images that it "
+            f"this checkpoint has seen {count} in training: they are copies, such as {first}. Pass images that it "
             "was not trained on"
         )
 
@@ -271,7 +271,7 @@ def _exclude_seen_rows(
         or is_seen.all()
     ):
         raise ValueError(
-            f"this checkpoint has seen {count} in training, such as {first}. Give images that it was not trained on, "
+            f"this checkpoint has seen {count} in training, such as {first}. Pass images that it was not trained on, "
             "or use data.split_seed, val_fraction and test_fraction as in training"
         )
     if is_logged:

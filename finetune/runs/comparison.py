@@ -121,9 +121,10 @@ def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, targ
     sentence = _sentence(names, pair) if pair is not None else _sentence_of_many(names, runs)
     differing: list[tuple[str, str, list[ReportImage]]] = []
     if isinstance(pair, Pair) and viewer is not None and (answers := _tested(runs[0])) is not None:
+        first = (f"predictions of {names[0]}", f"mistakes of {names[0]}")
         for k, chosen in enumerate((pair.only_a, pair.only_b)):
             heading = f"Only {names[k]} is correct"
-            differing.append((heading, *_differing(answers, chosen, names[0], viewer)))
+            differing.append((heading, *_differing(answers, chosen, first[k], viewer)))
     replace_text(
         target,
         render(
@@ -200,16 +201,16 @@ def is_significant(pair: Pair) -> bool:
 
 
 def _differing(
-    answers: Answers | LabelAnswers, chosen: np.ndarray, name: str, viewer: ImageViewer
+    answers: Answers | LabelAnswers, chosen: np.ndarray, what: str, viewer: ImageViewer
 ) -> tuple[str, list[ReportImage]]:
-    """Return a sentence about images, and the first of them."""
+    """Return a sentence about images, which are predictions or mistakes of a run, and the first of them."""
     if isinstance(answers, LabelAnswers):
         pairs = [(i, 0) for i in chosen[:_NUM_SHOWN].tolist()]
         return f"{counted(len(chosen), 'image')}.", report_label_images(
             answers, pairs, viewer, has_overlay=False
         )
     order = chosen[np.argsort(-answers.confidence[chosen], kind="stable")][:_NUM_SHOWN].tolist()
-    sentence = f"{counted(len(chosen), 'image')}, the most confident predictions of {name} first."
+    sentence = f"{counted(len(chosen), 'image')}, the most confident {what} first."
     return sentence, report_images(answers, order, viewer, has_overlay=False)
 
 

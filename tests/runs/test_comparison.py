@@ -56,6 +56,8 @@ def test_images_that_one_alone_gets_right(tmp_path):
     assert (
         text.count("<figure class") == 11 and "only a correct" in text and "photos/002.png" in text
     )
+    assert "10 images, the most confident predictions of a first." in text
+    assert "1 image, the most confident mistakes of a first." in text
 
 
 @pytest.mark.usefixtures("without_charts")
