@@ -29,7 +29,7 @@ def cell(point: Point | None) -> str:
 
 
 def table(records: Records, start: str = RESNET) -> str:
-    """Return accuracy and seconds of each tool and setting on each set, and the mean over the sets.
+    """Return accuracy and seconds of each tool and setting on each set, and the mean if there are several sets.
 
     Args:
         records: Results of one machine.
@@ -41,20 +41,22 @@ def table(records: Records, start: str = RESNET) -> str:
         f"{name}, {nums.get(name, '–')}": {p[:2]: p for p in on_set(records, name)}
         for name in names
     }
-    columns["mean"] = {p[:2]: p for p in over_sets(records)}
+    averaged = mean_sets(records)
+    if len(averaged) > 1:
+        columns["mean"] = {p[:2]: p for p in over_sets(records)}
     lines = [
         [label(*row), *(cell(points.get(row)) for points in columns.values())]
         for row in rows()
         if any(row in points for points in columns.values())
     ]
-    return markdown(["", *columns], [*lines, baseline_row(names, mean_sets(records), start)])
+    return markdown(["", *columns], [*lines, baseline_row(names, averaged, start)])
 
 
 def baseline_row(names: Sequence[str], averaged: Sequence[str], start: str) -> list[str]:
     """Return the row of the logistic regression: its accuracy on each set, and the mean over `averaged`."""
     by_set = baseline_accuracies(IMAGE_SIZE, start)
     cells = [f"{by_set[name]:.3f}" if name in by_set else "–" for name in names]
-    return [LABEL, *cells, baseline_mean(averaged, start)]
+    return [LABEL, *cells, *([baseline_mean(averaged, start)] if len(averaged) > 1 else [])]
 
 
 def baseline_mean(names: Sequence[str], start: str = RESNET) -> str:
@@ -84,8 +86,9 @@ def about(records: Records) -> str:
     parts = [
         f"{records[0]['machine']}, {when}; {', '.join(versions)}",
         f"finetune at {', '.join(ours) or '–'}",
-        f"the means are over {', '.join(mean_sets(records)) or 'no set'}",
     ]
+    if len(mean_sets(records)) > 1:
+        parts.append(f"the means are over {', '.join(mean_sets(records))}")
     return f"{'; '.join(parts)}."
 
 

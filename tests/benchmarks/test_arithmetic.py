@@ -132,6 +132,11 @@ def test_the_comparison_from_imagenet_weights_has_processor_seconds():
     row = block.splitlines()[-1]
     assert all(f" {strong[name]:.3f} |" in row for name in SMALL)
     assert not any(f" {weak[name]:.3f} |" in row for name in SMALL)
+    # One set has no mean.
+    some = quality_documents.imagenet_blocks(records[:1])
+    assert some["quality_imagenet"].splitlines()[0] == "|  | satellite, 100 |"
+    assert "means" in quality_documents.imagenet_blocks(records)["quality_imagenet_about"]
+    assert "means" not in some["quality_imagenet_about"]
 
 
 def test_from_imagenet_weights_each_tool_but_one_has_the_same_lengths():

@@ -96,6 +96,9 @@ SOURCES = {
     "quality/quality": Source(
         lambda found: script("quality.documents").blocks(found), ("accuracy", "date")
     ),
+    "quality/imagenet": Source(
+        lambda found: script("quality.documents").imagenet_blocks(found), ("accuracy", "date")
+    ),
     "recipes/fashion_mnist": Source(one("fashion_mnist", "recipes.fashion_mnist"), ("accuracy",)),
     "recipes/recipes": Source(recipes, ("accuracy",)),
     "scaling/scaling": Source(scaling, ("seconds",), ("parallelism.md",)),
