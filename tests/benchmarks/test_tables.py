@@ -80,6 +80,9 @@ SOURCES = {
     "check/check": Source(one("check_faults", "check.__main__"), ("found",)),
     "check/review": Source(one("review_found", "check.review"), ("check",)),
     "data/loading": Source(one("data_road", "data.loading"), ("cpu",)),
+    "data/packed_million": Source(
+        one("packed_million", "data.packed_million"), ("seconds", "megabytes")
+    ),
     "data/storage_rates": Source(
         one("storage_rates", "data.storage_rates"), ("preparing", "epochs")
     ),
