@@ -50,8 +50,12 @@ _CONNECT_SECONDS = 5.0
 _PARTS = 4
 _CHANGED = "mtime"  # metadata of an object: when the file was changed, in ns
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-_ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -548,22 +552,23 @@ def _is_http_allowed(place: str) -> bool:
     Raises:
         StorageError: The endpoint is not encrypted, on another machine, and not allowed.
     """
-    variable = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    scheme = parse_address(place).scheme
+    variable = next((name for name in _ENDPOINTS[scheme] if os.environ.get(name)), None)
     if variable is None:
         return False
     endpoint = urlsplit(os.environ[variable])
     if endpoint.username or endpoint.password:
         raise StorageError(
-            f"{variable} has a user name or password: remove it, and set {_VARIABLES['s3']} instead"
+            f"{variable} has a user name or password: remove it, and set {_VARIABLES[scheme]} instead"
         )
     if endpoint.scheme != "http":
         return False
-    is_allowed = any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP)
+    is_allowed = os.environ.get(_ALLOW_HTTP[scheme], "").lower() in ("1", "true")
     if is_allowed or _is_this_machine(endpoint.hostname or ""):
         return True
     raise StorageError(
         f"{place}: the endpoint http://{endpoint.hostname} ({variable}) is not encrypted: use https, or set "
-        f"{_ALLOW_HTTP[0]}=true in a network that you trust"
+        f"{_ALLOW_HTTP[scheme]}=true in a network that you trust"
     )
 
 

@@ -171,6 +171,34 @@ def test_a_listing_that_breaks_off_is_repeated(server, monkeypatch):
         refresh(f"{server.address}/set")
 
 
+ENDPOINTS = [
+    ("s3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"),
+    ("gs", "GOOGLE_BASE_URL", "GOOGLE_ALLOW_HTTP"),
+    ("az", "AZURE_STORAGE_ENDPOINT", "AZURE_ALLOW_HTTP"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "endpoint", "flag"), ENDPOINTS)
+def test_an_endpoint_without_encryption_is_used_by_its_own_scheme(
+    monkeypatch, scheme, endpoint, flag
+):
+    for _, *names in ENDPOINTS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    place = f"{scheme}://bucket"
+    is_allowed = object_storage._is_http_allowed
+    assert not is_allowed(place)
+    monkeypatch.setenv(endpoint, "http://127.0.0.1:1")
+    assert [other for other, *_ in ENDPOINTS if is_allowed(f"{other}://bucket")] == [scheme]
+    monkeypatch.setenv(endpoint, "http://storage.example")
+    with pytest.raises(StorageError, match=f"not encrypted: use https, or set {flag}=true"):
+        is_allowed(place)
+    monkeypatch.setenv(flag, "true")
+    assert is_allowed(place)
+    monkeypatch.setenv(endpoint, "https://storage.example")
+    assert not is_allowed(place)
+
+
 @pytest.mark.parametrize("name", ["x//a.png", "x/../a.png", "x/\x1b[31m.png"])
 def test_a_name_that_is_unsupported_is_named_and_escaped(server, name):
     server.put(quote(f"bad/{name}"), b"")
