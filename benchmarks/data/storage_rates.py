@@ -53,7 +53,9 @@ server = ObjectServer()
 server.put_folder(Path(sys.argv[3]), "set")
 print(server.port, flush=True)
 for line in sys.stdin:
-    server.delay = float(line) / 1000
+    milliseconds, megabytes = map(float, line.split())
+    server.delay = milliseconds / 1000
+    server.bytes_per_second = megabytes * 1e6 or None
     print("set", flush=True)
 """
 
@@ -105,9 +107,10 @@ class Server:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._line()}",
         }
 
-    def set_latency(self, milliseconds: int) -> None:
+    def set_latency(self, milliseconds: int, megabytes_per_second: int = 0) -> None:
+        """Set the latency of answers, and the rate at which content arrives; 0 is no limit."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{milliseconds}\n")
+        self._process.stdin.write(f"{milliseconds} {megabytes_per_second}\n")
         self._process.stdin.flush()
         self._line()
 

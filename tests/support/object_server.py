@@ -47,6 +47,7 @@ class ObjectServer:
         requests: Number of requests by method.
         fault: The fault of each request.
         delay: Seconds before each answer.
+        bytes_per_second: Rate at which content arrives, of all requests together; None for no limit.
     """
 
     def __init__(self, is_moto: bool = False) -> None:
@@ -68,6 +69,8 @@ class ObjectServer:
         self.requests: Counter[str] = Counter()
         self.fault: Fault = lambda method, path: ""
         self.delay = 0.0
+        self.bytes_per_second: float | None = None
+        self._link = threading.Lock()
         self.port = 0
         self.start()
 
@@ -147,6 +150,9 @@ class ObjectServer:
         self.requests["LIST" if is_list else request.command] += 1
         time.sleep(self.delay)
         sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if self.bytes_per_second is not None:
+            with self._link:
+                time.sleep(len(sent) / self.bytes_per_second)
         fault = self.fault(request.command, request.path)
         if fault == "cut":
             request.close_connection = True
