@@ -287,13 +287,13 @@ def refresh(folder: str | os.PathLike[str]) -> None:
     storage.refresh(text)
     _pack_around.cache_clear()
     if storage is LOCAL:
-        folder = _pack_around(text)
-        if folder is not None:
-            _use_pack(folder)
-    elif storage not in PACKS.values():
-        place = storage.normal(text)
-        if is_pack(place, lambda path: storage.kind(path) == "file"):
+        place = _pack_around(text)
+        if place is not None:
             _use_pack(place)
+    elif storage not in PACKS.values():
+        address = storage.normal(text)
+        if is_pack(address, lambda path: storage.kind(path) == "file"):
+            _use_pack(address)
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
