@@ -314,6 +314,9 @@ class PackedStorage:
         pieces = self._pieces(path, row, num_bytes, begins)
         return size, [piece[: size - begin] for begin, piece in zip(begins, pieces, strict=True)]
 
+    def results(self, path: str) -> dict[str, Any] | None:
+        return self._backing.results(f"{self.folder}/{INDEX}")
+
 
 def check_has_class_folders(folder: str) -> None:
     """Refuse a packed folder of the images of a table, whose folders are not their classes.

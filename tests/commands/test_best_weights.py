@@ -62,7 +62,7 @@ def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
     assert json.loads((run / "kept_weights.json").read_text()) == kept
     assert json.loads((run / "test.json").read_text())["interpolation"] == kept
     assert (
-        "Accuracy on" in read_run(run).why_best
+        "by the loss on" in read_run(run).why_best
         and read_run(run).why_best in capsys.readouterr().out
     )
     cli("validate", run / "checkpoints/best.ckpt", "--data.root", colours, "--data.num_workers", 0)

@@ -85,7 +85,7 @@ def test_no_validation_is_wanted_or_given(colours):
     ("options", "words"),
     [
         ({"batch_size": 0}, "batch_size .* got 0"),
-        ({"val_fraction": 1.0}, "val_fraction 1.0"),
+        ({"val_fraction": 1.0}, "^val_fraction must be at least 0 and below 1, got 1.0"),
         ({"augmentations": [{"class_path": "Nope"}]}, "no transform 'Nope'"),
     ],
 )
