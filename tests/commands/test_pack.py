@@ -12,9 +12,13 @@ from colours import QUICKEST
 from object_server import begin_test, object_server
 from processes import finetune, start
 
+from finetune import ImageFolderData
 from finetune.commands.pack import pack
+from finetune.data import contents
+from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.listing import list_images as checked_images
 from finetune.data.pack_place import INDEX
+from finetune.data.seen_record import add_digests
 from finetune.data.storage import PACKS, open_file
 from finetune.review.review_images import list_images
 from finetune.system.messages import WrongUsage
@@ -205,3 +209,21 @@ def test_packs_in_object_storage_train_the_same_weights(server, colours, cli):
     server.put_folder(changed_copy(colours, Path("other")), "other")
     cli("pack", f"{server.address}/other", f"{server.address}/control")
     assert not are_equal(local, fit(cli, f"{server.address}/control", "control"))
+
+
+@pytest.mark.parametrize("num_cached", [10**5, pytest.param(0, id="control")])
+def test_the_checks_before_a_fit_request_each_packed_image_once(
+    server, colours, monkeypatch, num_cached
+):
+    pack(str(colours), f"{server.address}/packed")
+    monkeypatch.setattr(contents, "_MOST_CACHED", num_cached)
+    server.requests.clear()
+    looks = []
+    for root in (colours, f"{server.address}/packed"):
+        data = ImageFolderData(str(root), num_workers=0)
+        data.read()
+        looks.append(first_look(data.splits, data.class_names, data.scanned.folder).plain())
+        add_digests(data.seen, data.splits["train"], data.splits["val"])
+    assert looks[0] == looks[1]
+    num_requests = server.requests["GET"]
+    assert num_requests == 91 if num_cached else num_requests > 91  # the index, and each image
