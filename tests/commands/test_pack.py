@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,9 @@ from finetune.system.messages import WrongUsage
 
 
 @pytest.fixture(autouse=True)
-def no_pack_in_use() -> None:
+def no_pack_in_use() -> Iterator[None]:
+    PACKS.clear()
+    yield
     PACKS.clear()
 
 
@@ -93,11 +95,13 @@ def test_commands_take_the_packed_folder(colours, cli, capsys):
     cli("predict", "runs/fit/a", colours / "test/red", "--out", "folder.csv")
     folder_rows = Path("folder.csv").read_text().splitlines()[1:]
     assert [row.split(",")[1:] for row in rows] == [row.split(",")[1:] for row in folder_rows]
-    cli("sheet", "runs/fit/a", "packed/test/red/00.png")
+    cli("sheet", "runs/fit/a", "packed/test/red/00.png", "--out", "sheet.png")
+    assert Path("sheet.png").exists()
     PACKS.clear()  # as in another process
     cli("report", "runs/fit/a")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         cli("check", "packed", "--out", "checked")
+    assert ended.value.code == 1  # it has findings
     PACKS.clear()
     with pytest.raises(FileNotFoundError, match="glob 'packed/other'"):
         cli("predict", "runs/fit/a", "packed/other")
@@ -206,6 +210,8 @@ def test_packs_in_object_storage_train_the_same_weights(server, colours, cli):
     there = fit(cli, f"{server.address}/packed", "there", "--data.num_workers", 2)
     assert are_equal(local, there)
     assert server.requests["LIST"] == 1
+    results = PACKS[f"{server.address}/packed"].results("")
+    assert results is not None and len(results) == 90  # read once for all checks
     server.put_folder(changed_copy(colours, Path("other")), "other")
     cli("pack", f"{server.address}/other", f"{server.address}/control")
     assert not are_equal(local, fit(cli, f"{server.address}/control", "control"))
