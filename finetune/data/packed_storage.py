@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from finetune.data.addresses import StorageError, is_address
+from finetune.data.addresses import StorageError
 from finetune.data.limits import MAX_BYTES
 from finetune.data.pack_place import INDEX, has_label, shard_name
 from finetune.data.samples import PathList
@@ -163,7 +163,6 @@ class PackedStorage:
         self.folder = folder
         self._backing = backing
         self._next = 0  # the row after the one that was asked for last
-        self._results: dict[str, Any] | None = {} if is_address(folder) else None
         self._read()
 
     def _read(self) -> None:
@@ -202,8 +201,6 @@ class PackedStorage:
 
     def refresh(self, folder: str) -> None:
         self._backing.refresh(self.folder)
-        if self._results is not None:
-            self._results.clear()
         state = self._backing.stats([f"{self.folder}/{INDEX}"], skip=False)
         if np.array_equal(state.times, self._state.times):
             self._check_shards()
@@ -309,9 +306,6 @@ class PackedStorage:
             return self._backing.read_pieces(shard, num_bytes, lambda _: places)[1]
         except OSError as error:  # of a file with thousands of images: it is no fault of this one
             raise StorageError(f"{path}: cannot read {shard}: {error.strerror or error}") from error
-
-    def results(self, path: str) -> dict[str, Any] | None:
-        return self._results
 
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         row = self._known_row(path)
