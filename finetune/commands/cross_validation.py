@@ -55,7 +55,12 @@ from finetune.runs.folder import (
 from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.results import write_results
-from finetune.runs.run_lock import hold, release_run
+from finetune.runs.run_lock import (
+    descriptors_for_children,
+    hold,
+    release_run,
+    wait_for_children,
+)
 from finetune.runs.run_search import now, read_about, runs_of
 from finetune.runs.statistics import percent
 from finetune.system.files import replace_text
@@ -99,6 +104,7 @@ def fit_folds(arguments: Sequence[str], typed: Sequence[str], began: float) -> N
     _check_possible(line)
     missing = missing_folders(root_of(line) / "fit")
     folder, record, changes = _begin_or_continue(line)
+    wait_for_children(folder)
     flags = ParsedLine([*record.flags, *changes])
     if read_explicit_settings(format_line("fit", flags)).is_on("timestamps"):
         stamp_outputs()
@@ -127,7 +133,7 @@ def _run_fold(
         command: The command line of the fold.
         missing: Folders around it that did not exist before this command, innermost first. They are deleted, too.
     """
-    code = _run(command, record)
+    code = _run(folder, command, record)
     if not code:
         return
     if has_result(folder):
@@ -139,16 +145,17 @@ def _run_fold(
     sys.exit(code)
 
 
-def _run(command: list[str], record: FoldRecord) -> int:
+def _run(folder: Path, command: list[str], record: FoldRecord) -> int:
     """Run a command where the cross-validation began, to which its paths are relative, and return its exit code.
 
     Its lines have the time if those of this process have.
     """
     if has_stamped_outputs():
         command = [command[0], "--timestamps", *command[1:]]
-    if Path(record.working_dir).resolve() == Path.cwd():
-        return wait_for(start_command(command))
-    return wait_for(start_command(command, cwd=record.working_dir))
+    options: dict[str, Any] = {"pass_fds": descriptors_for_children(folder)}
+    if Path(record.working_dir).resolve() != Path.cwd():
+        options["cwd"] = record.working_dir
+    return wait_for(start_command(command, **options))
 
 
 def _check_possible(line: ParsedLine) -> None:
@@ -413,7 +420,7 @@ def _test_together(folder: Path, record: FoldRecord, root: str | None) -> dict[s
     if is_address(root):  # which the checkpoint may not choose
         flags.append(("data.root", root))
     log.info("testing the networks of all folds together on the test folder")
-    if code := _run(format_line("test", ParsedLine(flags)), record):
+    if code := _run(folder, format_line("test", ParsedLine(flags)), record):
         sys.exit(code)
     newest = runs_of(folder, "test")[-1]
     result = read_run(newest).result

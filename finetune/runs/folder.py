@@ -22,7 +22,7 @@ from finetune.runs.run_lock import check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, now, read_about
 from finetune.runs.run_upload import RunUpload
 from finetune.runs.side_files import continue_side_file, is_about
-from finetune.system.files import replace_text
+from finetune.system.files import is_unfinished, replace_text
 from finetune.system.messages import WrongUsage, reason, shown
 
 # Keys of about.json that describe how a run began. A resumed run does not change them.
@@ -330,6 +330,7 @@ def has_result(folder: Path) -> bool:
         if (
             is_folder
             or name in _OF_NO_RESULT | _OF_LOCAL_COPIES
+            or is_unfinished(path)
             or (name == "steps.csv" and not _has_metrics(path))
         ):
             continue

@@ -3,15 +3,23 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from finetune.system.files import unfinished_matching
+
 # Open file descriptors of the locks, until `release`. The system frees the locks of a process that ends.
 _held: dict[Path, int] = {}
+# Descriptors of the same files for child processes, which keep a second lock as long as one of them lives.
+_inherited: dict[Path, int] = {}
+_LONGEST_END = 30.0  # seconds until the children of a killed process have ended
 
 
 def hold(run: Path) -> None:
-    """Lock a run's folder for this process. On file systems without locks this does nothing.
+    """Lock a run's folder for this process, and remove the temporary files that a killed process has left in it.
+
+    On file systems without locks this does nothing.
 
     Raises:
         ValueError: Another process holds the lock.
@@ -26,6 +34,10 @@ def hold(run: Path) -> None:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     _held[path] = descriptor
+    for folder in (run, run / "checkpoints"):
+        for leftover in unfinished_matching(folder, "*"):
+            with contextlib.suppress(OSError):  # owned by another user
+                leftover.unlink()
 
 
 def check_free(run: Path) -> None:
@@ -93,14 +105,57 @@ def holding(run: Path) -> Iterator[None]:
             release_run(run)
 
 
+def wait_for_children(run: Path) -> None:
+    """Wait until the child processes of an earlier command that wrote this run have ended, and do as its only command.
+
+    They end by themselves soon after that command was killed. Without this, they might still write while new ones
+    begin. On file systems without such locks this does nothing.
+
+    Args:
+        run: Its lock is held by this process. Child processes get `descriptors_for_children`.
+
+    Raises:
+        ValueError: They have not ended after 30 seconds.
+    """
+    path = run.resolve() / ".lock"
+    if path in _inherited:
+        return
+    # Unlike those of `lockf`, locks of `flock` are inherited. On local file systems the two kinds are independent.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _inherited[path] = (
+        descriptor  # not closed before `release_run`, which would also release the other lock
+    )
+    deadline = time.monotonic() + _LONGEST_END
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"processes of an earlier command still write {run}: wait for their end, or end them"
+                ) from None
+            time.sleep(0.1)
+        except OSError:
+            return
+
+
+def descriptors_for_children(run: Path) -> tuple[int, ...]:
+    """Return the descriptors that the child processes which write a run must inherit; see `wait_for_children`."""
+    descriptor = _inherited.get(run.resolve() / ".lock")
+    return () if descriptor is None else (descriptor,)
+
+
 def release_run(run: Path) -> None:
-    """Release the lock of one run, if this process holds it."""
-    descriptor = _held.pop(run.resolve() / ".lock", None)
-    if descriptor is not None:
-        os.close(descriptor)
+    """Release the locks of one run, if this process holds them."""
+    for locks in (_held, _inherited):
+        descriptor = locks.pop(run.resolve() / ".lock", None)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def release() -> None:
     """Release all locks of this process."""
-    while _held:
-        os.close(_held.popitem()[1])
+    for locks in (_held, _inherited):
+        while locks:
+            os.close(locks.popitem()[1])

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 from finetune.system.messages import WrongUsage
 
 _ABANDONED_AFTER = 24 * 3600  # seconds without a write
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # of `replacing`
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -154,6 +156,11 @@ def unfinished(target: Path) -> list[Path]:
 def unfinished_matching(folder: Path, pattern: str) -> list[Path]:
     """Return the temporary files that killed processes have left of the files in a folder that match a pattern."""
     return list(folder.glob(f".{pattern}.*.tmp"))
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether a path is that of a temporary file, which is later to replace another file."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def remove_dead(paths: Iterable[Path]) -> None:

@@ -68,7 +68,7 @@ def in_this_process() -> Iterator[list[list[str]]]:
     """Run the folds in this process; return their command lines."""
     commands: list[list[str]] = []
 
-    def start(command: list[str], cwd: str = ".") -> int:
+    def start(command: list[str], cwd: str = ".", **_: object) -> int:
         commands.append(command)
         with contextlib.chdir(cwd):
             command_line.run(command)
@@ -350,7 +350,7 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one
         patch.setattr(
             cross_validation,
             "start_command",
-            lambda command: 1 if "fold_2" in command else start(command),
+            lambda command, **_: 1 if "fold_2" in command else start(command),
         )
         corrections = ["--data.corrections", "corrections.csv"]
         fit(Path("data"), Path("runs"), *OPTIONS, *corrections)
@@ -381,7 +381,7 @@ def test_resumed_from_another_folder_it_ends_bit_for_bit_as_an_uninterrupted_one
 
 
 def test_a_first_fold_that_fails_leaves_no_folder(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(cross_validation, "start_command", lambda command: 2)
+    monkeypatch.setattr(cross_validation, "start_command", lambda command, **_: 2)
     with pytest.raises(SystemExit) as stopped:
         fit(images, tmp_path, "--folds", "2")
     assert stopped.value.code == 2 and not (tmp_path / "fit").exists()
@@ -400,7 +400,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands of folds, which are not run."""
     started: list[list[str]] = []
 
-    def start(command: list[str], cwd: str = ".") -> int:
+    def start(command: list[str], cwd: str = ".", **_: object) -> int:
         started.append(command)
         return 0
 
@@ -463,7 +463,7 @@ def test_the_lines_of_folds_have_times_as_those_of_this_command(images, tmp_path
 def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):
     started: list[list[str]] = []
 
-    def fails(command: list[str]) -> int:
+    def fails(command: list[str], **_: object) -> int:
         started.append(command)
         return 2
 
@@ -618,7 +618,7 @@ def test_the_last_test_gets_an_address_of_images_which_a_checkpoint_may_not_choo
 ):
     commands: list[list[str]] = []
     monkeypatch.setattr(
-        cross_validation, "_run", lambda command, record: commands.append(command) or 1
+        cross_validation, "_run", lambda folder, command, record: commands.append(command) or 1
     )
     with pytest.raises(SystemExit):
         cross_validation._test_together(tmp_path, FoldRecord(2, [], str(tmp_path)), root)

@@ -263,3 +263,15 @@ def test_a_try_is_recognised_by_its_config(tmp_path):
     for config in (*tries, *others):
         (tmp_path / "config.yaml").write_text(config)
         assert is_dev_run(tmp_path) is (config in tries), config
+
+
+def test_a_temporary_file_is_no_result_so_the_name_of_a_killed_run_is_free(tmp_path):
+    run = tmp_path / "fit/first"
+    run.mkdir(parents=True)
+    (run / ".steps.csv.0a1b2c3d.tmp").touch()
+    assert Run(tmp_path, "fit", name="first").choose() == run
+    assert [path.name for path in run.iterdir()] == [".lock"]
+    run_lock.release()
+    (run / "steps.tmp").touch()  # the control: a file of the user
+    with pytest.raises(WrongUsage, match="exists already"):
+        Run(tmp_path, "fit", name="first").choose()

@@ -1,6 +1,8 @@
 """Only one process at a time writes into a run."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from colours import QUICKEST
@@ -69,4 +71,49 @@ def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp
     other.communicate(timeout=60)
     cli(*more)  # the control
     assert (run / "checkpoints/last.ckpt").read_bytes() != last
+    run_lock.release()
+
+
+def test_temporary_files_of_a_killed_process_are_removed_by_the_next_one(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    left = [".steps.csv.0a1b2c3d.tmp", "checkpoints/.last.ckpt.0a1b2c3d.tmp"]
+    others = [".hidden.tmp", "steps.csv"]  # the control
+    for name in [*left, *others]:
+        (tmp_path / name).touch()
+    other = another(tmp_path)
+    assert other.stdout.readline() == "held\n"
+    assert not any((tmp_path / name).exists() for name in left)
+    (tmp_path / left[0]).touch()
+    with pytest.raises(ValueError, match="another process"):
+        run_lock.hold(tmp_path)
+    assert (tmp_path / left[0]).exists()  # the other process is writing it
+    other.communicate(timeout=60)
+    assert all((tmp_path / name).exists() for name in others)
+
+
+KILLED = """
+import os, subprocess, sys
+from pathlib import Path
+from finetune.runs.run_lock import descriptors_for_children, hold, wait_for_children
+run = Path(sys.argv[1])
+hold(run)
+wait_for_children(run)
+subprocess.Popen(["sleep", sys.argv[2]], pass_fds=descriptors_for_children(run))
+os._exit(9)
+"""
+
+
+def test_a_command_waits_for_the_children_of_one_that_was_killed(tmp_path, monkeypatch):
+    run_lock.wait_for_children(tmp_path)
+    assert run_lock.descriptors_for_children(tmp_path)
+    run_lock.release()
+    assert not run_lock.descriptors_for_children(tmp_path)
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path, "2"], timeout=60)
+    run_lock.hold(tmp_path)  # the command itself has ended
+    with monkeypatch.context() as impatient:
+        impatient.setattr(run_lock, "_LONGEST_END", 0.2)
+        with pytest.raises(ValueError, match="processes of an earlier command still write"):
+            run_lock.wait_for_children(tmp_path)
+    run_lock.release()
+    run_lock.wait_for_children(tmp_path)
     run_lock.release()

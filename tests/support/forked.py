@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import NoReturn
@@ -133,6 +133,7 @@ class ForkedCommand(Forked):
         env: dict[str, str],
         start_new_session: bool,
         cwd: str | None = None,
+        pass_fds: Sequence[int] = (),  # a fork inherits all descriptors
     ) -> None:
         assert command[:3] == [sys.executable, "-m", "finetune"] and start_new_session
         self.pid = os.fork()
@@ -142,6 +143,7 @@ class ForkedCommand(Forked):
             os.environ.clear()
             os.environ.update(env)
             run_lock._held.clear()  # locks stay with the process that holds them
+            run_lock._inherited.clear()
             use_default_signals()
             sys.argv = ["finetune", *command[3:]]
             run_forked(main)
