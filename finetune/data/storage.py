@@ -124,7 +124,9 @@ class LocalStorage:
         pass
 
     def normal(self, path: str) -> str:
-        return str(Path(path))
+        text = str(Path(path))
+        # the paths of its images would not begin with "."
+        return os.getcwd() if text == "." and is_pack(text) else text
 
     def absolute(self, path: str) -> str:
         return os.path.abspath(path)

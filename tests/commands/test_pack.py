@@ -19,7 +19,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.listing import list_images as checked_images
 from finetune.data.pack_place import INDEX
 from finetune.data.seen_record import add_digests
-from finetune.data.storage import PACKS, open_file
+from finetune.data.storage import PACKS, normal_path, open_file
 from finetune.review.review_images import list_images
 from finetune.system.messages import WrongUsage
 
@@ -159,6 +159,27 @@ def test_a_packed_table_is_taken_for_its_table(colours, cli):
     from_pack = fit(cli, "packed", "packed")
     assert are_equal(from_table, from_pack)
     assert "packed/index.jsonl" in Path("runs/fit/packed/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("place", [".", INDEX])
+def test_the_packed_folder_may_be_the_working_directory(colours, tmp_path, monkeypatch, place):
+    source = colours
+    if place == INDEX:
+        source = tmp_path / "labels.csv"
+        paths = sorted(colours.rglob("*.png"))
+        lines = [f"{path.relative_to(colours)},{path.parent.name}" for path in paths]
+        source.write_text("\n".join(["path,label", *lines]) + "\n")
+    there = tmp_path / "packed"
+    pack(str(source), str(there), root=None if place == "." else str(colours))
+    PACKS.clear()
+    monkeypatch.chdir(there)
+    data = ImageFolderData(**{"root" if place == "." else "table": place}, num_workers=0)
+    data.read()
+    assert sum(map(len, data.splits.values())) == 90
+    assert data.splits["train"].read(0).shape == (48, 56, 3)
+    assert normal_path(".") == str(there)
+    monkeypatch.chdir(colours)  # the control
+    assert normal_path(".") == "."
 
 
 @pytest.mark.parametrize(

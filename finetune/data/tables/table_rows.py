@@ -199,7 +199,7 @@ def folder_of(table: TableFile, column: str) -> str:
     It is the working directory if the first files are there, and none is in the folder of the table. An example is the
     predictions.csv of a run.
     """
-    folder = str(table.path.parent)
+    folder = normal_path(table.path.parent)
     values = table.columns[column][:_NUM_TRIED]
     texts = [value.strip() for value in values if isinstance(value, str)]
     first = [text for text in texts if text and _is_path(text) and not _URL.match(text)]
