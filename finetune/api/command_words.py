@@ -84,7 +84,7 @@ def command_line(
             full = in_full(command, name)
             if any(in_full(command, other) == full for other, _ in line.flags):
                 raise WrongUsage(
-                    f"{flag_names(command, full)} is given twice: as {name!r} in options, too"
+                    f"{flag_names(command, full)} is set twice: as {name!r} in options, too"
                 )
             if (name in ALONE and name not in switches) or name.endswith(".help"):
                 raise WrongUsage(f"--{name} only prints: it is for the command line")

@@ -181,7 +181,7 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
     if command == "review" and len(line.positionals) == 2:
         _add_flag(command, line, "run", line.positionals.pop())
     if command == "pack":
-        _take_places_of_pack(command, line)
+        _take_paths_of_pack(command, line)
         return
     for full in POSITIONS[command]:
         if full == "ckpt_path":
@@ -198,11 +198,11 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
         raise WrongUsage(f"finetune {command} takes only options, and no {line.positionals[0]!r}")
 
 
-def _take_places_of_pack(command: str, line: ParsedLine) -> None:
-    """Check the two places of `finetune pack`, which stay positional."""
+def _take_paths_of_pack(command: str, line: ParsedLine) -> None:
+    """Check the two paths of `finetune pack`, which stay positional."""
     if len(line.positionals) != 2:
         raise WrongUsage(
-            f"finetune {command} takes the images and a new folder: finetune {command} SOURCE OUT"
+            f"finetune {command} takes the images and a new folder: finetune {command} FOLDER OUT"
         )
     out = line.positionals.pop()
     check_scheme(out)
@@ -327,7 +327,7 @@ def _take_repository(command: str, line: ParsedLine) -> None:
 def _check_images(command: str, full: str, line: ParsedLine) -> None:
     """Check that there are images, by positional arguments or by the flag `full`, and that they exist."""
     if line.positionals and line.has(full):
-        raise WrongUsage(f"images are given twice: by --{full}, and {line.positionals[0]!r}")
+        raise WrongUsage(f"images are passed twice: by --{full}, and {line.positionals[0]!r}")
     if not line.positionals and not line.has(full, "config", "data"):
         kinds = "images, folders, globs or a LIST.txt"
         raise WrongUsage(
@@ -400,6 +400,6 @@ def _add_flag(command: str, line: ParsedLine, name: str, value: str) -> None:
     """Add a flag, unless it is there already with the same value."""
     existing = flag_settings(line).get(name)
     if existing is not None and existing != value:
-        raise WrongUsage(f"{flag_names(command, name)} is given twice: {value!r} and {existing!r}")
+        raise WrongUsage(f"{flag_names(command, name)} is set twice: {value!r} and {existing!r}")
     if existing is None:
         line.flags.append((name, value))

@@ -93,7 +93,7 @@ not shown: push
 not shown: check review
   FOLDER, --folder FOLDER
 not shown: pack
-  SOURCE OUT, --folder FOLDER
+  FOLDER OUT, --folder FOLDER
 the measurement: benchmark
   --repeats N                              measurements of each part, of two seconds each [5]
   --devices N,N                            numbers of devices to compare, such as 1,2

@@ -36,7 +36,7 @@ def pack(
         root: Folder that paths in a table are relative to.
         columns: Columns of a table whose names are not the usual ones, such as path:photo,label:breed.
     """
-    if not (0 < shard_mb <= _LARGEST_MB):  # also not a number
+    if not (0 < shard_mb <= _LARGEST_MB):  # NaN is refused, too
         raise WrongUsage(f"--shard_mb must be more than 0, up to {_LARGEST_MB:,}, got {shard_mb}")
     options = TableOptions(root=root, columns=parse_columns(columns))
     table = folder if is_table(folder) else None
@@ -46,7 +46,7 @@ def pack(
             raise WrongUsage(f"--root is for tables, and {folder} is a folder")
     out = normal_path(output)
     if not is_address(out) and table is None and _is_inside(out, folder):
-        raise WrongUsage(f"{output} is in {folder}, whose images it would belong to: name another")
+        raise WrongUsage(f"{output} is in {folder}: name a folder outside of it")
     source = find_source(folder, table, options)
     with ExitStack() as stack:
         target = Target(out, stack)

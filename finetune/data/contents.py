@@ -24,7 +24,7 @@ _MOST_CACHED = 200_000  # outlines in memory, of about 300 bytes each
 
 
 class Outline(NamedTuple):
-    """What is cached of a file in object storage: its first bytes, and digests of its middle and of all pieces."""
+    """Results of reading the pieces of a file: its first bytes, and digests of its middle and of all pieces."""
 
     head: bytes
     middle: bytes
@@ -77,7 +77,7 @@ def _digest(path: str) -> int:
 
 
 def _outline(path: str) -> Outline:
-    """Return what is cached of a file, or read it."""
+    """Return the outline of a file, from the cache if possible."""
     results = storage_of(path).results(path)
     outline = None if results is None else results.get(path)
     if outline is not None:

@@ -366,7 +366,7 @@ class ObjectStorage:
         store = self._store(address)
         tree = self._tree(path)
         if tree is None:
-            # a path in a file that somebody else wrote, such as the predictions of a run
+            # a path in an untrusted file, such as the predictions of a run
             raise PermissionError(
                 errno.EACCES, "no folder that was searched holds this address", path
             )

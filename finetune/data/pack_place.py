@@ -1,12 +1,12 @@
-"""Where packed folders are, which `finetune pack` writes: their index and their shards. Imports nothing heavy."""
+"""Recognises the folders that `finetune pack` writes, by their index and shards. Imports nothing heavy."""
 
 import json
 import os
 from collections.abc import Callable
 
-# A line of JSON for each image: its path, and where its bytes are. For the images of a table also its other columns.
+# A line of JSON for each image: its path and the place of its bytes; for a packed table, also its other columns.
 INDEX = "index.jsonl"
-_LONGEST_LINE = 2**20  # bytes that are read of a file that may be no index
+_LONGEST_LINE = 2**20  # bytes; other files may have this name
 
 
 def shard_name(number: int) -> str:
@@ -46,5 +46,5 @@ def table_in_pack(folder: str) -> str | None:
 
 
 def has_label(row: object) -> bool:
-    """Return whether a row of an index has labels, since the folder of the image does not name them."""
+    """Return whether a row of an index has labels, as those of a packed table do."""
     return isinstance(row, dict) and "label" in row

@@ -53,7 +53,7 @@ class PackIndex:
         offsets: Where the bytes of each image begin in the shard, (N,) int64.
         sizes: Their number, (N,) int64.
         digests: Their `content_digest`, (N,) uint64.
-        is_of_table: Whether it has the labels of the images, since they are not the names of folders.
+        has_labels: Whether the rows have labels, as those of a packed table do.
     """
 
     paths: PathList
@@ -61,7 +61,7 @@ class PackIndex:
     offsets: np.ndarray
     sizes: np.ndarray
     digests: np.ndarray
-    is_of_table: bool
+    has_labels: bool
 
 
 def read_index(file: BinaryIO, place: str) -> PackIndex:
@@ -82,11 +82,11 @@ def read_index(file: BinaryIO, place: str) -> PackIndex:
 
     def paths() -> Iterator[str]:
         nonlocal has_labels
-        before = ""
+        previous = ""
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-                _check_row(row, before)
+                _check_row(row, previous)
             except (ValueError, RecursionError) as error:
                 reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
                 raise StorageError(
@@ -97,8 +97,8 @@ def read_index(file: BinaryIO, place: str) -> PackIndex:
             offsets.append(row["offset"])
             sizes.append(row["size"])
             digests.append(int(row["digest"], 16))
-            before = row["path"]
-            yield before
+            previous = row["path"]
+            yield previous
 
     listed = PathList(paths())
     if not len(listed):
@@ -109,12 +109,16 @@ def read_index(file: BinaryIO, place: str) -> PackIndex:
         offsets=np.frombuffer(offsets, np.int64),
         sizes=np.frombuffer(sizes, np.int64),
         digests=np.frombuffer(digests, np.uint64),
-        is_of_table=has_labels,
+        has_labels=has_labels,
     )
 
 
-def _check_row(row: Any, before: str) -> None:
-    """Check a row of an index, of which `before` is the path of the last one.
+def _check_row(row: Any, previous: str) -> None:
+    """Check a row of an index.
+
+    Args:
+        row: The row.
+        previous: Path of the row before it; "" for the first row.
 
     Raises:
         ValueError: It is invalid.
@@ -124,7 +128,7 @@ def _check_row(row: Any, before: str) -> None:
     path = row.get("path")
     if not isinstance(path, str) or not _is_inside(path):
         raise ValueError(f"the path {shown(str(path))!r} is not one in the folder")
-    if path <= before:
+    if path <= previous:
         raise ValueError("the paths are not sorted")
     shard = row.get("shard")
     if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
@@ -162,7 +166,7 @@ class PackedStorage:
     def __init__(self, folder: str, backing: Storage) -> None:
         self.folder = folder
         self._backing = backing
-        self._next = 0  # the row after the one that was asked for last
+        self._next = 0  # the row after that of the last path
         self._read()
 
     def _read(self) -> None:
@@ -222,7 +226,7 @@ class PackedStorage:
         return "" if inside == "." else inside
 
     def _row(self, path: str) -> int | None:
-        """Return the row of an image. Those of a folder are mostly asked for in order."""
+        """Return the row of an image, or None. Paths are mostly looked up in order, so the next row is tried first."""
         inside = path[len(self.folder) + 1 :]
         paths = self.index.paths
         row = self._next
@@ -233,7 +237,7 @@ class PackedStorage:
         self._next = row + 1
         return row
 
-    def _known_row(self, path: str) -> int:
+    def _existing_row(self, path: str) -> int:
         row = self._row(path)
         if row is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -268,10 +272,10 @@ class PackedStorage:
             row = bisect_left(paths, f"{prefix}{name}0") if slash else row + 1
 
     def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
-        found = [self._row(path) if skip else self._known_row(path) for path in paths]
-        rows = np.array([-1 if row is None else row for row in found], np.int64)
+        rows_or_none = [self._row(path) if skip else self._existing_row(path) for path in paths]
+        rows = np.array([-1 if row is None else row for row in rows_or_none], np.int64)
         is_there = rows >= 0
-        # the digest is that of the content, which is compared with it: no time is needed
+        # the digest identifies the content, so it replaces the times
         times = np.where(is_there, self.index.digests[rows].view(np.int64), -1)
         return FileStats(
             np.where(is_there, self.index.sizes[rows], -1),
@@ -289,7 +293,7 @@ class PackedStorage:
             FileNotFoundError: There is no such image.
             StorageError: The shard cannot be read, or the bytes are not those that were packed.
         """
-        row = self._known_row(path)
+        row = self._existing_row(path)
         size = int(self.index.sizes[row])
         content = self._pieces(path, row, size, [0])[0]
         if content_digest(content) != int(self.index.digests[row]):
@@ -304,11 +308,11 @@ class PackedStorage:
         places = [int(self.index.offsets[row]) + start for start in starts]
         try:
             return self._backing.read_pieces(shard, num_bytes, lambda _: places)[1]
-        except OSError as error:  # of a file with thousands of images: it is no fault of this one
+        except OSError as error:  # not the fault of this image, so it is not skipped
             raise StorageError(f"{path}: cannot read {shard}: {error.strerror or error}") from error
 
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
-        row = self._known_row(path)
+        row = self._existing_row(path)
         size = int(self.index.sizes[row])
         begins = [min(start, size) for start in starts(size)]
         pieces = self._pieces(path, row, num_bytes, begins)
@@ -325,10 +329,10 @@ def check_has_class_folders(folder: str) -> None:
         WrongUsage: It is one.
     """
     storage = storage_of(folder)
-    if not isinstance(storage, PackedStorage) or not storage.index.is_of_table:
+    if not isinstance(storage, PackedStorage) or not storage.index.has_labels:
         return
     table = f"{storage.folder}/{INDEX}"
-    hint = f"give its table {table}"
+    hint = f"pass its table {table}"
     if not is_local(folder):
-        hint = f"copy its table {table}, and give the copy with --data.root {storage.folder}"
+        hint = f"copy its table {table}, and pass the copy with --data.root {storage.folder}"
     raise WrongUsage(f"{folder} has the packed images of a table: {hint}")

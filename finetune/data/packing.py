@@ -67,8 +67,8 @@ class Source:
                 is_outside = name == path if prefix else os.path.isabs(path)
                 if is_outside or ".." in name.split("/"):
                     raise WrongUsage(
-                        f"{shown(path)} is not in {self.folder or 'the working directory'}: give the folder of all "
-                        "images with --root, and paths in the table that are relative to it"
+                        f"{shown(path)} is not in {self.folder or 'the working directory'}: pass the folder of all "
+                        "images as --root, and use paths relative to it in the table"
                     )
                 yield name
 
@@ -85,26 +85,26 @@ def find_source(folder: str, table: str | None, options: TableOptions) -> Source
         OSError: A file or folder cannot be read.
         ValueError: The data set has a fault.
     """
-    found = choose_source(folder, table, options, group="").find(None)
-    root = "" if found.folder == "." else found.folder
-    splits = {split: found.splits[split] for split in _SPLITS if split in found.splits}
+    images = choose_source(folder, table, options, group="").find(None)
+    root = "" if images.folder == "." else images.folder
+    splits = {split: images.splits[split] for split in _SPLITS if split in images.splits}
     if table is None:
-        return Source(splits, found.class_names, root)
+        return Source(splits, images.class_names, root)
     rows = read_content(Path(table), options).rows
     columns: dict[str, dict[str, Any]] = {}
     for i, path in enumerate(rows.paths):
         labels: str | list[str] = list(rows.labels[i])
-        if found.label_kind == "single":
+        if images.label_kind == "single":
             labels = labels[0]
-        of_image: dict[str, Any] = {"label": labels}
+        row: dict[str, Any] = {"label": labels}
         if rows.splits[i] != "all":
-            of_image["split"] = rows.splits[i]
+            row["split"] = rows.splits[i]
         if rows.groups is not None:
-            of_image["group"] = rows.groups[i]
+            row["group"] = rows.groups[i]
         if rows.weights is not None:
-            of_image["weight"] = float(rows.weights[i])
-        columns[path] = of_image
-    return Source(splits, found.class_names, root, columns)
+            row["weight"] = float(rows.weights[i])
+        columns[path] = row
+    return Source(splits, images.class_names, root, columns)
 
 
 class Target:
@@ -212,9 +212,9 @@ class Shards:
 
 
 def pack_images(source: Source, target: Target, shard_bytes: int) -> tuple[int, int]:
-    """Write the shards of all images, then the index. Without its index a folder is not taken for a packed one.
+    """Write the shards of all images, then the index. A folder without an index does not count as packed.
 
-    Memory: 350 bytes for each image whose path has 27 letters, and the images of 256 MB that are fetched ahead from
+    Memory: 350 bytes for each image if paths have 27 letters, and up to 256 MB of images that are fetched ahead from
     object storage.
 
     Args:
@@ -243,22 +243,22 @@ def pack_images(source: Source, target: Target, shard_bytes: int) -> tuple[int, 
             if image.split != last_split:
                 writer.close()  # a shard has images of one split
             last_split = image.split
-            place = image.place
-            offsets[place] = writer.add(members[place], image.label, image.content)
-            shards[place] = writer.number
-            sizes[place] = len(image.content)
-            digests[place] = content_digest(image.content)
+            i = image.row
+            offsets[i] = writer.add(members[i], image.label, image.content)
+            shards[i] = writer.number
+            sizes[i] = len(image.content)
+            digests[i] = content_digest(image.content)
         writer.close()
         paths = [path for samples in source.splits.values() for path in samples.paths]
         with replacing(target.local / INDEX) as file, open(file, "w", encoding="ascii") as lines:
-            for place in in_order:
-                row: dict[str, Any] = {"path": names[place]}
+            for i in in_order:
+                row: dict[str, Any] = {"path": names[i]}
                 if source.columns is not None:
-                    row |= source.columns[paths[place]]
-                row["shard"] = shard_name(int(shards[place]))
-                row["offset"] = int(offsets[place])
-                row["size"] = int(sizes[place])
-                row["digest"] = f"{int(digests[place]):016x}"
+                    row |= source.columns[paths[i]]
+                row["shard"] = shard_name(int(shards[i]))
+                row["offset"] = int(offsets[i])
+                row["size"] = int(sizes[i])
+                row["digest"] = f"{int(digests[i]):016x}"
                 lines.write(json.dumps(row) + "\n")
         target.put(INDEX)
     return len(names), writer.number + 1
@@ -293,9 +293,16 @@ def _split_name(path: str) -> tuple[str, str]:
 
 
 class _Image(NamedTuple):
-    """An image that is packed. `place` is its row among all images, `label` the suffix and content of that file."""
+    """An image that is packed.
 
-    place: int
+    Attributes:
+        row: Its row among all images.
+        split: Its split.
+        label: Suffix and content of the file of its label.
+        content: Its bytes.
+    """
+
+    row: int
     split: str
     label: tuple[str, bytes]
     content: bytes
@@ -308,10 +315,10 @@ def _images(source: Source) -> Iterator[_Image]:
     order.
     """
     first = 0
-    for split, found in source.splits.items():
-        samples = found
-        if found.has_remote_files():
-            samples = replace(found, stats=file_stats(found.paths))
+    for split, listed in source.splits.items():
+        samples = listed
+        if listed.has_remote_files():
+            samples = replace(listed, stats=file_stats(listed.paths))
         order = np.arange(len(samples))
         if split not in ("val", "test"):
             order = np.random.default_rng(_ORDER_SEED).permutation(order)

@@ -99,9 +99,10 @@ class Storage(Protocol):
         """Return the size of a file and pieces of it; see `read_pieces` below."""
 
     def results(self, path: str) -> dict[str, Any] | None:
-        """Return a dict for results about the content of a file, which is emptied when its folder is listed again.
+        """Return a dict in which results about the content of a file are cached; None if they must not be.
 
-        None if reading the file is cheap, or if it may have changed since: then no results are cached.
+        It is emptied when the folder is listed again. Results are not cached if reading the file is cheap, or if it
+        may have changed since.
         """
 
 
@@ -109,7 +110,7 @@ class LocalStorage:
     """Files of this machine, and of disks that are mounted.
 
     Args:
-        finds_packs: Take a file of a packed folder where there is no file.
+        finds_packs: Whether missing files are looked up in packed folders.
     """
 
     def __init__(self, finds_packs: bool = True) -> None:
@@ -117,7 +118,7 @@ class LocalStorage:
 
     def _pack_of(self, path: str) -> Storage | None:
         """Return the storage of the packed folder that a path is in, if there is one."""
-        folder = _pack_around(os.path.dirname(path)) if self._finds_packs else None
+        folder = _cached_pack_above(os.path.dirname(path)) if self._finds_packs else None
         return None if folder is None else _use_pack(folder)
 
     def refresh(self, folder: str) -> None:
@@ -259,8 +260,8 @@ def is_local(path: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _pack_around(folder: str) -> str | None:
-    """Return `pack_above` of a folder, which is asked for each of its missing files."""
+def _cached_pack_above(folder: str) -> str | None:
+    """Return `pack_above` of a folder. Cached, because each missing file of the folder needs it."""
     try:
         return pack_above(folder)
     except ValueError:  # a zero byte
@@ -279,7 +280,7 @@ def _use_pack(folder: str) -> Storage:
 
 
 def refresh(folder: str | os.PathLike[str]) -> None:
-    """Forget what is known of a folder, before its images are searched for.
+    """Discard what is cached about a folder, before its images are searched for.
 
     Raises:
         StorageError: It is a packed folder with a fault, or object storage cannot be reached.
@@ -287,9 +288,9 @@ def refresh(folder: str | os.PathLike[str]) -> None:
     text = os.fspath(folder)
     storage = storage_of(text)
     storage.refresh(text)
-    _pack_around.cache_clear()
+    _cached_pack_above.cache_clear()
     if storage is LOCAL:
-        place = _pack_around(text)
+        place = _cached_pack_above(text)
         if place is not None:
             _use_pack(place)
     elif storage not in PACKS.values():

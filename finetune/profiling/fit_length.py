@@ -89,9 +89,8 @@ def longest_training(
     num_epochs = math.floor(complete) if complete >= _MIN_COMPLETE_EPOCHS else math.ceil(complete)
     epochs = min(most, num_epochs)
     batches = affordable_batches(epochs) if epochs > 0 else 0
-    while (
-        epochs > 1 and batches < 1
-    ):  # validation and checkpoints take too long for that many epochs
+    # validation and checkpoints of more epochs would take all of the time
+    while epochs > 1 and batches < 1:
         epochs -= 1
         batches = affordable_batches(epochs)
     if batches < 1:

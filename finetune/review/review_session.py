@@ -52,7 +52,7 @@ class Decision(NamedTuple):
 
 
 class Conflict(Exception):
-    """Somebody else has decided about the image in the meantime."""
+    """Someone else has decided about the image in the meantime."""
 
 
 class ReviewSession:

@@ -15,7 +15,7 @@ from finetune.runs.fold_record import has_folds
 from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
 from finetune.runs.local_copies import address_of, shown_place
 from finetune.runs.resume import Start, read_start
-from finetune.runs.run_download import fetch_beginnings, fetch_run, has_last_there
+from finetune.runs.run_download import fetch_beginnings, fetch_run, has_remote_last
 from finetune.runs.run_lock import check_free
 from finetune.runs.run_search import has_ended, read_about, runs_of
 from finetune.system.messages import WrongUsage, reason
@@ -129,8 +129,8 @@ def find_run(
     for run in reversed(runs):
         if is_dev_run(run) or has_folds(run):
             continue
-        if difference := _difference_there(run, wanted):
-            if has_last_there(run):
+        if difference := _remote_difference(run, wanted):
+            if has_remote_last(run):
                 skipped.append((run, difference))
             continue
         fetch_run(run)
@@ -158,7 +158,7 @@ def find_run(
     return NewestRun(None, {}, begun, skipped, elsewhere)
 
 
-def _difference_there(run: Path, wanted: RunFilter) -> str:
+def _remote_difference(run: Path, wanted: RunFilter) -> str:
     """Return how a run in object storage differs, by its config.yaml and about.json, before it is downloaded.
 
     "" if it does not, if its settings are not readable, or if the run is a local one.

@@ -92,7 +92,7 @@ def fetch_run(run: Path) -> None:
             write_record(run, Record(lock, record.files))
 
 
-def has_last_there(run: Path) -> bool:
+def has_remote_last(run: Path) -> bool:
     """Return whether object storage has the last.ckpt of a run.
 
     Args:

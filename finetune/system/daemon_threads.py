@@ -25,7 +25,7 @@ def start_in_thread(task: Callable[[], _Result], name: str) -> Future[_Result]:
 
 
 def complete(future: Future[_Result], task: Callable[[], _Result]) -> None:
-    """Call a function, and give its result or exception to a future."""
+    """Call a function, and set its result or exception in a future."""
     try:
         future.set_result(task())
     except BaseException as error:

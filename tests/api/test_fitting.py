@@ -118,7 +118,7 @@ WRONG = [
     (
         {"options": {"trainer.max_epochs": 2}},
         ValueError,
-        "--epochs (--trainer.max_epochs) is given twice",
+        "--epochs (--trainer.max_epochs) is set twice",
     ),
     (
         {"options": {"trainer.callbacks": [object()]}},

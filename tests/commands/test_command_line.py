@@ -100,7 +100,7 @@ def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp
 
 
 WRONG = {
-    "fit photos --data.init_args.root run": "(--data.root) is given twice: 'photos' and 'run'",
+    "fit photos --data.init_args.root run": "(--data.root) is set twice: 'photos' and 'run'",
     "test run phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
     "test run photos photos": "one folder is needed, not 2",
     "predict run/checkpoints": "finetune predict needs images, folders, globs or a LIST.txt",
@@ -114,11 +114,11 @@ WRONG = {
     "fit -- -x.jpg": "'-x.jpg' is a file: pass a folder of images",
     "fit label.csv": "the table 'label.csv' does not exist; did you mean 'labels.csv'?",
     "fit labels.xlsx": "'labels.xlsx': .xlsx tables are unsupported; save it as one of .csv",
-    "fit labels.csv --data.table x.csv": "--data.table is given twice: 'labels.csv' and 'x.csv'",
+    "fit labels.csv --data.table x.csv": "--data.table is set twice: 'labels.csv' and 'x.csv'",
     "fit hotdog.yaml": "hotdog.yaml is a config, not a folder of images: finetune fit --config hotdog.yaml",
     "fit hotdog": "hotdog is a config, not a folder of images: finetune fit --config hotdog",
     "fit photos run": "one folder is needed, not 2 ('photos' 'run'): finetune fit FOLDER",
-    "fit photos --data.root run": "finetune fit FOLDER (--data.root) is given twice: 'photos' and 'run'",
+    "fit photos --data.root run": "finetune fit FOLDER (--data.root) is set twice: 'photos' and 'run'",
     "fit photos --config hotdg.yaml": "there is no config 'hotdg.yaml', and none of that name is shipped; did you",
     "fit photos --weights ./photos": "the folder ./photos is not a run",
     "fit photos --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt': pass the folder of a run, or a file",
@@ -130,7 +130,7 @@ WRONG = {
     "predict photos/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT IMAGES",
     "predict run photos/cat/d.jpg": "no image, folder, list or glob 'photos/cat/d.jpg'; did you mean 'photo",
     "predict run photos/*.gif": "there is no image, folder, list or glob 'photos/*.gif'",
-    "predict run photos --data.predict photos": "images are given twice: by --data.predict, and 'photos'",
+    "predict run photos --data.predict photos": "images are passed twice: by --data.predict, and 'photos'",
     "predict photos/cat/a.jpg run": "'photos/cat/a.jpg' is an image: a checkpoint, or a run's folder, comes",
     "fit photos --out [a]": "/[a] is a file, not a folder",
     "export": "finetune export needs a checkpoint",

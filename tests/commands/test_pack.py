@@ -185,10 +185,10 @@ def test_the_packed_folder_may_be_the_working_directory(colours, tmp_path, monke
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["{colours}"], "finetune pack SOURCE OUT"),
-        (["{colours}", "a", "b"], "finetune pack SOURCE OUT"),
+        (["{colours}"], "finetune pack FOLDER OUT"),
+        (["{colours}", "a", "b"], "finetune pack FOLDER OUT"),
         (["{colours}", "out", "--shard_mb", 0], "shard_mb must be more than 0"),
-        (["{colours}", "{colours}/packed"], "whose images it would belong to"),
+        (["{colours}", "{colours}/packed"], "name a folder outside of it"),
         (["{colours}", "full"], "full is not empty"),
         (["{colours}", "full/file"], "full/file is a file"),
         (["{colours}", "out", "--root", "full"], "--root is for tables"),
@@ -211,7 +211,7 @@ def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cl
     there = f"{server.address}/packed"
     cli("pack", "labels.csv", there, "--root", colours)
     assert f"finetune fit index.jsonl --data.root {there}" in capsys.readouterr().out
-    with pytest.raises(WrongUsage, match=f"copy its table {there}/index.jsonl, and give the copy"):
+    with pytest.raises(WrongUsage, match=f"copy its table {there}/index.jsonl, and pass the copy"):
         fit(cli, there, "refused")
     Path(INDEX).write_bytes(server.objects[f"packed/{INDEX}"])
     PACKS.clear()

@@ -267,7 +267,7 @@ def test_a_table_is_packed_with_its_columns(colours, tmp_path):
         assert other.groups is not None and np.array_equal(other.groups, part.groups)
         assert np.array_equal(other.read(2), part.read(2))
     assert np.array_equal(there.splits["train"].weights, here.splits["train"].weights)
-    with pytest.raises(WrongUsage, match="has the packed images of a table: give its table"):
+    with pytest.raises(WrongUsage, match="has the packed images of a table: pass its table"):
         images_of(tmp_path / "packed")
 
 
@@ -337,7 +337,7 @@ def test_images_outside_of_the_folder_of_a_table_are_refused(colours, tmp_path):
     lines = [f"{path},{path.parent.name}" for path in paths]
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(["path,label", *lines]) + "\n")
-    with pytest.raises(WrongUsage, match="is not in .*: give the folder of all images with --root"):
+    with pytest.raises(WrongUsage, match="is not in .*: pass the folder of all images as --root"):
         pack(table, tmp_path / "packed")
 
 
