@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks.FOLDER`, or `benchmarks.FOLDER.SCRIPT`; the records lie beside the code."""
+"""Measurements: `python -m benchmarks.FOLDER`, or `benchmarks.FOLDER.SCRIPT`; the records lie next to the code."""

@@ -135,7 +135,13 @@ def table(records: Sequence[dict]) -> str:
         for text, seconds in zip(texts[record["step"]], record["seconds"], strict=True):
             num = f"{record['num_images']:,}"
             rows.append([text, num, f"{seconds:,.0f}", f"{peak:,.0f}", f"{before:,.0f}"])
-    head = ["step", "images", "seconds", "peak memory of the main process, MB", "of the imports"]
+    head = [
+        "step",
+        "images",
+        "seconds",
+        "peak memory of the main process, MB",
+        "memory after the imports, MB",
+    ]
     return markdown(head, rows)
 
 

@@ -1,1 +1,1 @@
-"""The defaults of `finetune fit` beside a logistic regression on frozen features, from strong and from weak weights."""
+"""The defaults of `finetune fit` next to a logistic regression on frozen features, from strong and weak weights."""

@@ -1,4 +1,4 @@
-"""Measure `finetune fit FOLDER` beside ten lines: scikit-learn's logistic regression on frozen features.
+"""Compare `finetune fit FOLDER` with ten lines: scikit-learn's logistic regression on frozen features.
 
     pip install -e '.[dev]'
     python -m benchmarks.defaults SET ... --weights resnet18=resnet18.pt,TIMM_FOLDER [--seeds 3] [--size 128]
@@ -56,7 +56,7 @@ def regression(candidate: Candidate, folder: Path, size: int) -> dict:
 
 
 def fit(candidate: Candidate, folder: Path, run: Run) -> dict:
-    """Return what a fit with the defaults gives, by its own test."""
+    """Return the result of a fit with the defaults, by its own test."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "finetune", "fit", str(folder)]
         command += ["--backbone", candidate.backbone, "--weights", candidate.weights]

@@ -1,1 +1,1 @@
-"""Exported files beside the network that they were made of: accuracy, rates, sizes."""
+"""Exported files next to the network that they were made of: accuracy, rates, sizes."""

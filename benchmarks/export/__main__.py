@@ -1,4 +1,4 @@
-"""Train ResNet-18 on photographs, export it in float and int8, and measure the files beside the network.
+"""Train ResNet-18 on photographs, export it in float and int8, and measure the files next to the network.
 
     python -m benchmarks.export --hotdog FOLDER --weights resnet18.pt [--runs FOLDER]
 

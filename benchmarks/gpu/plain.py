@@ -1,4 +1,4 @@
-"""The job that ours is held against: torchvision's loader and a plain loop, in bf16 and channels_last.
+"""The reference job: torchvision's loader and a plain loop, in bf16 and channels_last.
 
     python -m benchmarks.gpu.plain --root FOLDER --batch_size 256 --num_workers 8
 

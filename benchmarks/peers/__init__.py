@@ -1,1 +1,1 @@
-"""`finetune` beside plain PyTorch, timm, fastai, Ultralytics and transformers, on the same images."""
+"""`finetune` next to plain PyTorch, timm, fastai, Ultralytics and transformers, on the same images."""

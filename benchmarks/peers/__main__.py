@@ -1,4 +1,4 @@
-"""Measure `finetune` beside its peers, on the same images and from the same weights, for benchmarks/NOTEBOOK.md.
+"""Measure `finetune` next to its peers, on the same images and from the same weights, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.peers --root HOTDOG --weights resnet18.pt --timm TIMM [--minutes 60] [--only NAMES]

@@ -4,7 +4,7 @@ import argparse
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of where the images are, where the model goes, and what is alike for all tools."""
+    """Return a parser of the options that all tools have: images, output and training."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

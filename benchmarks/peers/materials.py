@@ -1,4 +1,4 @@
-"""What the measured programs are given: an environment each, the same folder of images, the same weights."""
+"""The inputs of the measured programs: an environment each, the same folder of images, the same weights."""
 
 import json
 import os

@@ -60,7 +60,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> di
 
     Args:
         command: Program and arguments.
-        environment: Variables beside those of this process.
+        environment: Variables in addition to those of this process.
         log: Where the clock writes; must not exist.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How accurate `finetune` is after how many seconds, beside its peers, each with its own recipe, on several sets.
+"""Accuracy against seconds of `finetune` and its peers, each with its own recipe, on several sets.
 
 `plan` has the runs in their order, `commands` their commands, `points` the results of each tool, `targets` what was
 aimed at; `documents` and `chart` show them.

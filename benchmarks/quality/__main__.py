@@ -1,4 +1,4 @@
-"""Measure how accurate `finetune` is after how many seconds beside its peers, for benchmarks/NOTEBOOK.md.
+"""Measure accuracy against seconds of `finetune` and its peers, for benchmarks/NOTEBOOK.md.
 
     pip install -e '.[dev]'
     python -m benchmarks.quality --sets SETS --weights resnet18.pt [--hotdog HOTDOG] [--fashion_mnist FASHION]

@@ -67,7 +67,7 @@ def draw_line(axes: Any, points: Sequence[Point], tool: str, is_budget: bool) ->
 
 
 def write_labels(figure, axes, points: Sequence[Point]) -> list[tuple[float, ...]]:
-    """Write beside each point its number of epochs or minutes, where neither point nor label is yet.
+    """Write the number of epochs or minutes next to each point, where it overlaps no point or label.
 
     Returns:
         The boxes of points and labels: left, bottom, right, top.

@@ -1,4 +1,4 @@
-"""By which command each tool trains with its own recipe, and how accurate it then is on the test images."""
+"""The command of each tool with its own recipe, and its accuracy on the test images."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from benchmarks.common.records import PROGRAM
 from benchmarks.peers import measure, tools
 from benchmarks.quality.plan import Run, number
 
-# What each tool takes where it is told nothing; the plain script's is that of benchmarks/peers.
+# The default of each tool; the plain script's is that of benchmarks/peers.
 BATCH_SIZES = {"plain": 64, "timm": 128, "fastai": 64, "ultralytics": 16, "transformers": 8}
 # Workers where there is an option, two for two cores. timm: a tenth of the rate from scratch, as its author advises for
 # a new head (huggingface/pytorch-image-models#25), and a warm-up that is shorter than the shortest run.

@@ -1,4 +1,4 @@
-"""What the records come to: for each tool and setting its seconds and its accuracy, on a set and over the sets."""
+"""Summarises the records: seconds and accuracy of each tool and setting, on a set and over the sets."""
 
 import statistics
 from collections import Counter
@@ -13,11 +13,11 @@ _MOST = 2 / 3
 
 
 class Point(NamedTuple):
-    """What a tool's setting comes to on a set, or over sets: seconds of the fastest seed, accuracies of all."""
+    """The result of a tool's setting on a set, or over sets: seconds of the fastest seed, accuracies of all."""
 
     tool: str
     setting: str
-    # of whichever seed other work kept least from the cores; over several sets their mean
+    # of the fastest seed, which other programs slowed down least; over several sets the mean
     seconds: float
     accuracies: tuple[float, ...]  # of each seed; over several sets the mean of those that have it
 
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
     @property
     def is_budget(self) -> bool:
-        """Whether we were told how long it may take."""
+        """Whether it is ours with a time limit, `--minutes`."""
         return self.is_ours and self.setting.startswith("minutes")
 
 

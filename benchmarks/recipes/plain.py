@@ -1,4 +1,4 @@
-"""The book's fine-tuning in plain PyTorch, after d2l.ai's section "Fine-Tuning": what our configs are held against.
+"""The book's fine-tuning in plain PyTorch, after d2l.ai's section "Fine-Tuning": the reference of our configs.
 
 Nothing of `finetune` is imported: torchvision reads and transforms the images, the loop is written out.
 

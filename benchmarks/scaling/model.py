@@ -163,9 +163,9 @@ def part_shares(case: Case, k: int) -> list[float]:
 class Machine:
     """GPU machines with published figures; figures are per second, sources in docs/parallelism.md.
 
-    Buckets are summed while the backward pass, two thirds of the computing, goes on; the last one, filled when it ends,
-    is not. Statistics of batch norm are waited for. Left out: reading images, kernels too small to fill a GPU, GPUs
-    that wait for the slowest of them.
+    Buckets are summed during the backward pass, which is two thirds of the computation; the last bucket is summed after
+    it. Computation waits for the statistics of batch norm. Not modelled: reading images, kernels too small to fill a
+    GPU, GPUs that wait for the slowest one.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Measure `finetune serve` on loopback, beside `finetune predict`, no batching, and LitServe.
+"""Compare `finetune serve` on loopback with `finetune predict`, no batching, and LitServe.
 
     python -m benchmarks.serving --images FOLDER --checkpoint RUN
 
@@ -148,7 +148,7 @@ def tables(records: list[dict]) -> dict[str, str]:
             f"({r['machine']}, {r['date']}, n = {len(r['rate'])})"
         )
     if "attack" in about:
-        blocks["serving_attack"] = about["attack"]["told"]
+        blocks["serving_attack"] = about["attack"]["summary"]
     return blocks
 
 

@@ -188,7 +188,12 @@ def main() -> None:
         f"the end ({100 * (late / early - 1):+.1f} %)."
     )
     print(summary)
-    record = {"about": "attack", "what": "attack", "told": summary, "counts": dict(attack.counts)}
+    record = {
+        "about": "attack",
+        "what": "attack",
+        "summary": summary,
+        "counts": dict(attack.counts),
+    }
     record |= {"wrong": attack.wrong, "memory": attack.memory, "furthest": furthest}
     keep(RECORDS, record, ("about",))
 

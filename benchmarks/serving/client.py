@@ -1,4 +1,4 @@
-"""A client that costs little beside the service it measures: HTTP/1.1 over asyncio's streams."""
+"""A client that takes little processor time compared with the service: HTTP/1.1 over asyncio's streams."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def serving(
     command: Sequence[str], address: str = r"http://([\w.]+):(\d+)"
 ) -> Iterator[tuple[str, int, int]]:
-    """Start a service; give its host, port and process number, once it has said its address."""
+    """Start a service; yield its host, port and process number when it has printed its address."""
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, start_new_session=True, **pipe)
     assert process.stdout is not None

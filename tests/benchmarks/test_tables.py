@@ -105,7 +105,7 @@ SOURCES = {
     "recipes/fashion_mnist": Source(one("fashion_mnist", "recipes.fashion_mnist"), ("accuracy",)),
     "recipes/recipes": Source(recipes, ("accuracy",)),
     "scaling/scaling": Source(scaling, ("seconds",), ("parallelism.md",)),
-    "serving/serving": Source(many("serving.__main__"), ("rate", "told")),
+    "serving/serving": Source(many("serving.__main__"), ("rate", "summary")),
     "techniques/techniques": Source(techniques, ("right",)),
 }
 
