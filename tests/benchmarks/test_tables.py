@@ -83,6 +83,7 @@ SOURCES = {
     "data/packed_million": Source(
         one("packed_million", "data.packed_million"), ("seconds", "megabytes")
     ),
+    "data/upload_times": Source(one("upload_times", "data.upload_times"), ("seconds",)),
     "data/storage_rates": Source(
         one("storage_rates", "data.storage_rates"), ("preparing", "epochs")
     ),
