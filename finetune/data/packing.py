@@ -10,7 +10,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -174,9 +174,12 @@ class Shards:
             self.close()
             return
         if self._tar is not None and self._tar.fileobj is not None:
-            self._tar.fileobj.close()
+            with suppress(OSError):  # on a full disk the rest cannot be written either
+                self._tar.fileobj.close()
         for number in range(self.number + 1):
             (self._target.local / shard_name(number)).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self._target.local)  # for the message: writing does not set it
 
     def add(self, name: str, label: tuple[str, bytes], content: bytes) -> int:
         """Append an image after its label, and return where its bytes begin in the tar of `self.number`.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from finetune.data.packing import Target, find_source, pack_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import PACKS, file_stats, kind_of, open_file, read_pieces
 from finetune.data.tables.table_rows import TableOptions
-from finetune.system.messages import WrongUsage
+from finetune.system.messages import WrongUsage, reason
 
 
 @pytest.fixture(autouse=True)
@@ -330,6 +331,22 @@ def test_a_failed_pack_leaves_no_shards_and_a_killed_one_is_named(colours, tmp_p
     pack(colours, out)
     with pytest.raises(WrongUsage, match="packed is not empty: name a new folder, or delete it"):
         pack(colours, out)
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_shards(colours, tmp_path):
+    out = tmp_path / "packed"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # writing fails, and again when the file is closed, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            pack(colours, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert reason(caught.value) == f"File too large: {out}"
+    assert list(out.iterdir()) == []
+    pack(colours, out)  # the control
+    assert len(list(out.iterdir())) == 7
 
 
 def test_images_outside_of_the_folder_of_a_table_are_refused(colours, tmp_path):
