@@ -349,6 +349,16 @@ def test_a_full_disk_is_one_line_and_leaves_no_shards(colours, tmp_path):
     assert len(list(out.iterdir())) == 7
 
 
+def test_a_damaged_pack_next_to_a_folder_without_classes_is_not_its_fault(packed):
+    other = packed.parent / "empty"
+    other.mkdir()
+    cut(packed)
+    with pytest.raises(ValueError, match="empty has no class folders"):
+        images_of(other)
+    with pytest.raises(StorageError, match="bytes instead of"):  # the control
+        images_of(packed)
+
+
 def test_images_outside_of_the_folder_of_a_table_are_refused(colours, tmp_path):
     paths = [*(colours / "train").rglob("*.png")]
     lines = [f"{path},{path.parent.name}" for path in paths]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from os.path import basename, dirname
 
+from finetune.data.addresses import StorageError
 from finetune.data.storage import storage_of
 from finetune.data.walk import is_image_file, num_loose
 from finetune.system.messages import counted
@@ -33,7 +34,7 @@ def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> st
     try:
         num = num_loose(folder)
         names = [basename(entry) for entry in inside(place)]
-    except OSError:
+    except (OSError, StorageError):  # of another folder, such as a damaged packed one
         return ""
     if num == 0 or len(names) < 2:
         return ""
