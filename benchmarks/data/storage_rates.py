@@ -18,12 +18,12 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -174,15 +174,17 @@ def table(records: Sequence[dict]) -> str:
     return markdown([*head, "later epoch, s", "relative", "n"], rows)
 
 
-def main() -> None:
-    benchmark = Benchmark(
-        ROOT / "benchmarks/data/storage_rates.json",
-        Run,
-        plan,
-        lambda records: publish({"storage_rates": table(records)}),
-        named=("network",),
-    )
-    args = benchmark.parser(__doc__).parse_args()
+def measure_on_server(
+    benchmark: Benchmark, measure: Callable[[Any, Path, Server], dict], description: str | None
+) -> None:
+    """Measure the runs of a benchmark with the drawn images and a server of them, which the first run prepares.
+
+    Args:
+        benchmark: The benchmark.
+        measure: Returns the result of a run. It gets the folder of the images and the server.
+        description: For the help of the command.
+    """
+    args = benchmark.parser(description).parse_args()
     with ExitStack() as stack:
 
         @cache
@@ -192,6 +194,17 @@ def main() -> None:
             return images, stack.enter_context(running_server(images))
 
         benchmark.main(args, lambda run: measure(run, *prepared()))
+
+
+def main() -> None:
+    benchmark = Benchmark(
+        ROOT / "benchmarks/data/storage_rates.json",
+        Run,
+        plan,
+        lambda records: publish({"storage_rates": table(records)}),
+        named=("network",),
+    )
+    measure_on_server(benchmark, measure, __doc__)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common.documents import ROOT, markdown, publish, spread
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
-from benchmarks.data.storage_rates import Server, draw_images, running_server
+from benchmarks.data.storage_rates import Server, measure_on_server
 
 _ROUNDS = 5
 _LATENCY = 20  # ms
@@ -60,7 +58,7 @@ def measure(run: Run, images: Path, server: Server) -> dict:
         out = str(Path(folder, "runs"))
         files = Path(out)
         if run.place != "disk":
-            out = f"s3://pictures/{run.round}-{_RATES[run.place]}"
+            out = f"s3://photos/{run.round}-{_RATES[run.place]}"
             files = Path(folder, "cache/runs-in-storage", out.replace("://", "/"))
         command = [sys.executable, "-m", "finetune", "fit", str(images), *_OPTIONS.split()]
         command += ["--out", out]
@@ -96,16 +94,7 @@ def main() -> None:
         lambda records: publish({"upload_times": table(records)}),
         named=("place",),
     )
-    args = benchmark.parser(__doc__).parse_args()
-    with ExitStack() as stack:
-
-        @cache
-        def prepared() -> tuple[Path, Server]:
-            images = Path(stack.enter_context(tempfile.TemporaryDirectory()), "images")
-            draw_images(images)
-            return images, stack.enter_context(running_server(images))
-
-        benchmark.main(args, lambda run: measure(run, *prepared()))
+    measure_on_server(benchmark, measure, __doc__)
 
 
 if __name__ == "__main__":
