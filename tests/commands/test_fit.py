@@ -230,7 +230,7 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
     assert not [reported for reported in caplog.messages if reported.startswith("ended after")]
     with pytest.raises(
         ValueError,
-        match="--patience counts validations, and trainer.limit_val_batches is 0: leave it",
+        match="--patience counts validations, and trainer.limit_val_batches is 0: omit it",
     ):
         cli(*fit, "--trainer.limit_val_batches", 0)
     with pytest.raises(
