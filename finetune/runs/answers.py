@@ -1,7 +1,6 @@
 """Reads test_predictions.csv: the predicted and the true class of each test image, or its labels if it has several."""
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,9 @@ import numpy as np
 from finetune.runs.prediction_rows import label_separator
 
 # Shapes: N images that could be decoded, K classes.
+
+_LARGEST = 1 + 1e-6  # probability, with rounding
+_NO_PROBABILITY = "it has probabilities that are not numbers from 0 to 1"
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def read_answers(path: Path, class_names: Sequence[str]) -> Answers:
                 (unread if row["error"] else rows).append(row)
         is_whole = not rows or set(columns) <= rows[0].keys()
         numbers = ["probability", *(columns if is_whole else ())]
-        if not all(math.isfinite(float(row[name])) for row in rows for name in numbers):
-            raise ValueError("it has probabilities that are not finite numbers")
+        if not all(0 <= float(row[name]) <= _LARGEST for row in rows for name in numbers):
+            raise ValueError(_NO_PROBABILITY)
         return Answers(
             class_names=list(class_names),
             paths=[row["path"] for row in rows],
@@ -146,8 +148,8 @@ def read_label_answers(path: Path, class_names: Sequence[str]) -> LabelAnswers:
                 (unread if row["error"] else rows).append(row)
         columns = [f"p_{name}" for name in class_names]
         probabilities = np.array([[float(row[c]) for c in columns] for row in rows])
-        if not np.isfinite(probabilities).all():
-            raise ValueError("it has probabilities that are not finite numbers")
+        if not ((probabilities >= 0) & (probabilities <= _LARGEST)).all():
+            raise ValueError(_NO_PROBABILITY)
         return LabelAnswers(
             class_names=list(class_names),
             paths=[row["path"] for row in rows],

@@ -161,6 +161,10 @@ def test_damaged_archives(server, tmp_path):
     content = bytearray(archive(IMAGES))
     content[60:70] = bytes(10)  # inside the first member's deflated data
     assert_fails(ValueError, "Error -3|Bad CRC", *server.publish(bytes(content)), tmp_path)
+    content = bytearray(archive({"a.png": bytes(range(256)) * 20}))
+    content[26:28] = b"\xff\x0f"  # length of the name in the first header
+    published = server.publish(bytes(content))
+    assert_fails(ValueError, "'a.png' and header …\\. Download", *published, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
         "error": "",
     }
     path = tmp_path / "test_predictions.csv"
-    for value in (0.5, "nan", "inf"):
+    for value in (0.5, "nan", "inf", -(2.0**63), 1.1):
         path.write_text(
             f"{','.join(row)}\n{','.join(str(v) for v in {**row, columns: value}.values())}\n"
         )
@@ -79,7 +79,7 @@ def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
             read_answers(path, ["a", "b"])
             continue
         with pytest.raises(
-            ValueError, match=r"is damaged: it has probabilities that are not finite"
+            ValueError, match=r"is damaged: it has probabilities that are not numbers from 0 to 1"
         ):
             read_answers(path, ["a", "b"])
 

@@ -7,9 +7,12 @@ import zipfile
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from finetune.system.files import one_at_a_time
+
+_LONGEST_REASON = 300  # characters
 
 
 def fetch_archive(url: str, sha1: str, target: str | os.PathLike[str]) -> Path:
@@ -85,4 +88,5 @@ def _reason(error: BaseException) -> str:
         first = error.args[0] if error.args else None
         inner = error.__cause__ or (first if isinstance(first, BaseException) else None)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split()).rstrip(".")
+    # zipfile quotes the header of a damaged file, which may be long
+    return shorten(str(text), _LONGEST_REASON, placeholder=" …").rstrip(".")
