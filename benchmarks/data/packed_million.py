@@ -61,7 +61,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 began = time.monotonic()
 {step}
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps([seconds, [before, peak], numbers]))
+print(json.dumps({{"seconds": seconds, "megabytes": [before, peak], "numbers": numbers}}))
 """
 
 
@@ -100,19 +100,17 @@ def measure(run: Run, folder: Path) -> dict:
         draw_images(images, run.num_images)
     if not packed.exists() and run.step == "epoch":
         _run("pack", images, packed)
-    seconds, megabytes, numbers = _run(run.step, images, packed)
+    measured = _run(run.step, images, packed)
     shards = [file.stat().st_size for file in packed.glob("*.tar")]
     return {
-        "seconds": seconds,
-        "megabytes": megabytes,
-        "numbers": numbers,
+        **measured,
         "num_shards": len(shards),
         "packed_mb": sum(shards) / 1e6,
         **where_and_when(),
     }
 
 
-def _run(step: str, images: Path, packed: Path) -> list:
+def _run(step: str, images: Path, packed: Path) -> dict:
     """Run a step in a process; return what it measured."""
     script = _SCRIPT.format(step=_STEPS[step])
     result = subprocess.run(

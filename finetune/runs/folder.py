@@ -18,7 +18,7 @@ from finetune.distributed.ranks import ending
 from finetune.runs.fold_record import has_folds
 from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
 from finetune.runs.run_download import fetch_run, names_there
-from finetune.runs.run_lock import check_free, hold, release_run
+from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, now, read_about
 from finetune.runs.run_upload import RunUpload
 from finetune.runs.side_files import continue_side_file, is_about
@@ -34,7 +34,8 @@ _OF_NO_RESULT = {
     "seconds.json",
     "loggers.json",
     "report.html",
-    ".lock",
+    LOCK,
+    CHILDREN_LOCK,
     "checkpoints/start.ckpt",
     "folds.json",
 }
@@ -302,7 +303,7 @@ def _clear(folder: Path) -> None:
     """
     if has_result(folder):
         check_unused(folder)
-    for name in [*_OF_NO_RESULT - {".lock"}, "steps.csv"]:
+    for name in [*_OF_NO_RESULT - {LOCK, CHILDREN_LOCK}, "steps.csv"]:
         (folder / name).unlink(missing_ok=True)
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from finetune.system.files import unfinished_matching
 
+# Names of the files in the folder of a run that are locked.
+LOCK = ".lock"
+CHILDREN_LOCK = ".children.lock"
 # Open file descriptors of the locks, until `release`. The system frees the locks of a process that ends.
 _held: dict[Path, int] = {}
-# Descriptors of the same files for child processes, which keep a second lock as long as one of them lives.
+# Descriptors of other files for child processes, which keep this second lock as long as one of them lives.
 _inherited: dict[Path, int] = {}
 _LONGEST_END = 30.0  # seconds until the children of a killed process have ended
 
@@ -24,7 +27,7 @@ def hold(run: Path) -> None:
     Raises:
         ValueError: Another process holds the lock.
     """
-    path = run.resolve() / ".lock"
+    path = run.resolve() / LOCK
     if (
         path in _held
         or (descriptor := _locked(path, run, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)) is None
@@ -46,7 +49,7 @@ def check_free(run: Path) -> None:
     Raises:
         ValueError: Another process holds it.
     """
-    path = run.resolve() / ".lock"
+    path = run.resolve() / LOCK
     # Closing another descriptor of the file would release a lock that this process holds.
     if path in _held or not path.exists():
         return
@@ -56,7 +59,7 @@ def check_free(run: Path) -> None:
 
 def is_held(run: Path) -> bool:
     """Return whether a process, perhaps this one, holds the lock of a run's folder."""
-    if run.resolve() / ".lock" in _held:
+    if run.resolve() / LOCK in _held:
         return True
     try:
         check_free(run)
@@ -96,7 +99,7 @@ def holding(run: Path) -> Iterator[None]:
     Raises:
         ValueError: Another process holds it.
     """
-    is_held_already = run.resolve() / ".lock" in _held
+    is_held_already = run.resolve() / LOCK in _held
     hold(run)
     try:
         yield
@@ -117,14 +120,12 @@ def wait_for_children(run: Path) -> None:
     Raises:
         ValueError: They have not ended after 30 seconds.
     """
-    path = run.resolve() / ".lock"
+    path = run.resolve() / CHILDREN_LOCK
     if path in _inherited:
         return
-    # Unlike those of `lockf`, locks of `flock` are inherited. On local file systems the two kinds are independent.
+    # Unlike locks of `lockf`, those of `flock` are inherited. The file is another one, since NFS combines both kinds.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    _inherited[path] = (
-        descriptor  # not closed before `release_run`, which would also release the other lock
-    )
+    _inherited[path] = descriptor
     deadline = time.monotonic() + _LONGEST_END
     while True:
         try:
@@ -142,14 +143,14 @@ def wait_for_children(run: Path) -> None:
 
 def descriptors_for_children(run: Path) -> tuple[int, ...]:
     """Return the descriptors that the child processes which write a run must inherit; see `wait_for_children`."""
-    descriptor = _inherited.get(run.resolve() / ".lock")
+    descriptor = _inherited.get(run.resolve() / CHILDREN_LOCK)
     return () if descriptor is None else (descriptor,)
 
 
 def release_run(run: Path) -> None:
     """Release the locks of one run, if this process holds them."""
-    for locks in (_held, _inherited):
-        descriptor = locks.pop(run.resolve() / ".lock", None)
+    for locks, name in ((_held, LOCK), (_inherited, CHILDREN_LOCK)):
+        descriptor = locks.pop(run.resolve() / name, None)
         if descriptor is not None:
             os.close(descriptor)
 
