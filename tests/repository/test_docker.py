@@ -357,6 +357,26 @@ def test_every_module_is_in_git():
     assert modules() - set(git(["git", "ls-files", "finetune"]).stdout.splitlines()) == set()
 
 
+def tracked_links(root: Path) -> list[str]:
+    """Return the symbolic links that git tracks."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=root, capture_output=True, text=True, check=True
+    )
+    return [line for line in listed.stdout.splitlines() if line.startswith("120000")]
+
+
+def test_git_tracks_no_links(tmp_path):
+    """A link may lead nowhere on another machine."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    assert tracked_links(ROOT) == []
+    # control
+    (tmp_path / "link").symlink_to("target")
+    for command in (["init", "--quiet"], ["add", "link"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert len(tracked_links(tmp_path)) == 1
+
+
 def packed_into_wheel(root: Path) -> set[str]:
     return {file.distribution_path for file in WheelBuilder(str(root)).recurse_included_files()}
 
