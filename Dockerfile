@@ -7,29 +7,29 @@
 # Serving: `docker run --rm -p 8000:8000 --read-only --tmpfs /tmp -v "$PWD:/workspace:ro" -e FINETUNE_TOKEN \
 #     finetune serve runs/fit/version_0 --host 0.0.0.0`; nothing is written.
 #
-# Everything is written beneath /workspace, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
-# Whose it is does not matter: the image knows no users and writes nowhere else, so `--user` may be any number; with
-# that of the folder's owner, as above, that person owns the files. Without `--user` it is 1000, on most computers the first
-# user. A new named volume (`-v finetune:/workspace`) takes files from anybody. Rootless podman: `--userns=keep-id`, too.
+# Files are written to /workspace, the mounted folder: data/, runs/ and .cache/ (downloaded weights).
+# `--user` may be any number, since the image has no users of its own and writes nowhere else. With the number of the
+# folder's owner, as above, that person owns the files. The default is 1000, on most computers the first user. Anybody can
+# write to a new named volume (`-v finetune:/workspace`). Rootless podman also needs `--userns=keep-id`.
 # Read-only root: add `--read-only --tmpfs /tmp`.
-# Shared memory: worker processes hand over batches through it, and the usual 64 MB are too few for large images.
-# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` goes on.
-# `serve` answers what it has accepted, then exits with 0.
-# `docker run --stop-timeout 60` leaves a slow disk, or large images, more than the usual 10 seconds.
+# Shared memory: worker processes send batches through it, and the usual 64 MB are too few for large images.
+# Stopping: Ctrl-C and `docker stop` save first, then exit with 130 and 143; the same command with `--resume` continues.
+# `serve` answers the requests that it has accepted, then exits with 0.
+# `docker run --stop-timeout 60` gives a slow disk, or large images, more than the usual 10 seconds.
 #
 # Variants, by build arguments:
 #
 #   docker build --build-arg EXTRAS=all -t finetune:all .    # 0.24 GB more: timm, TensorBoard, wandb, MLflow
 #   docker build --build-arg VARIANT=cpu --build-arg TORCH_INDEX=ADDRESS -t finetune:cpu .    # 1.6 GB
 #
-# ADDRESS is PyTorch's CPU index, as its "Start Locally" page shows it. The versions are those of the lock file. This index
-# vouches for torch and torchvision; all other packages are checked by their hashes.
+# ADDRESS is PyTorch's CPU index, as its "Start Locally" page shows it. The versions are those of the lock file. torch and
+# torchvision of this index are not checked by hashes; all other packages are.
 #
-# Size: 5.2 GB above the base image, 2.9 GB to fetch (gzip); 3.1 GB of it are CUDA libraries, 1.2 torch, 0.1 what exports. triton and
-# device code, 1.0 GB, are left out, and files to compile with or to test; pip's cache is not kept, compilers are absent.
+# Size: 5.2 GB in addition to the base image, 2.9 GB to download (gzip). CUDA libraries take 3.1 GB, torch 1.2, and the
+# packages for export 0.1. Not included: triton and device code (1.0 GB), compilers, headers, tests, and pip's cache.
 #
-# The tag has no digest, so that a new build takes Debian's and Python's security fixes; what decides about results is
-# fixed by the lock file. Where builds must repeat exactly, name the digest you tested.
+# The base image has no digest, so a new build gets Debian's and Python's security fixes. The lock file fixes the packages
+# that results depend on. To build exactly the same image again, add the digest that you tested.
 
 FROM python:3.11-slim AS build
 WORKDIR /source
@@ -41,10 +41,10 @@ COPY finetune finetune
 RUN pip install --no-cache-dir --root-user-action ignore --no-deps --no-build-isolation --root /installed .
 
 FROM python:3.11-slim
-# One layer that changes only with the lock file: a change of ours moves kilobytes, not gigabytes.
-# Taken out is what only a compiler or the packages' own tests use. triton is a compiler, too, and needs a second one
-# that a slim image lacks; worse, torch would try it on a GPU for some products of matrices, and fail.
-# The compiled .pyc stay, since nobody can write them later.
+# One layer that changes only with the lock file: after a change of finetune, kilobytes are downloaded, not gigabytes.
+# Files that only a compiler or the packages' own tests need are removed. So is triton, a compiler that needs a C compiler,
+# which a slim image lacks: torch would try it on a GPU for some matrix products, and fail.
+# The compiled .pyc files are kept, since nobody can write them later.
 # `pip check` finds a package that a lock file lacks.
 ARG VARIANT=cuda
 ARG EXTRAS=none
@@ -77,9 +77,9 @@ RUN cp /requirements.lock /wanted.lock && \
     install -d -m 1777 /workspace
 COPY --from=build /installed /
 
-# HOME: a place that anybody may write to. USER: libraries ask for the user's name, and a mere number has none.
-# TORCH_DISABLE_…: processes that torchrun starts again would look for each other at addresses of before (torch 2.15).
-# TORCH_LOGS: torch would tell at each start that triton is absent.
+# HOME: a folder that anybody can write to. USER: libraries need a name of the user, and a number has none.
+# TORCH_DISABLE_…: processes that torchrun restarts would use the former addresses of the others (torch 2.15).
+# TORCH_LOGS: torch would log at each start that triton is missing.
 ENV NO_ALBUMENTATIONS_UPDATE=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

@@ -7,23 +7,23 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/finetune demo
 
-# A file of tests a core at a time, since what its tests share is made once; the longest files first (tests/conftest.py).
+# Each core runs one file of tests at a time, whose tests share fixtures. The longest files come first (tests/conftest.py).
 PYTEST := $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 
-# Each promise and each module, in minutes. The type checker, which uses one core, runs beside the first tests.
+# A quick test of each promise and each module, in minutes. The linters run in parallel with the first tests.
 test: .venv/installed
 	$(MAKE) --no-print-directory --jobs 2 lint quick-tests
 
 quick-tests: .venv/installed
 	$(PYTEST) -m "not slow and not network"
 
-# All tests, without the linters; `make test-all MARKED="slow and not network"` leaves out those of `make test`, and
+# All tests, without the linters. `make test-all MARKED="slow and not network"` runs only those that `make test` does not run.
 # `make test-all PYTEST_OPTIONS=--record-seconds` writes tests/seconds.json.
 MARKED = not network
 test-all: .venv/installed
 	$(PYTEST) -m "$(MARKED)" $(PYTEST_OPTIONS)
 
-# Faults by the thousand, with a table of what was tried and how often: in less than an hour.
+# Thousands of faults, with a table of what was tried and how often, in less than an hour.
 chaos: .venv/installed
 	FINETUNE_CHAOS=full timeout 3600 $(BIN)/pytest tests/chaos -m "not network"
 
@@ -46,17 +46,17 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The image of the Dockerfile, then a few steps of training in it: offline, and with nothing to write to but memory.
+# Build the image of the Dockerfile, then train a few steps in it: offline, on a read-only disk.
 ENGINE ?= $(shell for engine in docker podman; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done)
 docker:
 	@test -n "$(ENGINE)" || { echo "make docker needs docker or podman, and neither answers" >&2; exit 1; }
-	@if command -v hadolint >/dev/null; then hadolint Dockerfile; else echo "without hadolint: not linted"; fi
+	@if command -v hadolint >/dev/null; then hadolint Dockerfile; else echo "hadolint is not installed: the Dockerfile is not linted"; fi
 	$(ENGINE) build $(BUILD_OPTIONS) --tag finetune .
 	$(ENGINE) run --rm $(RUN_OPTIONS) finetune --version
 	$(ENGINE) run --rm $(RUN_OPTIONS) --network none --read-only --tmpfs /tmp --tmpfs /workspace \
 		finetune fit --config sample_source.yaml --trainer.max_steps 3
 
-# What the image is made of, with hashes: versions that still fit stay; `make lock COMPILE_OPTIONS=--upgrade` takes the newest.
+# The packages of the image, with hashes. Versions are kept if possible; `make lock COMPILE_OPTIONS=--upgrade` takes the newest.
 COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --only-binary :all: \
 	--generate-hashes --annotation-style line --custom-compile-command "make lock" $(COMPILE_OPTIONS)
 LOCKED_EXTRAS = --extra parquet --extra export --extra serve --extra storage
