@@ -23,7 +23,16 @@ from finetune.data.addresses import StorageError
 from finetune.data.limits import MAX_BYTES
 from finetune.data.pack_place import INDEX, has_label, shard_name
 from finetune.data.samples import PathList
-from finetune.data.storage import Entry, FileStats, Kind, Starts, Storage, is_local, storage_of
+from finetune.data.storage import (
+    Entry,
+    FileStats,
+    Kind,
+    Place,
+    Starts,
+    Storage,
+    is_local,
+    storage_of,
+)
 from finetune.system.messages import WrongUsage, shown
 
 BLOCK = 512  # bytes; a file in a tar begins and ends at a multiple of it
@@ -284,24 +293,31 @@ class PackedStorage:
         )
 
     def open_file(self, path: str) -> BinaryIO:
-        return io.BytesIO(self.content(path))
+        return io.BytesIO(self.contents([path])[0])
 
-    def content(self, path: str) -> bytes:
-        """Return the bytes of an image.
+    def place(self, path: str) -> Place | None:
+        row = self._row(path)
+        if row is None:
+            return None
+        begin = int(self.index.offsets[row])
+        shard = self._shard(int(self.index.shards[row]))
+        return Place(shard, begin, begin + int(self.index.sizes[row]))
 
-        Raises:
-            FileNotFoundError: There is no such image.
-            StorageError: The shard cannot be read, or the bytes are not those that were packed.
-        """
-        row = self._existing_row(path)
-        size = int(self.index.sizes[row])
-        content = self._pieces(path, row, size, [0])[0]
-        if content_digest(content) != int(self.index.digests[row]):
-            raise StorageError(
-                f"{path}: its bytes in {self._shard(int(self.index.shards[row]))} are not those that were packed: "
-                "copy the file again, or pack the images again"
-            )
-        return content
+    def contents(self, paths: Sequence[str]) -> list[bytes]:
+        rows = [self._existing_row(path) for path in paths]
+        begin = int(self.index.offsets[rows[0]])
+        ends = self.index.offsets[rows] + self.index.sizes[rows]
+        piece = self._pieces(paths[0], rows[0], int(ends.max()) - begin, [0])[0]
+        contents = []
+        for path, row, end in zip(paths, rows, ends.tolist(), strict=True):
+            content = piece[int(self.index.offsets[row]) - begin : end - begin]
+            if content_digest(content) != int(self.index.digests[row]):
+                raise StorageError(
+                    f"{path}: its bytes in {self._shard(int(self.index.shards[row]))} are not those that were packed: "
+                    "copy the file again, or pack the images again"
+                )
+            contents.append(content)
+        return contents
 
     def _pieces(self, path: str, row: int, num_bytes: int, starts: Sequence[int]) -> list[bytes]:
         shard = self._shard(int(self.index.shards[row]))
