@@ -177,7 +177,9 @@ class Splitting:
             )
 
 
-def check_loading(batch_size: int, num_workers: int | str, cache_limit_gb: float) -> None:
+def check_loading(
+    batch_size: int, num_workers: int | str, cache_limit_gb: float, shuffle_window: int
+) -> None:
     """Check the numbers that say how images are loaded.
 
     Raises:
@@ -190,6 +192,8 @@ def check_loading(batch_size: int, num_workers: int | str, cache_limit_gb: float
         raise WrongUsage(f"cache_limit_gb must be at least 0, got {cache_limit_gb}")
     if isinstance(num_workers, int) and num_workers < 0:
         raise WrongUsage(f"num_workers must be at least 0, got {num_workers}")
+    if shuffle_window < 0:
+        raise WrongUsage(f"shuffle_window must be at least 0, got {shuffle_window}")
 
 
 def check_lists(exclude: Sequence[str], merge: Sequence[str] | str | None) -> None:

@@ -134,11 +134,13 @@ class FetchedImages(Dataset[dict[str, Any]]):
     Args:
         images: The dataset.
         samples: Its images.
+        num_planned: Batches whose packed images are read together, at least; see `fetch_ahead`.
     """
 
-    def __init__(self, images: ImageDataset, samples: Samples) -> None:
+    def __init__(self, images: ImageDataset, samples: Samples, num_planned: int = 1) -> None:
         self.images = images
         self.samples = samples
+        self.num_planned = num_planned
 
     def __len__(self) -> int:
         return len(self.images)
@@ -167,7 +169,12 @@ class FetchedBatches:
         self.images = images
 
     def __iter__(self) -> Iterator[Fetched[Sequence[Any]]]:
-        return fetch_ahead(self.batches, self.images.files_of, handle_signals_while_waiting)
+        return fetch_ahead(
+            self.batches,
+            self.images.files_of,
+            handle_signals_while_waiting,
+            self.images.num_planned,
+        )
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -30,6 +30,7 @@ from finetune.data.storage import (
     Place,
     Starts,
     Storage,
+    in_block,
     is_local,
     storage_of,
 )
@@ -302,6 +303,11 @@ class PackedStorage:
         begin = int(self.index.offsets[row])
         shard = self._shard(int(self.index.shards[row]))
         return Place(shard, begin, begin + int(self.index.sizes[row]))
+
+    def blocks(self, paths: Sequence[str]) -> np.ndarray:
+        rows = np.fromiter((self._existing_row(path) for path in paths), np.int64, len(paths))
+        first = self.index.shards[rows].astype(np.int64) * (in_block(_LARGEST_PLACE) + 1)
+        return first + in_block(self.index.offsets[rows])
 
     def contents(self, paths: Sequence[str]) -> list[bytes]:
         rows = [self._existing_row(path) for path in paths]

@@ -55,6 +55,11 @@ class FileStats:
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
+def in_block(begin: Any) -> Any:
+    """Return the number of the block in which an image (or images, (N,)) of a shard begins."""
+    return begin // BLOCK_BYTES
+
+
 class Place(NamedTuple):
     """Where the bytes of an image are in a shard.
 
@@ -71,7 +76,7 @@ class Place(NamedTuple):
     @property
     def block(self) -> tuple[str, int]:
         """The block of the shard in which the image begins."""
-        return self.shard, self.begin // BLOCK_BYTES
+        return self.shard, in_block(self.begin)
 
 
 class Entry(NamedTuple):
@@ -133,6 +138,13 @@ class Pack(Storage, Protocol):
 
     def place(self, path: str) -> Place | None:
         """Return where an image is; None if the folder has no such image."""
+
+    def blocks(self, paths: Sequence[str]) -> np.ndarray:
+        """Return a number for the block of each image, (N,) int64, in the order of the shards.
+
+        Raises:
+            FileNotFoundError: The folder has no such image.
+        """
 
     def contents(self, paths: Sequence[str]) -> list[bytes]:
         """Return the bytes of images in one shard. They are read in one piece, from the first to the last byte.

@@ -83,6 +83,74 @@ def test_weights_on_two_processes_are_those_of_the_folder(colours, tmp_path):
     assert are_equal(first["state_dict"], second["state_dict"])
 
 
+WINDOW = ("--data.shuffle_window", 24)
+
+
+def test_a_window_has_the_same_order_on_a_disk_and_in_object_storage(server, colours, cli):
+    cli("pack", colours, "packed")
+    local = fit(cli, "packed", "local", *WINDOW)
+    server.put_folder(Path("packed"), "packed")
+    PACKS.clear()
+    there = fit(cli, f"{server.address}/packed", "there", *WINDOW, "--data.num_workers", 1)
+    assert are_equal(local, there)
+    assert not are_equal(local, fit(cli, "packed", "control"))
+    path = Path("runs/fit/local/checkpoints/last.ckpt")
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["datamodule_hyper_parameters"]["shuffle_window"] == 24
+    with pytest.raises(
+        ValueError, match=r"in another order with data\.shuffle_window 0 \(was 24\)"
+    ):
+        cli("fit", "packed", *QUICKEST, "--data.shuffle_window", 0, "--resume", "runs/fit/local")
+    PACKS.clear()
+    cli("test", "runs/fit/local", colours)  # which is not packed
+
+
+def test_a_run_in_a_window_continues_in_mid_epoch(colours, cli):
+    cli("pack", colours, "packed")
+    untested = ["--test_after_fit", "false"]
+    two = ["--trainer.max_epochs", 2, "--trainer.max_steps", -1, *WINDOW, *untested]
+    complete = fit(cli, "packed", "complete", *two)
+    for name, words in (("parts", WINDOW), ("control", ())):
+        fit(cli, "packed", name, *words, "--trainer.max_steps", 3, *untested)
+        more = ["--resume", f"runs/fit/{name}", "--allow_changes", name == "control"]
+        cli("fit", "packed", *QUICKEST, *two, *more)
+        path = Path("runs/fit", name, "checkpoints/last.ckpt")
+        continued = torch.load(path, weights_only=True)
+        assert continued["global_step"] == 8
+        assert are_equal(complete, continued["state_dict"]) == (name == "parts")
+
+
+@pytest.mark.slow
+def test_processes_train_the_same_weights_in_a_window(colours, tmp_path):
+    finetune("pack", colours, "packed", cwd=tmp_path)
+
+    def weights(world_size: int, *more: object) -> dict[str, torch.Tensor]:
+        name = f"{world_size}{len(more)}"
+        options = [*QUICKEST, "--devices", world_size, "--trainer.precision", "64-true"]
+        fitted = finetune("fit", "packed", *options, *more, "--name", name, cwd=tmp_path)
+        assert fitted.returncode == 0, fitted.stderr
+        path = tmp_path / f"runs/fit/{name}/checkpoints/last.ckpt"
+        return torch.load(path, weights_only=True)["state_dict"]
+
+    def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+        return max(float((value - second[name]).abs().max()) for name, value in first.items())
+
+    alone = weights(1, *WINDOW)
+    for world_size in (2, 3):
+        # sums in another order: 1e-16 a step in float64
+        assert difference(alone, weights(world_size, *WINDOW)) < 1e-12
+    assert difference(alone, weights(2)) > 1e-6  # the control
+
+
+def test_a_window_without_effect_is_refused(colours, cli):
+    with pytest.raises(WrongUsage, match=r"shuffle_window 24: .* not in one packed folder: pack"):
+        fit(cli, colours, "refused", *WINDOW)
+    cli("pack", colours, "packed")
+    with pytest.raises(WrongUsage, match=r"--data\.shuffle_window has no effect with --freeze"):
+        fit(cli, "packed", "refused", *WINDOW, "--model.freeze", "backbone")
+    assert not Path("runs/fit/refused").exists()
+
+
 def test_commands_take_the_packed_folder(colours, cli, capsys):
     cli("pack", colours, "packed")
     fit(cli, "packed", "a")

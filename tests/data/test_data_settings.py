@@ -16,7 +16,12 @@ from finetune.data.data_settings import (
 from finetune.system.messages import WrongUsage
 
 RIGHT = {
-    check_loading: {"batch_size": 1, "num_workers": "auto", "cache_limit_gb": 0.0},
+    check_loading: {
+        "batch_size": 1,
+        "num_workers": "auto",
+        "cache_limit_gb": 0.0,
+        "shuffle_window": 0,
+    },
     Preparation: {"image_size": 8},
     Splitting: {"val_fraction": 0.0, "test_fraction": 0.0},
     Augmentation: {"min_crop": 1.0, "mixup": 0.0, "cutmix": 1.0},
@@ -42,6 +47,7 @@ RIGHT = {
         (Preparation, {"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         (check_loading, {"cache_limit_gb": -1.0}, "cache_limit_gb must be at least 0, got -1.0"),
         (check_loading, {"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        (check_loading, {"shuffle_window": -1}, "shuffle_window must be at least 0, got -1"),
         (
             Splitting,
             {"val_fraction": 1.0},

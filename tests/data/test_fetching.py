@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_server import ObjectServer, begin_test, object_server
@@ -199,3 +200,27 @@ def test_an_evaluation_reads_a_block_by_one_request(server):
     server.requests.clear()
     assert sum(len(batch["index"]) for batch in data.loader("test")) == 30
     assert server.requests == {"GET": 1}
+
+
+def epoch_requests(server: ObjectServer, **options: Any) -> int:
+    """Return the number of requests for an epoch of the 53 training images."""
+    data = ImageFolderData(
+        f"{server.address}/packed", num_workers=0, batch_size=GROUP, image_size=28, **options
+    )
+    data.read()
+    server.requests.clear()
+    assert sum(len(batch["index"]) for batch in data.loader("train", train=True)) == 53
+    return server.requests["GET"]
+
+
+def test_an_epoch_in_a_window_reads_each_block_once(server, monkeypatch):
+    size = len(server.objects["packed/shard-00000.tar"])
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 50_000)
+    monkeypatch.setattr(fetching, "_NUM_PLANNED", 0)
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", 4)
+    num_blocks = -(-size // 50_000)
+    assert num_blocks > 8
+    assert epoch_requests(server, shuffle_window=12) == num_blocks
+    assert epoch_requests(server) > 40  # the control
+    # partners are drawn from all images
+    assert num_blocks < epoch_requests(server, shuffle_window=12, mixup=0.2) < 53

@@ -47,8 +47,15 @@ MUTATIONS = [
     Mutation(
         "the order is a function of (seed, epoch), not of the device",
         "data/samplers.py",
-        "order = train_order(self.num_images, self.seed, 0 if self.is_same else epoch)",
-        "order = train_order(self.num_images, self.seed + self.rank, epoch)",
+        "order = train_order(self.num_images, self.seed, shuffled)",
+        "order = train_order(self.num_images, self.seed + self.rank, shuffled)",
+        "tests/data/test_samplers.py",
+    ),
+    Mutation(
+        "the order in a shuffle window is a function of (seed, epoch), not of the device",
+        "data/samplers.py",
+        "order = self.window.order(self.seed, shuffled)",
+        "order = self.window.order(self.seed + self.rank, shuffled)",
         "tests/data/test_samplers.py",
     ),
     Mutation(
