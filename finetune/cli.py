@@ -19,11 +19,12 @@ from finetune.commands.error_lines import exit_code, find_interruption, one_line
 from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
-from finetune.commands.options import WORDS
+from finetune.commands.options import SETTINGS, WORDS
 from finetune.commands.parsed_line import parse_line
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system.interpreter import enter_utf8_mode, install_unraisable_hook
 from finetune.system.messages import did_you_mean, shown
+from finetune.system.option_names import only_settings
 from finetune.system.quick_process import (
     end_with,
     freeze_imported,
@@ -162,7 +163,7 @@ def main(args: Sequence[str] | None = None) -> None:
             code = 141
             end_with(code)
             sys.exit(code)
-        message = one_line(error)
+        message = one_line(error, next(iter(arguments), "fit"))
         if message is not None and not os.environ.get("FINETUNE_DEBUG"):
             _print_error(message, code)
         elif is_own and _has_nccl_group():
@@ -262,7 +263,8 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
 
         run_lightning(in_full, typed=arguments, began=began)
     elif command in OWN:
-        run_own(command, arguments[1:])
+        with only_settings(SETTINGS.get(command, ())):
+            run_own(command, arguments[1:])
     else:
         hint = did_you_mean(command, [*LIGHTNING, *OWN])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 
+from finetune.commands.options import OPTIONS
 from finetune.system.killed_worker import is_killed_worker_error
 
 # The text of such an error includes its traceback.
@@ -46,15 +47,20 @@ def exit_code(error: BaseException) -> int:
     return getattr(unwrap(error), "exit_code", 2 if is_wrong_usage else 1)
 
 
-def one_line(error: BaseException) -> str | None:
-    """Return the message for the user in one line; None for our own bug, which needs a traceback."""
+def one_line(error: BaseException, command: str = "fit") -> str | None:
+    """Return the message for the user in one line; None for our own bug, which needs a traceback.
+
+    Args:
+        error: The error.
+        command: The command that it has ended, whose options the message may name.
+    """
     # Not imported, as in `find_interruption`.
     signals = sys.modules.get("finetune.distributed.signals")
     if isinstance(error, getattr(signals, "Interrupted", ())):
         return str(error)
     error = unwrap(error)
     text = str(error)
-    line = _out_of_memory(error, text) or _unusable_gpu(text) or _unfit_weights(text)
+    line = _out_of_memory(error, text, command) or _unusable_gpu(text) or _unfit_weights(text)
     if line:
         return line
     if re.search(_WORKER_ERROR, text):
@@ -62,15 +68,20 @@ def one_line(error: BaseException) -> str | None:
     return _nondeterministic(text) or _lost_process(error, text) or _message(error, text)
 
 
-def _out_of_memory(error: BaseException, text: str) -> str | None:
+def _out_of_memory(error: BaseException, text: str, command: str) -> str | None:
     """Return a line if a process or a GPU has run out of memory."""
     if is_killed_worker_error(error):
         return "a DataLoader worker was killed, perhaps for lack of memory: fewer --data.num_workers may help"
     is_allocation_error = "ArrayMemoryError" in text or "DefaultCPUAllocator" in text
+    has_batches = "data.batch_size" in OPTIONS.get(command, ())
     if isinstance(error, MemoryError) or is_allocation_error:
-        return "out of memory: a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
+        hint = ": a smaller --batch (--data.batch_size) or fewer --workers (--data.num_workers) may help"
+        return f"out of memory{hint if has_batches else ''}"
     if type(error).__name__ == "OutOfMemoryError" or _is_gpu_memory_error(text):
-        return "out of GPU memory: a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
+        hint = (
+            ": a smaller --batch (--data.batch_size) or --size may help, or --precision bf16-mixed"
+        )
+        return f"out of GPU memory{hint if has_batches else ''}"
     return None
 
 

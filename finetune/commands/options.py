@@ -339,6 +339,32 @@ OPTIONS: MappingProxyType[str, dict[str, Kind]] = MappingProxyType(
     }
 )
 
+# command: the settings of a fit that are options of it, too, under their names without the group; None for all in full
+SETTINGS: MappingProxyType[str, tuple[str, ...] | None] = MappingProxyType(
+    {
+        "benchmark": None,
+        "check": (
+            "data.root",
+            "data.columns",
+            "data.labels",
+            "data.label_separator",
+            "data.corrections",
+            "data.image_size",
+            "model.backbone",
+            "model.weights",
+        ),
+        "review": (
+            "data.root",
+            "data.columns",
+            "data.labels",
+            "data.label_separator",
+            "model.weights",
+        ),
+        "pack": ("data.root", "data.columns"),
+        "export": ("data.root",),
+    }
+)
+
 
 def in_full(command: str, name: str) -> str:
     """Return the full name of an option, without dashes; a full name is returned as it is."""

@@ -6,6 +6,7 @@ from torchvision import models
 
 from finetune.models.backbones import skeleton
 from finetune.models.timm_backbones import PREFIX, is_timm
+from finetune.system.option_names import option
 
 # A file with less than this share of the network's parameter names was written by other code.
 _OTHER_CODE = 0.1
@@ -14,13 +15,14 @@ _OTHER_CODE = 0.1
 def advice(names: Collection[str], backbone: str) -> str:
     """Return a sentence of advice for weights that do not fit the backbone, from their parameter names."""
     own = _names(backbone)
+    has_option = bool(option("model.backbone"))
     if len(own & set(names)) >= _OTHER_CODE * len(own):
-        return "It is of another network: name that one with --backbone"
+        return f"It is of another network{': name that one with --backbone' if has_option else ''}"
     twin = (
         backbone.removeprefix(PREFIX).partition(".")[0] if is_timm(backbone) else PREFIX + backbone
     )
     if _is_known(twin) and len(_names(twin) & set(names)) >= (1 - _OTHER_CODE) * len(names):
-        return f"It is of {twin}: take --backbone {twin}"
+        return f"It is of {twin}{f': take --backbone {twin}' if has_option else ''}"
     origin = "timm" if is_timm(backbone) else "torchvision"
     return (
         f"Its entries are named by other code ({min(names)}, where this network has {min(own)}): take the file that "

@@ -7,6 +7,7 @@ from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
+from finetune.system.option_names import with_option
 
 
 def check_first_pass(
@@ -52,5 +53,8 @@ def check_first_pass(
 
 def _advice(backbone: str) -> str:
     if is_timm(backbone):
-        return f"; that of its weights is --data.image_size {describe(backbone).image_size}"
-    return "" if backbone in SMALL_NETWORKS else "; most networks take --data.image_size 224"
+        size = describe(backbone).image_size
+        return with_option("data.image_size", f"; that of its weights is {{}} {size}")
+    if backbone in SMALL_NETWORKS:
+        return ""
+    return with_option("data.image_size", "; most networks take {} 224")

@@ -15,6 +15,7 @@ from torchvision import models
 from finetune.models.hub import CONFIG_FILE, cached_model, download_model, is_hub
 from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
+from finetune.system.option_names import with_option
 
 PREFIX = "timm/"
 _MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
@@ -128,9 +129,8 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     architecture = config["architecture"]
     expected = timm_name(backbone).partition(".")[0]
     if architecture != expected:
-        raise WrongUsage(
-            f"{path} is of {architecture}, not of {expected}: take --model.backbone {PREFIX}{architecture}"
-        )
+        hint = with_option("model.backbone", f": take {{}} {PREFIX}{architecture}")
+        raise WrongUsage(f"{path} is of {architecture}, not of {expected}{hint}")
     args = config.get("model_args") or {}
     if not isinstance(args, dict):
         raise _damaged(path, "its model_args are not a mapping")

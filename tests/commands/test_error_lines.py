@@ -163,3 +163,10 @@ def test_a_stop_is_reported_though_what_it_breaks_off_fails_to_end(
         main(["fit"])
     assert ended.value.code == code
     assert capsys.readouterr().err.startswith(reported)
+
+
+def test_advice_about_memory_is_for_commands_with_batches():
+    assert one_line(MemoryError()).endswith("fewer --workers (--data.num_workers) may help")
+    assert one_line(MemoryError(), "pack") == "out of memory"
+    assert "--batch" in one_line(MemoryError(), "test")
+    assert one_line(torch.OutOfMemoryError("CUDA out of memory"), "serve") == "out of GPU memory"

@@ -16,6 +16,7 @@ from finetune.commands.options import (
     FILE,
     OPTIONS,
     POSITIONS,
+    SETTINGS,
     SYNONYMS,
     TABLE,
     WORDS,
@@ -214,3 +215,13 @@ def test_a_row_has_all_columns():
 
 def test_other_tools_words_are_of_options_that_exist():
     assert SYNONYMS.keys() <= set().union(*OPTIONS.values())
+
+
+def test_the_settings_that_other_commands_have_are_options_of_theirs():
+    for command, settings in SETTINGS.items():
+        for setting in OPTIONS["fit"] if settings is None else settings:
+            assert setting in OPTIONS["fit"]
+            name = setting if settings is None else setting.rpartition(".")[2]
+            assert name in OPTIONS[command], (command, setting)
+    assert "columns" in OPTIONS["sheet"]  # images in a row, not the columns of a table
+    assert "sheet" not in SETTINGS

@@ -1,6 +1,7 @@
 """`finetune pack`: commands take the packed folder, and a fit on it ends in the weights of the folder."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from object_server import begin_test, object_server
 from processes import finetune, start
 
 from finetune import ImageFolderData
+from finetune.commands.error_lines import one_line
+from finetune.commands.options import OPTIONS
 from finetune.commands.pack import pack
 from finetune.data import contents
 from finetune.data.checking.first_look import first_look
@@ -193,7 +196,7 @@ def test_a_pack_that_is_killed_is_not_taken_for_a_complete_one(colours, tmp_path
     killed.wait()
     assert not (tmp_path / "packed" / INDEX).exists()
     for command, expected in (
-        ("fit packed", "no class folders"),
+        ("fit packed", "without index.jsonl, which is written last"),
         ("pack photos packed", "not empty"),
     ):
         again = finetune(*command.split(), cwd=tmp_path)
@@ -270,6 +273,32 @@ def test_wrong_usage_is_one_line(colours, cli, words, expected):
     with pytest.raises((WrongUsage, FileNotFoundError), match=expected):
         cli("pack", *[str(word).format(colours=colours) for word in words])
     assert not Path("out", INDEX).exists()
+
+
+def test_messages_name_only_options_that_the_command_has(colours, cli):
+    Path("empty/b").mkdir(parents=True)
+    Path("back/a").mkdir(parents=True)
+    Path("back/b").mkdir()
+    for folder in ("empty/a", "back/a", "back/b"):
+        Path(folder).mkdir(exist_ok=True)
+        shutil.copy(colours / "train/red/00.png", folder)
+    Path("back/a/link").symlink_to("..")
+    lines = {"missing": "none.png,x", "both": "empty/a/00.png,x;y|z", "split": "empty/a/00.png,"}
+    for name, line in lines.items():
+        Path(f"{name}.csv").write_text(f"path,label\n{line}\n")
+    Path("unknown.csv").write_text("where,what\nempty/a/00.png,x\n")
+    faulty = ["empty", "back", "unknown.csv", *(f"{name}.csv" for name in lines)]
+    named: dict[str, set[str]] = {}
+    for command, *more in (["fit"], ["pack", "out"], ["check"]):
+        for place in faulty:
+            with pytest.raises((ValueError, OSError, SystemExit)) as caught:
+                cli(command, place, *more)
+            line = "" if isinstance(caught.value, SystemExit) else one_line(caught.value)
+            named.setdefault(command, set()).update(re.findall(r"--([a-z_.]+)", line))
+    for command, options in named.items():
+        assert options <= OPTIONS[command].keys(), command
+    assert named["pack"] == {"root", "columns"}
+    assert {"data.on_bad_image", "data.exclude"} <= named["fit"]  # the control
 
 
 def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cli, capsys):

@@ -403,7 +403,7 @@ def test_a_root_that_is_no_folder(tmp_path):
         assert (
             what in message
             and str(tmp_path / name) in message
-            and "--data.root" in message
+            and "pass another FOLDER" in message
             and "\n" not in message
         )
 

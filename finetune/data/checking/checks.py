@@ -101,7 +101,7 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "wide_or_tall",
         "note",
         "are so wide or tall that half of them is cropped",
-        "Evaluation crops the square in the middle. --data.resize pad pads images to a square, and loses nothing.",
+        "Evaluation crops the square in the middle. fit --data.resize pad pads images to a square, and loses nothing.",
         readable & (ratios >= _WIDE),
         lambda i: (f"{_ratio(facts, i)}: {100 - 100 / ratios[i]:.0f} % is cropped", ratios[i]),
     )
@@ -278,8 +278,8 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
             "unequal_classes",
             "note",
             f"classes are unequal: {trained[most]:,} images of {most}, {trained[least]:,} of {least}",
-            "An uncertain network predicts the frequent class. --model.class_weights balanced gives all classes the "
-            "same weight; results by class are in test.json.",
+            "An uncertain network predicts the frequent class. fit --model.class_weights balanced gives all classes "
+            "the same weight; results by class are in test.json.",
             [(f"{name}: {num:,}", num) for name, num in Counter(trained).most_common()],
         )
 

@@ -23,6 +23,7 @@ from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_
 from finetune.system.file_names import class_name, composed, text_of
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 
+from finetune.system.option_names import with_option
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 8  # classes that a message lists
@@ -63,9 +64,7 @@ def scan(
     check_has_class_folders(root)
     exclude = changes.exclude
     if fault := folder_fault(root):
-        raise FileNotFoundError(
-            f"the data folder {root!r} {fault}; pass another FOLDER (--data.root)"
-        )
+        raise FileNotFoundError(f"the data folder {root!r} {fault}; pass another FOLDER")
     inside = partial(class_folders, exclude=exclude)
     split_dirs = split_folders(root, exclude) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
@@ -374,9 +373,10 @@ def read_split(
 def _exclusion_advice(names: Sequence[str]) -> str:
     """Return advice to delete or exclude the folders of these classes."""
     if len(names) == 1:
-        return f"delete the folder, or skip it with --data.exclude {names[0]}"
+        return f"delete the folder{with_option('data.exclude', ', or skip it with {} ' + names[0])}"
     more = ", …" if len(names) > _MOST_NAMED else ""
-    return f"delete the folders, or skip them with --data.exclude '[{', '.join(names[:_MOST_NAMED])}{more}]'"
+    listed = f"'[{', '.join(names[:_MOST_NAMED])}{more}]'"
+    return f"delete the folders{with_option('data.exclude', ', or skip them with {} ' + listed)}"
 
 
 def _class_list(names: Sequence[str]) -> str:

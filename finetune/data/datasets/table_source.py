@@ -23,6 +23,7 @@ from finetune.data.tables.table_rows import TableContent, TableOptions, TableRow
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
 from finetune.system.messages import WrongUsage, counted
+from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
@@ -118,10 +119,9 @@ class TableSource:
                 classes = ", ".join(class_names)
                 text = f"{unknown[0]!r} is unknown to training, whose classes are {classes}"
                 fault = Fault(row, rows.lines[row], column, text)
-                hint = (
-                    f"correct it, or skip the class with --data.exclude {shlex.quote(unknown[0])}"
-                )
-                raise ValueError(f"{describe(self.path, fault)}; {hint}")
+                name = shlex.quote(unknown[0])
+                or_skip = with_option("data.exclude", ", or skip the class with {} " + name)
+                raise ValueError(f"{describe(self.path, fault)}; correct it{or_skip}")
 
 
 def _by_split(rows: TableRows) -> dict[str, TableRows]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune.system.messages import counted
+from finetune.system.option_names import with_option
 
 _NUM_LOGGED = 3
 
@@ -45,8 +46,9 @@ def error_line(path: Path, faults: Sequence[Fault]) -> str:
     more = ""
     if num_others:
         more = f" ({counted(num_others, 'more row has a fault', 'more rows have faults')})"
-    hint = f"{first.hint}; " if first.hint else ""
-    return f"{describe(path, first)}{more}; {hint}--data.on_bad_image skip skips such rows"
+    hints = [first.hint, with_option("data.on_bad_image", "{} skip skips such rows")]
+    hint = "; ".join(filter(None, hints)) or "correct the table"
+    return f"{describe(path, first)}{more}; {hint}"
 
 
 def skipped_line(path: Path, faults: Sequence[Fault]) -> str:

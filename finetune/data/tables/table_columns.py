@@ -10,8 +10,9 @@ from typing import Any
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.tables.table_file import TableFile
 from finetune.system.messages import WrongUsage, did_you_mean
+from finetune.system.option_names import option, with_option
 
-OPTION = "--data.columns"
+COLUMNS = "data.columns"  # the setting
 
 # The usual names of each column, without case, spaces, `_` and `-`. If several columns of a table match, the one whose
 # name is in `_CERTAIN` wins. Otherwise it is an error.
@@ -105,23 +106,24 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
         parts = [part.partition(":") for part in (columns or "").split(",") if part.strip()]
         pairs = [(role.strip(), name.strip()) for role, _, name in parts]
     named: dict[str, list[str]] = {}
+    flag = option(COLUMNS) or "columns"
     for role, name in pairs:
         if role not in _ROLES:
             raise WrongUsage(
-                f"{OPTION}: {role!r} is not a role of a column{did_you_mean(str(role), _ROLES)}"
+                f"{flag}: {role!r} is not a role of a column{did_you_mean(str(role), _ROLES)}"
             )
         named.setdefault(role, [])
         if role in _OPTIONAL and name in (None, _NO_COLUMN):
             continue
         if not name:
-            raise WrongUsage(f"{OPTION}: pass a column for {role}, such as {OPTION} {role}:NAME")
+            raise WrongUsage(f"{flag}: pass a column for {role}, such as {flag} {role}:NAME")
         named[role].append(str(name))
     for role, names in named.items():
         if role != "label" and len(names) > 1:
-            raise WrongUsage(f"{OPTION}: {role} can only be one column, not {', '.join(names)}")
+            raise WrongUsage(f"{flag}: {role} can only be one column, not {', '.join(names)}")
     used = Counter(name for names in named.values() for name in names)
     if twice := [name for name, num in used.items() if num > 1]:
-        raise WrongUsage(f"{OPTION} names the column {twice[0]!r} twice")
+        raise WrongUsage(f"{flag} names the column {twice[0]!r} twice")
     return named
 
 
@@ -169,8 +171,7 @@ def find_columns(
     if not labels and needs_labels:
         names = ", ".join(map(repr, table.columns))
         raise ValueError(
-            f"{table.path}, line 1: none of the columns {names} is the label; "
-            f"name it with {OPTION} label:NAME"
+            f"{table.path}, line 1: none of the columns {names} is the label; {_name_it('label', 'NAME')}"
         )
     return Columns(
         path=path,
@@ -194,12 +195,17 @@ def _choose_column(
     if len(matches) > 1 and len(certain) != 1 and is_needed:
         listed = " and ".join(map(repr, matches))
         raise ValueError(
-            f"{table.path}, line 1: the columns {listed} may both be the {role}; "
-            f"name one with {OPTION} {role}:{matches[0]}"
+            f"{table.path}, line 1: the columns {listed} may both be the {role}; {_name_it(role, matches[0])}"
         )
     if certain:
         return certain[0]
     return matches[0] if matches else None
+
+
+def _name_it(role: str, name: str) -> str:
+    """Return the advice to name the column of a role, or to rename it where no option does so."""
+    named = with_option(COLUMNS, f"name it with {{}} {role}:{name}")
+    return named or f"rename a column to {role}"
 
 
 def _no_path(table: TableFile) -> str:
@@ -209,7 +215,7 @@ def _no_path(table: TableFile) -> str:
         return f"{table.path}, line 1: there is no header; the first line must name the columns, such as path,label"
     return (
         f"{table.path}, line 1: none of the columns {', '.join(map(repr, names))} is the path; "
-        f"name it with {OPTION} path:NAME"
+        f"{_name_it('path', 'NAME')}"
     )
 
 

@@ -76,7 +76,7 @@ def read_table(path: str | os.PathLike[str]) -> TableFile:
         raise WrongUsage(f"{str(path)!r}: a table has one of the suffixes {' '.join(SUFFIXES)}")
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(f"the table {str(path)!r} {what}; pass another (--data.table)")
+        raise FileNotFoundError(f"the table {str(path)!r} {what}; pass another one")
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         table = _read_parquet(path)

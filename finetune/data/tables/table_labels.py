@@ -10,9 +10,11 @@ from finetune.data.tables.table_file import TableFile
 from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
+from finetune.system.option_names import option, with_option
 
 # Separators that are found automatically. Others are too frequent in names.
 _SEPARATORS = (";", "|")
+_SETTING = "data.label_separator"
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
     """
     if requested is not None:
         if len(requested) != 1:
-            raise WrongUsage(f"--data.label_separator must be one character, not {requested!r}")
+            name = option(_SETTING) or "label_separator"
+            raise WrongUsage(f"{name} must be one character, not {requested!r}")
         return requested
     texts = [value for value in values if isinstance(value, str)]
     found = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
@@ -126,9 +129,10 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
             for line, value in zip(table.lines, values, strict=True)
             if isinstance(value, str) and found[1] in value
         )
+        text = f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}"
+        hint = f"say which one separates them: {{}} '{found[0]}'"
         raise ValueError(
-            f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}; "
-            f"say which one separates them: --data.label_separator '{found[0]}'"
+            f"{text}; {with_option(_SETTING, hint) or 'use one of them as the separator'}"
         )
     return found[0] if found else None
 

@@ -21,11 +21,12 @@ from finetune.data.storage import (
     storage_of,
 )
 from finetune.data.tables.row_faults import Fault, describe
-from finetune.data.tables.table_columns import OPTION, Columns, find_columns
+from finetune.data.tables.table_columns import COLUMNS, Columns, find_columns
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import Labels, label_text, read_labels
 from finetune.models.heads import LabelKind
 from finetune.system.messages import shown, why_name_is_invalid
+from finetune.system.option_names import with_option
 
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -239,7 +240,8 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif is_address and not (prefix and text.startswith(prefix)):
             fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
-            hint = "pass the address of their folder: as --data.root, or to predict in place of the table"
+            as_root = with_option("data.root", "as {}, or ")
+            hint = f"pass the address of their folder: {as_root}to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
             is_address = False
@@ -321,8 +323,8 @@ def _read_weights(table: TableFile, column: str | None) -> tuple[np.ndarray | No
             text = label_text(value)
             fault = f"'{shown(text)}' is not a weight" if text else "the weight is empty"
             hint = (
-                f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}, "
-                f"or ignore the column with {OPTION} weight:null"
+                f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}"
+                f"{with_option(COLUMNS, ', or ignore the column with {} weight:null')}"
             )
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         else:
@@ -373,7 +375,7 @@ def _missing_files(rows: TableRows, column: str, root: str, faulty: set[int]) ->
             continue
         path = rows.paths[row]
         what = "is not a file" if rows.stats.sizes[row] >= 0 else "does not exist"
-        hint = f"relative paths are relative to {root} (--data.root)"
+        hint = f"relative paths are relative to {root}{with_option('data.root', ' ({})')}"
         if "\\" in path:
             hint = "write paths with / instead of \\"
         faults.append(Fault(row, rows.lines[row], column, f"{shown(path)} {what}", hint))
