@@ -214,7 +214,7 @@ class LocalStorage:
         for path in paths:
             try:
                 status = os.stat(path)
-            except OSError:
+            except OSError as error:
                 pack = self._pack_of(path)
                 if pack is not None:
                     packed = pack.stats([path], skip)
@@ -223,7 +223,7 @@ class LocalStorage:
                     is_regular.extend(packed.is_regular.tolist())
                     continue
                 if not skip:
-                    raise
+                    raise _explained(error, path) from None
                 sizes.append(_UNKNOWN)
                 times.extend((_UNKNOWN, _UNKNOWN))
                 is_regular.append(False)
@@ -240,10 +240,10 @@ class LocalStorage:
     def open_file(self, path: str) -> BinaryIO:
         try:
             file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
             pack = self._pack_of(path)
             if pack is None:
-                raise
+                raise _explained(error, path) from None
             return pack.open_file(path)
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             file.close()
@@ -253,10 +253,10 @@ class LocalStorage:
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         try:
             descriptor = _open_at_once(path, os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
             pack = self._pack_of(path)
             if pack is None:
-                raise
+                raise _explained(error, path) from None
             return pack.read_pieces(path, num_bytes, starts)
         try:
             size = os.fstat(descriptor).st_size
@@ -266,6 +266,13 @@ class LocalStorage:
 
     def results(self, path: str) -> None:
         return None
+
+
+def _explained(error: OSError, path: str) -> OSError:
+    """Return the error of a file that cannot be opened, which names a dangling link as such."""
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):
+        return FileNotFoundError(error.errno, "The target of this link does not exist", path)
+    return error
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -301,6 +301,19 @@ def test_messages_name_only_options_that_the_command_has(colours, cli):
     assert {"data.on_bad_image", "data.exclude"} <= named["fit"]  # the control
 
 
+def test_a_dangling_link_is_named_as_such(colours, cli):
+    shutil.copytree(colours, "photos")
+    link = Path("photos/train/red/link.png")
+    link.symlink_to("gone.png")
+    for command in (["pack", "photos", "out"], ["fit", "photos", *QUICKEST]):
+        with pytest.raises(OSError) as caught:
+            cli(*command)
+        line = one_line(caught.value)
+        assert line == f"The target of this link does not exist: {link.absolute()}"
+    link.unlink()
+    cli("pack", "photos", "out")  # the control
+
+
 def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cli, capsys):
     paths = sorted((colours / "train").rglob("*.png"))
     lines = [f"{path.relative_to(colours)},{'ab'[i % 2]}" for i, path in enumerate(paths)]
