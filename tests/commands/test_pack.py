@@ -21,6 +21,7 @@ from finetune.data import contents
 from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.listing import list_images as checked_images
 from finetune.data.pack_place import INDEX
+from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
 from finetune.data.storage import PACKS, normal_path, open_file
 from finetune.review.review_images import list_images
@@ -312,6 +313,28 @@ def test_a_dangling_link_is_named_as_such(colours, cli):
         assert line == f"The target of this link does not exist: {link.absolute()}"
     link.unlink()
     cli("pack", "photos", "out")  # the control
+
+
+@pytest.mark.parametrize(
+    ("removed", "expected"),
+    [
+        (INDEX, "packed has shards of a packed folder without index.jsonl"),
+        ("shard-00000.tar", "has the index.jsonl of a packed folder without shard-00000.tar"),
+    ],
+)
+def test_a_part_of_a_packed_folder_is_recognised(colours, cli, removed, expected):
+    cli("pack", colours, "packed")
+    Path("packed", removed).rename("moved")
+    for command in (["fit", "packed"], ["check", "packed"], ["pack", "packed", "again"]):
+        PACKS.clear()
+        with pytest.raises(ValueError, match=f"{expected}.* pack the images again"):
+            cli(*command)
+    PACKS.clear()
+    with pytest.raises(FileNotFoundError, match=expected):
+        files_to_predict("packed")
+    Path("moved").rename(Path("packed", removed))
+    PACKS.clear()
+    assert len(files_to_predict("packed")) == 90  # the control
 
 
 def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cli, capsys):

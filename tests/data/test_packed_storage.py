@@ -112,7 +112,7 @@ def test_a_new_index_is_read_and_a_folder_without_one_is_not_packed(colours, pac
     assert len(images_of(packed).splits["test"]) == 29
     PACKS.clear()
     (packed / INDEX).unlink()  # of a pack that was killed
-    with pytest.raises(ValueError, match="no class folders"):
+    with pytest.raises(ValueError, match="shards of a packed folder without index.jsonl"):
         images_of(packed)
 
 

@@ -14,6 +14,7 @@ from finetune.data.datasets import misplaced
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
+from finetune.data.incomplete_pack import pack_fault
 from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
@@ -22,8 +23,8 @@ from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_only_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
-
 from finetune.system.option_names import with_option
+
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 8  # classes that a message lists
@@ -131,6 +132,8 @@ def _check_found_classes(
     """
     _check_names(class_dirs)
     if not class_names:
+        if fault := pack_fault(folder):
+            raise ValueError(fault)
         hint = misplaced.hint_one_level_up(folder, inside)
         message = (
             f"{folder} has no class folders; put the images of each class in a folder of its name"

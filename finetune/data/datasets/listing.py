@@ -22,6 +22,7 @@ from finetune.data.datasets.folders import (
     read_split,
     split_folders,
 )
+from finetune.data.incomplete_pack import pack_fault
 from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import normal_path, refresh
@@ -107,6 +108,8 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
+        if fault := pack_fault(root):
+            raise WrongUsage(fault)
         hint = misplaced.hint_one_level_up(root, class_folders)
         num = num_loose(root)
         if num and not hint:
