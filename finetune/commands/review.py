@@ -6,13 +6,14 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from finetune.data.corrections import CorrectionsFile
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_rows import TableOptions
+from finetune.system.file_names import composed
 from finetune.system.files import check_target
 from finetune.system.messages import (
     NotFound,
@@ -203,12 +204,18 @@ def _mistakes(images: "ReviewImages", place: str) -> dict[int, tuple[str, float]
 def _find_mistakes(images: "ReviewImages", record: "RunRecord") -> dict[int, tuple[str, float]]:
     """Return the mistakes of a run among the images, as in `Evidence`; none if it has other classes or labels."""
     from finetune.review.doubts import find_label_mistakes, find_mistakes
+    from finetune.runs.tested_images import tested_names
 
     by_real_path = {os.path.realpath(path): i for i, path in enumerate(images.listing.paths)}
 
-    def index_of(paths: Iterable[str]) -> dict[str, int]:
+    def index_of(paths: Sequence[str]) -> dict[str, int]:
+        """Return the indices of test images; by their paths in the data folder if this is another folder."""
         real = {path: os.path.realpath(path) for path in paths}
-        return {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
+        same = {path: by_real_path[name] for path, name in real.items() if name in by_real_path}
+        named = zip(paths, map(composed, tested_names(record)), strict=True)
+        return same or {
+            path: images.index_of[name] for path, name in named if name in images.index_of
+        }
 
     labels = images.targets.labels
     single = record.answers

@@ -37,7 +37,7 @@ During a fit:
 
 Reading a run, and pages:
 - `record` reads the whole folder, `answers` the predictions for the test images, `data_check` the result
-  of `finetune check` for its data.
+  of `finetune check` for its data. `tested_images` names the test images as other runs may, too.
 - `html_report` writes report.html (`label_report` its parts about several labels), and `live_report` writes it during
   the run. They use `charts`, `highlights` (selected images), `headline` (the result in one sentence), `model_card` and
   `statistics`.

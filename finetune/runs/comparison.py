@@ -1,9 +1,7 @@
 """A comparison of runs: metrics, training curves, and the images on which two of them differ."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.outcome import METRICS
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
+from finetune.runs.tested_images import data_folder, tested_files, tested_names
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 from finetune.system.messages import counted
@@ -52,6 +51,7 @@ class Pair:
         only_b: The same for the second run.
         neither: Number of images that both predict wrongly.
         p: Probability that two equally good runs differ at least as much (McNemar's exact test).
+        folders: The data folders in which the images have the same paths; empty if they are the same files.
     """
 
     both: int
@@ -59,6 +59,7 @@ class Pair:
     only_b: np.ndarray
     neither: int
     p: float
+    folders: Sequence[str] = ()
 
 
 def paired(a: RunRecord, b: RunRecord) -> Pair | str:
@@ -71,12 +72,13 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
             f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
         )
     names = first.class_names
-    place = {path: i for i, path in enumerate(_places(b))}
+    images_of_a, images_of_b = _test_images((a, b))
+    place = {path: i for i, path in enumerate(images_of_b)}
     if names != second.class_names:
         return "they have different classes"
     if type(first) is not type(second):
         return "one has one class per image, the other one several labels"
-    common = [(i, place[path]) for i, path in enumerate(_places(a)) if path in place]
+    common = [(i, place[path]) for i, path in enumerate(images_of_a) if path in place]
     if not common or len(common) < max(len(first.paths), len(second.paths)):
         return f"they were tested on different images: {len(common)} are the same"
     of_a, of_b = (np.array(side) for side in zip(*common, strict=True))
@@ -88,7 +90,15 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     only_b = of_a[right_b & ~right_a]
     both = int((right_a & right_b).sum())
     neither = int((~right_a & ~right_b).sum())
-    return Pair(both, only_a, only_b, neither, mcnemar(len(only_a), len(only_b)))
+    are_files = images_of_a == tested_files(a)
+    return Pair(
+        both,
+        only_a,
+        only_b,
+        neither,
+        mcnemar(len(only_a), len(only_b)),
+        folders=() if are_files else (data_folder(a), data_folder(b)),
+    )
 
 
 def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
@@ -96,13 +106,16 @@ def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
     return run.answers or run.label_answers
 
 
-def _places(run: RunRecord) -> list[str]:
-    """Return the resolved paths of the test images of a run."""
-    # Only folders are resolved: two images may be links to one file.
-    resolved = cache(os.path.realpath)
-    answers = _tested(run)
-    paths = answers.paths if answers else ()
-    return [os.path.join(resolved(os.path.dirname(path)), os.path.basename(path)) for path in paths]
+def _test_images(runs: Sequence[RunRecord]) -> list[list[str]]:
+    """Return the test images of each run, which are the same if their names here are equal.
+
+    These are the resolved paths if all runs were tested on the same files. Otherwise they are the paths in the data
+    folder of each run, since it may have been moved, copied or packed between the runs.
+    """
+    files = [tested_files(run) for run in runs]
+    if len({frozenset(paths) for paths in files if paths}) <= 1:
+        return files
+    return [tested_names(run) for run in runs]
 
 
 def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, target: Path) -> str:
@@ -173,8 +186,8 @@ def _answer(
             text += ", not significant"
         return f"{abs(points):.1f} points", text
     tested = [
-        (result, name, frozenset(_places(run)))
-        for run, name in zip(runs, names, strict=True)
+        (result, name, frozenset(images))
+        for run, name, images in zip(runs, names, _test_images(runs), strict=True)
         if (result := headline(run)).split == "test" and result.num
     ]
     if len({(result.metric, places) for result, _, places in tested}) != 1:
@@ -237,6 +250,8 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
         num = pair.both + pair.neither + len(pair.only_a) + len(pair.only_b)
         alone = f"{a} alone is correct on {len(pair.only_a)}, {b} alone on {len(pair.only_b)}"
         sentence = f"{alone} of {num} test images"
+        if pair.folders:
+            sentence += f", which have the same paths in {' and '.join(pair.folders)}"
         if not is_significant(pair):
             return (
                 f"{sentence}: no significant difference (McNemar's exact test, p = {pair.p:.2g})."
@@ -249,8 +264,8 @@ def _sentence(names: Sequence[str], pair: Pair | str) -> str:
 def _sentence_of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     sentence = f"{len(names)} runs. Two runs alone are also compared image by image."
     tested = {
-        name: {*_places(run)}
-        for name, run in zip(names, runs, strict=True)
+        name: {*images}
+        for name, run, images in zip(names, runs, _test_images(runs), strict=True)
         if _tested(run) is not None
     }
     first = next(iter(tested), "")

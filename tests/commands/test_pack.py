@@ -69,6 +69,9 @@ def test_weights_are_those_of_the_folder(colours, cli, num_workers, capsys):
     assert num_shards > 10
     assert f"packed 90 images into {num_shards} shards in packed" in capsys.readouterr().out
     assert are_equal(local, fit(cli, "packed", "packed", *options))
+    cli("compare", "runs/fit/local", "runs/fit/packed")
+    expected = f"of 30 test images, which have the same paths in {colours} and {Path('packed').absolute()}: no"
+    assert expected in capsys.readouterr().out
     cli("pack", changed_copy(colours, Path("other")), "control")
     assert not are_equal(local, fit(cli, "control", "control", *options))
 

@@ -124,6 +124,34 @@ def test_what_can_not_be_held_against_each_other(tmp_path, change, reported):
     assert reported in write_comparison([a, read_run(b.path)], look(), tmp_path / "page.html")
 
 
+@pytest.mark.usefixtures("without_charts")
+def test_runs_on_a_copy_of_the_folder_are_compared_by_the_paths_in_it(tmp_path):
+    places = [tmp_path / "first", tmp_path / "second"]
+    a, b = (
+        write_run(
+            tmp_path / place.name[0],
+            LABELS,
+            probabilities_of([k]),
+            ["x", "y"],
+            place / "photos",
+            folder=str(place),
+        )
+        for k, place in enumerate(places)
+    )
+    pair = paired(read_run(a), read_run(b))
+    assert isinstance(pair, Pair) and pair.both == 18
+    sentence = write_comparison([read_run(a), read_run(b)], None, tmp_path / "page.html")
+    named = " and ".join(str(place / "photos") for place in places)
+    assert f"of 20 test images, which have the same paths in {named}: no" in sentence
+    same = write_comparison(two(tmp_path / "same", [0], [1]), None, tmp_path / "page.html")
+    assert "which have the same paths" not in same
+    path = b / "test_predictions.csv"  # the control
+    path.write_text(path.read_text().replace("/003.png", "/other.png"))
+    assert paired(read_run(a), read_run(b)) == (
+        "they were tested on different images: 19 are the same"
+    )
+
+
 def test_three_runs_have_a_column_each(tmp_path):
     runs = [
         *two(tmp_path, [0], [1]),
