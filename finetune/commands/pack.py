@@ -4,7 +4,7 @@ import math
 import os
 from contextlib import ExitStack
 
-from finetune.data.addresses import is_address
+from finetune.data.addresses import is_address, real_place
 from finetune.data.pack_place import INDEX
 from finetune.data.packing import Target, find_source, pack_images
 from finetune.data.storage import normal_path
@@ -45,7 +45,7 @@ def pack(
         if root is not None:
             raise WrongUsage(f"--root is for tables, and {folder} is a folder")
     out = normal_path(output)
-    if not is_address(out) and table is None and _is_inside(out, folder):
+    if table is None and _is_inside(out, folder):
         raise WrongUsage(f"{output} is in {folder}: name a folder outside of it")
     source = find_source(folder, table, options)
     with ExitStack() as stack:
@@ -59,5 +59,5 @@ def pack(
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    top = os.path.join(os.path.realpath(folder), "")
-    return os.path.join(os.path.realpath(path), "").startswith(top)
+    top = os.path.join(real_place(folder), "")
+    return os.path.join(real_place(path), "").startswith(top)

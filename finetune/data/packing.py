@@ -7,6 +7,7 @@ order. `PackedStorage` reads the images of a packed folder.
 import io
 import json
 import os
+import secrets
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from finetune.data.addresses import is_address
+from finetune.data.addresses import StorageError, is_address
 from finetune.data.datasets.sources import choose_source
 from finetune.data.fetching import Content, fetch_ahead
 from finetune.data.limits import MAX_BYTES
@@ -110,6 +111,8 @@ def find_source(folder: str, table: str | None, options: TableOptions) -> Source
 class Target:
     """An empty folder that is filled: on a local disk, or in object storage.
 
+    In object storage an object of the name of the first shard keeps other processes out until the shard replaces it.
+
     Args:
         folder: The folder, which is created.
         stack: Removes temporary files at its end.
@@ -120,6 +123,7 @@ class Target:
 
     def __init__(self, folder: str, stack: ExitStack) -> None:
         self.folder = folder
+        self._names: list[str] = []  # of the files that this process has created
         self.is_remote = is_address(folder)
         refresh(folder)
         kind = kind_of(folder)
@@ -135,6 +139,50 @@ class Target:
             self.local = Path(folder)
             self.local.mkdir(parents=True, exist_ok=True)
 
+    def claim(self) -> None:
+        """Keep other processes out of a folder in object storage.
+
+        Raises:
+            WrongUsage: Another process fills it.
+        """
+        if not self.is_remote:
+            return  # a shard can be created only once
+        storage: Any = storage_of(self.folder)
+        if not storage.create(f"{self.folder}/{shard_name(0)}", secrets.token_bytes()):
+            raise self._filled()
+        self._names.append(shard_name(0))
+
+    def _filled(self) -> WrongUsage:
+        return WrongUsage(
+            f"another finetune pack writes to {self.folder}: wait for its end, or name a new folder"
+        )
+
+    def create_shard(self, number: int) -> tarfile.TarFile:
+        """Create a shard on the local disk.
+
+        Raises:
+            WrongUsage: Another process has created it.
+        """
+        name = shard_name(number)
+        try:
+            tar = tarfile.TarFile(self.local / name, "x", format=tarfile.GNU_FORMAT)
+        except FileExistsError:
+            raise self._filled() from None
+        self._names.append(name)
+        return tar
+
+    def remove_shards(self) -> None:
+        """Remove the shards that this process has created, as far as the storage can be reached."""
+        for name in dict.fromkeys(self._names):
+            if not self.is_remote:
+                (self.local / name).unlink(missing_ok=True)
+                continue
+            storage: Any = storage_of(self.folder)
+            try:
+                storage.delete(f"{self.folder}/{name}")
+            except StorageError:  # it would be waited for again
+                return
+
     def put(self, name: str) -> None:
         """Complete a file of the local folder: upload it, or write it through to the disk."""
         path = self.local / name
@@ -148,7 +196,7 @@ class Target:
 
 
 class Shards:
-    """The tar files of a target. After an error those on a local disk are removed.
+    """The tar files of a target. After an error they are removed.
 
     Args:
         target: Where they are written.
@@ -162,6 +210,7 @@ class Shards:
         self._tar: tarfile.TarFile | None = None
 
     def __enter__(self) -> "Shards":
+        self._target.claim()
         return self
 
     def __exit__(
@@ -176,10 +225,14 @@ class Shards:
         if self._tar is not None and self._tar.fileobj is not None:
             with suppress(OSError):  # on a full disk the rest cannot be written either
                 self._tar.fileobj.close()
-        for number in range(self.number + 1):
-            (self._target.local / shard_name(number)).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self._target.local)  # for the message: writing does not set it
+            if self._target.is_remote:
+                error.strerror = (
+                    f"{error.strerror}, a shard does not fit (TMPDIR names another folder)"
+                )
+        if not isinstance(error, StorageError):
+            self._target.remove_shards()
 
     def add(self, name: str, label: tuple[str, bytes], content: bytes) -> int:
         """Append an image after its label, and return where its bytes begin in the tar of `self.number`.
@@ -197,9 +250,8 @@ class Shards:
             if size > self._num_bytes:
                 self.close()
         if self._tar is None:
+            self._tar = self._target.create_shard(self.number + 1)
             self.number += 1
-            path = self._target.local / shard_name(self.number)
-            self._tar = tarfile.TarFile(path, "x", format=tarfile.GNU_FORMAT)
         for member, data in ((f"{key}.{label[0]}", label[1]), (f"{key}{suffix}", content)):
             info = tarfile.TarInfo(member)
             info.size = len(data)

@@ -1,29 +1,33 @@
 """`finetune pack`: commands take the packed folder, and a fit on it ends in the weights of the folder."""
 
+import errno
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from colours import QUICKEST
-from object_server import begin_test, object_server
+from object_server import ObjectServer, begin_test, object_server
 from processes import finetune, start
 
 from finetune import ImageFolderData
 from finetune.commands.error_lines import one_line
 from finetune.commands.options import OPTIONS
 from finetune.commands.pack import pack
-from finetune.data import contents
+from finetune.data import contents, packing
+from finetune.data.addresses import is_address
 from finetune.data.checking.first_look import first_look
 from finetune.data.datasets.listing import list_images as checked_images
 from finetune.data.pack_place import INDEX
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
-from finetune.data.storage import PACKS, normal_path, open_file
+from finetune.data.storage import PACKS, normal_path, open_file, refresh
+from finetune.data.tables.table_rows import TableOptions
 from finetune.review.review_images import list_images
 from finetune.system.messages import WrongUsage
 
@@ -268,6 +272,7 @@ def test_the_packed_folder_may_be_the_working_directory(colours, tmp_path, monke
         (["{colours}", "full/file"], "full/file is a file"),
         (["{colours}", "out", "--root", "full"], "--root is for tables"),
         (["nothing", "out"], "does not exist"),
+        (["s3://photos/a", "s3://photos/a/packed"], "name a folder outside of it"),
         (["{colours}", "s3://user:word@server/out"], "a user name, a password or a port"),
     ],
 )
@@ -390,3 +395,55 @@ def test_the_checks_before_a_fit_request_each_packed_image_once(
     assert looks[0] == looks[1]
     num_requests = server.requests["GET"]
     assert num_requests == 91 if num_cached else num_requests > 91  # the index, and each image
+
+
+@pytest.fixture(params=["remote", "local"])
+def there(request, server, tmp_path) -> str:
+    """A packed folder that does not exist yet, in object storage or on a disk."""
+    return f"{server.address}/packed" if request.param == "remote" else str(tmp_path / "packed")
+
+
+def files_in(folder: str, server: ObjectServer) -> list[str]:
+    if not is_address(folder):
+        return [path.name for path in Path(folder).glob("*")]
+    return [key.removeprefix("packed/") for key in server.objects if key.startswith("packed/")]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, OSError])
+def test_a_stopped_pack_leaves_nothing_and_can_be_repeated(
+    server, colours, there, monkeypatch, stop
+):
+    put = packing.Target.put
+
+    def stop_at_third(target: packing.Target, name: str) -> None:
+        if name == "shard-00002.tar":
+            raise stop(errno.ENOSPC, "No space")
+        put(target, name)
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(packing.Target, "put", stop_at_third)
+        with pytest.raises((KeyboardInterrupt, SystemExit, OSError)) as caught:
+            pack(str(colours), there, shard_mb=0.05)
+    if stop is OSError:
+        assert ("TMPDIR" in one_line(caught.value)) == is_address(there)
+    assert files_in(there, server) == []
+    pack(str(colours), there, shard_mb=0.05)
+    assert len(files_in(there, server)) > 10  # the control
+
+
+def test_of_two_packs_into_one_folder_one_is_refused(server, colours, there):
+    source = packing.find_source(str(colours), None, TableOptions())
+    with ExitStack() as stack:
+        # both have seen that the folder is empty
+        first, second = (packing.Target(there, stack) for _ in range(2))
+        with packing.Shards(first, 10**6) as shards:
+            shards.add("a.png", ("cls", b"0"), b"content")
+            with pytest.raises(WrongUsage, match="another finetune pack writes to"):
+                packing.pack_images(source, second, 10**6)
+            shards.close()
+    assert files_in(there, server) == ["shard-00000.tar"]
+    refresh(there)
+    with open_file(f"{there}/shard-00000.tar") as shard:
+        assert b"content" in shard.read()
+    with pytest.raises(WrongUsage, match="is not empty"):  # the control
+        pack(str(colours), there)
