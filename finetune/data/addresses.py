@@ -7,6 +7,7 @@ written to configs, logs and reports. This module imports nothing heavy.
 import importlib.util
 import os
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from finetune.system.messages import WrongUsage, install, shown
@@ -35,6 +36,13 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.scheme}://{self.bucket}"
         return f"{place}/{self.key}" if self.key else place
+
+    def parents(self) -> Iterator["Address"]:
+        """Yield the folders that it is in, the innermost first; the last one is the bucket."""
+        key = self.key
+        while key:
+            key = key.rpartition("/")[0]
+            yield self._replace(key=key)
 
 
 def is_address(path: object) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from finetune.data.addresses import check_address, is_address, real_place
+from finetune.data.addresses import check_address, is_address, parse_address, real_place
 from finetune.data.pack_place import is_pack, pack_above
 
 _UNKNOWN = -1
@@ -358,8 +358,13 @@ def refresh(folder: str | os.PathLike[str]) -> None:
             _use_pack(place)
     elif storage not in PACKS.values():
         address = storage.normal(text)
-        if is_pack(address, lambda path: storage.kind(path) == "file"):
-            _use_pack(address)
+        places = [address]
+        if storage.kind(address) is None:  # perhaps an image or a folder in a packed one
+            places += [str(place) for place in parse_address(address).parents()]
+        for place in places:
+            if is_pack(place, lambda path: storage.kind(path) == "file"):
+                _use_pack(place)
+                return
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:

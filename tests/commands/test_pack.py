@@ -358,8 +358,13 @@ def test_a_table_that_was_packed_to_object_storage_is_copied(server, colours, cl
     PACKS.clear()
     from_pack = fit(cli, INDEX, "packed", "--data.root", there)
     assert are_equal(from_pack, fit(cli, "labels.csv", "table", "--data.root", colours))
-    cli("predict", "runs/fit/table", there, "--out", "all.csv")
-    assert len(Path("all.csv").read_text().splitlines()) == 61
+    PACKS.clear()
+    cli("predict", "runs/fit/table", f"{there}/train/red", "--out", "red.csv")
+    assert len(Path("red.csv").read_text().splitlines()) == 21
+    PACKS.clear()
+    assert list(files_to_predict(f"{there}/train/red/03.png")) == [f"{there}/train/red/03.png"]
+    with pytest.raises(FileNotFoundError, match=f"'{there}/other' does not exist"):  # the control
+        files_to_predict(f"{there}/other")
 
 
 def test_packs_in_object_storage_train_the_same_weights(server, colours, cli):
