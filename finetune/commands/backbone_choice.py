@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from finetune.commands.options import flag_names
 from finetune.commands.resumption import data_module
 from finetune.data.data_settings import missing_split_message
 from finetune.data.decode import DecodeError
+from finetune.data.fetching import Content
 from finetune.data.samples import Samples
 from finetune.data.transforms import eval_transform, preparation
 from finetune.distributed.launch import is_launched
@@ -254,11 +255,11 @@ def _load(
     except Exception as error:  # networks raise different errors if images are too small
         raise Unusable(f"it does not take images of {size} pixels ({reason(error)})") from error
     transform = eval_transform(**prepare)
-    read = _reader(split, size)
+    samples = _decoded_small(split, size)
 
-    def prepared(index: int) -> np.ndarray:
+    def prepared(index: int, contents: Mapping[str, Content]) -> np.ndarray:
         try:
-            image = read(index)
+            image = samples.read(index, contents)
         except DecodeError:  # the fit reports it
             image = np.zeros((size, size, 3), np.uint8)
         return transform(image=image)["image"]
@@ -266,7 +267,7 @@ def _load(
     def features(chosen: NDArray[np.integer], deadline: float | None) -> NDArray[np.floating]:
         rows: list[NDArray[np.floating]] = []
         for row in track(
-            features_of(network, chosen.tolist(), prepared, size),
+            features_of(network, samples, chosen.tolist(), prepared, size),
             len(chosen),
             f"features of {name}",
         ):
@@ -278,11 +279,11 @@ def _load(
     return features
 
 
-def _reader(split: Samples, size: int) -> Callable[[int], np.ndarray]:
-    """Return a function that reads the images; a JPEG much larger than needed is decoded at a fraction of its size."""
+def _decoded_small(split: Samples, size: int) -> Samples:
+    """Return the images such that a JPEG much larger than needed is decoded at a fraction of its size."""
     if split.cached is None and split.shorter_side is None:
-        return replace(split, shorter_side=2 * size).read
-    return split.read
+        return replace(split, shorter_side=2 * size)
+    return split
 
 
 def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:

@@ -1,14 +1,17 @@
 """The features of image files: the output of a pretrained network without its head, outside of training."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.data.decode import decode
+from finetune.data.fetching import Content, fetch_ahead
+from finetune.data.samples import Samples
+from finetune.data.storage import file_stats
+from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import ImageClassifier, build_image_classifier
@@ -19,7 +22,6 @@ from finetune.system.machine import num_cores
 # Shapes: B images per batch, D features.
 
 _BATCH_SIZE = 64  # of images of 224 x 224 pixels
-_Item = TypeVar("_Item")
 
 
 class Features(nn.Module):
@@ -58,36 +60,55 @@ def image_features(
     """
     transform = eval_transform(**preparation)
     image_size = preparation["image_size"]
+    unlabelled = ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0)
+    # A large JPEG is decoded at about twice the size anyway.
+    samples = Samples(paths, unlabelled, shorter_side=2 * image_size, stats=file_stats(paths))
 
-    def load(path: str) -> np.ndarray:
-        # A large JPEG is decoded at about twice the size anyway.
-        return transform(image=decode(path, shorter_side=2 * image_size))["image"]
+    def load(index: int, contents: Mapping[str, Content]) -> np.ndarray:
+        return transform(image=samples.read(index, contents))["image"]
 
-    yield from features_of(network, paths, load, image_size)
+    yield from features_of(network, samples, range(len(paths)), load, image_size)
 
 
 def features_of(
     network: Features,
-    items: Sequence[_Item],
-    load: Callable[[_Item], np.ndarray],
+    samples: Samples,
+    indices: Sequence[int],
+    load: Callable[[int, Mapping[str, Content]], np.ndarray],
     image_size: int,
 ) -> Iterator[np.ndarray]:
-    """Yield the features of each image, (D,) float32. The next batch of images is read during the computation.
+    """Yield the features of images, (D,) float32. The next batch of images is read during the computation.
+
+    Files in object storage are fetched ahead.
 
     Args:
         network: The network. It is moved to a GPU if there is one.
-        items: Identifiers of the images, such as paths.
-        load: Loads an item as (image_size, image_size, 3) uint8. Several threads call it.
+        samples: The images.
+        indices: Those to use, in this order.
+        load: Loads an image as (image_size, image_size, 3) uint8, by its index and the content of files that were
+            fetched. Several threads call it.
         image_size: Side of the images in pixels.
+
+    Raises:
+        StorageError: Object storage cannot be reached, or a file was replaced.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network.to(device)
+    # Fewer images per batch if they are large, so that a batch takes about the same memory.
+    num = max(1, min(_BATCH_SIZE, _BATCH_SIZE * 224**2 // image_size**2))
+    batches = [indices[first : first + num] for first in range(0, len(indices), num)]
+    fetched = fetch_ahead(batches, samples.files_to_read)
     with ThreadPoolExecutor(min(num_cores(), 16)) as threads:
-        # Fewer images per batch if they are large, so that a batch takes about the same memory.
-        num = max(1, min(_BATCH_SIZE, _BATCH_SIZE * 224**2 // image_size**2))
-        waiting = [threads.submit(load, item) for item in items[:num]]
-        for first in range(0, len(items), num):
+
+        def submit() -> list[Future[np.ndarray]]:
+            batch = next(fetched, None)
+            if batch is None:
+                return []
+            return [threads.submit(load, index, batch.contents) for index in batch.group]
+
+        waiting = submit()
+        while waiting:
             images = np.stack([future.result() for future in waiting])
-            waiting = [threads.submit(load, item) for item in items[first + num : first + 2 * num]]
+            waiting = submit()
             batch = torch.from_numpy(images).permute(0, 3, 1, 2).to(device)
             yield from network(batch).float().cpu().numpy()

@@ -20,6 +20,8 @@ from finetune.data import fetching, image_cache, object_storage
 from finetune.data.checking.image_facts import inspect_images
 from finetune.data.datasets.listing import list_images
 from finetune.data.storage import STORAGES
+from finetune.features import image_features
+from finetune.models.backbones import build
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,23 @@ def test_check_sends_its_requests_ahead(server, monkeypatch, num_ahead):
     server.fault = overlap
     assert not any(facts.error for facts in inspect_images(listing.paths))
     assert overlap.num == len(listing.paths)
+    assert overlap.largest <= 2 if num_ahead == 0 else overlap.largest > 10
+
+
+@pytest.mark.parametrize("num_ahead", [fetching._NUM_AHEAD, pytest.param(0, id="control")])
+def test_features_are_computed_from_images_that_are_fetched_ahead(
+    server, monkeypatch, tmp_path, num_ahead
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fetching, "_NUM_AHEAD", num_ahead)
+    monkeypatch.setattr(image_features, "_BATCH_SIZE", 1)
+    torch.save(build("small_cnn", 2).state_dict(), "weights.pt")
+    network = image_features.Features("small_cnn", "weights.pt")
+    listing = list_images(f"{server.address}/set")
+    overlap = Overlap()
+    server.fault = overlap
+    features = image_features.image_features(network, listing.paths, {"image_size": 28})
+    assert len([*features]) == overlap.num == len(listing.paths)
     assert overlap.largest <= 2 if num_ahead == 0 else overlap.largest > 10
 
 
