@@ -12,7 +12,7 @@ If images have several labels, `was` and `now` hold labels separated by `;`, or 
 labels that contain a `;`.
 
 A line is appended by one `write`, under a lock, and only after a complete line. So several processes may append to one
-file, and a killed process leaves complete lines.
+file, and a killed process leaves complete lines. On file systems without locks only processes on one machine may.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from finetune.system.file_names import composed
+from finetune.system.files import lock_if_supported
 from finetune.system.messages import NotFound, WrongUsage, shown
 
 log = logging.getLogger(__name__)
@@ -248,7 +249,7 @@ class CorrectionsFile:
         """
         try:
             with _opened(self.path, os.O_RDONLY) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                lock_if_supported(descriptor, fcntl.LOCK_SH)
                 self._load(descriptor)
         except FileNotFoundError:
             self._forget()
@@ -261,7 +262,7 @@ class CorrectionsFile:
             OSError: The line cannot be written. The file is as it was.
         """
         with _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_if_supported(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
             record = _record(getattr(correction, name) for name in self._columns)
             list(_parse(_record(self._columns) + record, self.path))

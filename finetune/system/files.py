@@ -1,5 +1,7 @@
 """Write files atomically, by one process at a time, and remove temporary files that killed processes have left."""
 
+import errno
+import fcntl
 import glob
 import os
 import re
@@ -8,7 +10,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,6 +19,7 @@ from finetune.system.messages import WrongUsage
 
 _ABANDONED_AFTER = 24 * 3600  # seconds without a write
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # of `replacing`
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -208,9 +211,34 @@ def _rights(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mode, status.st_uid, status.st_gid
 
 
+def lock_if_supported(descriptor: int, operation: int) -> bool:
+    """Lock an open file by `fcntl.flock`, and return whether its file system has locks, unlike some network mounts.
+
+    Raises:
+        BlockingIOError: Another process holds the lock, and the operation includes `fcntl.LOCK_NB`.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _has_locks(file: str) -> bool:
+    with open(file, "rb") as opened:
+        try:
+            return lock_if_supported(opened.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+
+
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[bool]:
     """Hold a lock while this process makes `target`, on all machines that share the disk.
+
+    On file systems without locks there is none. Then several processes may make it at once, and the last one stays.
 
     Yields:
         Whether this process has waited for another one, which may have made `target`: the caller must look again.
@@ -219,12 +247,17 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
+        has_waited = False
+        held: AbstractContextManager[object] = nullcontext()
         try:
             held = lock.acquire(timeout=0)
-            has_waited = False
         except Timeout:
-            held = lock.acquire()
-            has_waited = True
+            if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
+                held = lock.acquire()
+                has_waited = True
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
         with held:
             try:
                 yield has_waited

@@ -1,5 +1,7 @@
 """corrections.csv: what is read, what is refused, and that lines survive kills and several writers."""
 
+import errno
+import fcntl
 import os
 import random
 import signal
@@ -283,3 +285,18 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path):
 def test_a_decision_can_be_withdrawn_and_made_again():
     lines = [line("a"), line("a", ""), line("a", "cat")]
     assert [len(last_decisions(lines[:num])) for num in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, pytest.param(errno.EIO, id="control")])
+def test_decisions_are_saved_on_a_file_system_without_locks(file, monkeypatch, code):
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    correction = Correction("cat/1.jpg", "cat", "dog", "me", "now")
+    if code == errno.EIO:
+        with pytest.raises(OSError, match="put/output"):
+            file.append(correction)
+        return
+    file.append(correction)
+    assert CorrectionsFile(file.path).lines == [correction]

@@ -1,5 +1,7 @@
 """Only one process at a time writes into a run."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -116,4 +118,17 @@ def test_a_command_waits_for_the_children_of_one_that_was_killed(tmp_path, monke
             run_lock.wait_for_children(tmp_path)
     run_lock.release()
     run_lock.wait_for_children(tmp_path)
+    run_lock.release()
+
+
+def test_a_run_on_a_file_system_without_locks_is_written(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        run_lock.hold(tmp_path)
+        run_lock.wait_for_children(tmp_path)
+        assert not run_lock.is_held(tmp_path)
     run_lock.release()

@@ -1,6 +1,7 @@
 """Files are the old or the new one, complete, whatever happens; only one process at a time makes them."""
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -249,3 +250,29 @@ def test_what_a_killed_process_left_is_found_whatever_the_name(tmp_path, name):
         (tmp_path / f".{left}.1234.tmp").touch()
     assert unfinished(tmp_path / name) == [tmp_path / f".{name}.1234.tmp"]
     assert {*unfinished_matching(tmp_path, "*")} == {*tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_needs_none(tmp_path, monkeypatch, code):
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with one_at_a_time(tmp_path / "x") as has_waited:
+        assert not has_waited
+    assert [*tmp_path.iterdir()] == []
+    # as in versions of filelock that take each error for a lock of another process
+    monkeypatch.setattr(FileLock, "acquire", lambda lock, timeout=-1: time_out(lock, timeout))
+    with one_at_a_time(tmp_path / "x") as has_waited:
+        assert not has_waited
+    code = errno.EIO  # the control
+    monkeypatch.undo()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="put/output"), one_at_a_time(tmp_path / "x"):
+        pass
+
+
+def time_out(lock: FileLock, timeout: float) -> None:
+    assert timeout == 0, "it would wait forever"
+    Path(lock.lock_file).touch()
+    raise Timeout(lock.lock_file)
