@@ -303,9 +303,10 @@ class ReviewSession:
     def _suggestions(self, i: int) -> list[dict[str, Any]]:
         """Return the most probable classes of an image; without probabilities, those of its neighbours.
 
-        The label of the image is among them, whatever its probability. If images have several labels, they are first.
+        The label of the image and that of its decision are among them, whatever their probability. If images have
+        several labels, they are first.
         """
-        own = self.images.labels(i)
+        own = list(dict.fromkeys([*self.images.labels(i), *self._labels_by_decision(i)]))
         evidence = None if self._ranked is None else self._ranked.evidence
         if evidence is None or evidence.probabilities is None:
             probability = np.full(len(self.images.class_names), np.nan)
@@ -319,8 +320,8 @@ class ReviewSession:
             [*first, *probable.tolist(), *near, *range(len(self.images.class_names))]
         )
         chosen = list(order)[:_NUM_SUGGESTIONS]
-        if not self.images.has_several and own[0] not in chosen:
-            chosen[-1] = own[0]
+        if not self.images.has_several and (missing := [k for k in own if k not in chosen]):
+            chosen[-len(missing) :] = missing
         rounded = [
             None if np.isnan(probability[k]) else round(float(probability[k]), 4) for k in chosen
         ]

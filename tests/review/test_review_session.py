@@ -50,6 +50,24 @@ def test_the_label_of_an_image_is_among_its_suggestions(wrong, begin, monkeypatc
         assert suggested == [probabilities[i].argmax(), own[i]]
 
 
+@pytest.mark.parametrize("has_several", [False, True])
+def test_the_labels_of_a_decision_are_among_the_suggestions(
+    begin, monkeypatch, request, has_several
+):
+    place = request.getfixturevalue("several" if has_several else "wrong")
+    monkeypatch.setattr(review_session, "_NUM_SUGGESTIONS", 3 if has_several else 2)
+    session = begin(place)
+    job_of(session).rank()
+    item = session.item(0)
+    before = [suggestion["class"] for suggestion in item["suggestions"]]
+    other = next(
+        k for k in range(len(session.images.class_names)) if k not in before
+    )  # found by typing
+    labels = [*item["labels"], other] if has_several else [other]
+    session.decide(0, "change", labels, item["line"])
+    assert other in [suggestion["class"] for suggestion in session.item(0)["suggestions"]]
+
+
 def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
