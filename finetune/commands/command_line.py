@@ -23,7 +23,13 @@ from finetune.commands.run_places import (
     local_checkpoint,
     local_run,
 )
-from finetune.data.addresses import check_address, check_scheme, is_address
+from finetune.data.addresses import (
+    check_address,
+    check_is_written,
+    check_scheme,
+    is_address,
+    is_in_bucket,
+)
 from finetune.data.pack_place import pack_above, table_in_pack
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.models.hub import is_hub
@@ -207,6 +213,7 @@ def _take_paths_of_pack(command: str, line: ParsedLine) -> None:
     out = line.positionals.pop()
     check_scheme(out)
     if is_address(out):
+        check_is_written(out, f"finetune {command} FOLDER OUT")
         check_address(out)
     _take_folder(command, "folder", line)
     line.positionals.append(out)
@@ -230,11 +237,11 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
     if is_address(folder):
         check_address(folder)
         if command == "review":
-            raise WrongUsage("finetune review needs a local folder, not one in object storage")
+            raise WrongUsage("finetune review needs a local folder, not an address")
         if is_table(folder):
             raise WrongUsage(
-                f"the table {folder!r} is in object storage: copy it, and pass the folder of its images: "
-                "finetune fit TABLE --data.root s3://BUCKET/FOLDER"
+                f"the table {folder!r} is not a local file: copy it, and pass the folder of its images: "
+                f"finetune fit TABLE --data.root {os.path.dirname(folder)}"
             )
     if full == "folder":
         return
@@ -284,7 +291,7 @@ def _take_run(line: ParsedLine) -> None:
                 raise NotFound(f"--resume: {path!r} does not exist; pass {kinds}{_nearest(path)}")
     named = line.last("resume")
     if named and named.lower() not in ("true", "false"):
-        run = local_run(named) if is_address(named) else run_of(named)
+        run = local_run(named) if is_in_bucket(named) else run_of(named)
         if not run:
             raise NotFound(f"--resume {named}: that is not the folder of a run{_nearest(named)}")
         line.flags = [(name, run if name == "resume" else value) for name, value in line.flags]

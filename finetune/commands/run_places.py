@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from finetune.commands.options import flag_names
-from finetune.data.addresses import check_address, check_scheme, is_address
+from finetune.data.addresses import (
+    check_address,
+    check_is_written,
+    check_scheme,
+    is_address,
+    is_in_bucket,
+)
 from finetune.runs.local_copies import address_of, local_copy
 from finetune.system.messages import WrongUsage
 
@@ -24,6 +30,7 @@ def check_run_address(command: str, full: str, address: str) -> None:
     Raises:
         WrongUsage: The command takes no address there, or the address is invalid.
     """
+    check_is_written(address, flag_names(command, full))
     is_checkpoint = full == "ckpt_path" and command in _READERS
     is_written = command == "fit" and full in ("trainer.default_root_dir", "resume")
     if is_checkpoint or is_written:
@@ -47,7 +54,7 @@ def local_run(address: str) -> str:
 
 def is_run_address(path: str) -> bool:
     """Return whether a path is the address of a run."""
-    if not is_address(path):
+    if not is_in_bucket(path):
         return False
     from finetune.runs.run_download import is_run_there
 
@@ -74,7 +81,7 @@ def local_checkpoint(command: str, address: str) -> str:
 
 def local_results(run: str) -> Path:
     """Return the folder of a run whose report is written: its downloaded files, if it is in object storage."""
-    if not is_address(run):
+    if not is_in_bucket(run):
         return Path(run)
     from finetune.runs.run_download import fetch_results
 

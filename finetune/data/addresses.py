@@ -1,6 +1,6 @@
-"""Addresses of images in object storage, such as s3://bucket/folder.
+"""Addresses of images: in object storage, such as s3://bucket/folder, or in a dataset of the Hugging Face hub.
 
-Credentials and endpoints come from environment variables only. So no address holds a password, and addresses may be
+Credentials and endpoints come from the environment only. So no address holds a password, and addresses may be
 written to configs, logs and reports. This module imports nothing heavy.
 """
 
@@ -9,25 +9,33 @@ import os
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
+from urllib.parse import unquote
 
+from finetune.models.hub import HubAddress, check_hub_client, parse_hub_address
 from finetune.system.messages import WrongUsage, install, shown
 
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
+HUB = "hf"
+DATASETS = "hf://datasets/"  # other addresses there are models
 EXTRA = "storage"
 
 _ANY_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
+_REPOSITORY = re.compile(r"datasets/([^/]*/[^/]*)(?:/(.*))?", re.DOTALL)
 
 
 class StorageError(ValueError):
-    """Object storage that cannot be reached or refuses access, or an object that was replaced while it was in use.
+    """Object storage or a hub that cannot be reached or refuses access, or an object that was replaced during its use.
 
     It is not an OSError: it is no fault of a single file, so that code that skips unreadable files does not catch it.
     """
 
 
 class Address(NamedTuple):
-    """An address in parts. `key` has no slash at its ends, and is "" for a complete bucket."""
+    """An address in parts. `key` has no slash at its ends, and is "" for a complete bucket.
+
+    The bucket of a dataset on the hub is datasets/OWNER/NAME or datasets/OWNER/NAME@REVISION.
+    """
 
     scheme: str
     bucket: str
@@ -46,21 +54,43 @@ class Address(NamedTuple):
 
 
 def is_address(path: object) -> bool:
-    """Return whether a path is an address in object storage."""
+    """Return whether a path is an address of images, in object storage or on the hub."""
+    return is_in_bucket(path) or is_dataset(path)
+
+
+def is_in_bucket(path: object) -> bool:
+    """Return whether a path is an address in object storage, which can be written to."""
     if not isinstance(path, str):
         return False
     scheme, separator, _ = path.partition("://")
     return bool(separator) and scheme in SCHEMES
 
 
+def is_dataset(path: object) -> bool:
+    """Return whether a path is an address in a dataset of the hub, which is only read."""
+    return isinstance(path, str) and path.startswith(DATASETS)
+
+
 def parse_address(path: str) -> Address:
     """Return the parts of an address, without empty parts and single dots in the key.
 
     Raises:
-        WrongUsage: The bucket is missing or invalid, or the address has a user name or a password.
+        WrongUsage: The bucket or the repository is missing or invalid, or the address has a user name or a password.
     """
     scheme, _, rest = path.partition("://")
-    bucket, _, key = rest.partition("/")
+    if scheme == HUB:
+        match = _REPOSITORY.fullmatch(rest)
+        bucket = f"datasets/{match[1]}" if match else rest
+        repository_of(Address(scheme, bucket, ""))  # checks it
+        key = match[2] or "" if match else ""
+    else:
+        bucket, _, key = rest.partition("/")
+        _check_bucket(scheme, bucket)
+    parts = [part for part in key.split("/") if part not in ("", ".")]
+    return Address(scheme, bucket, "/".join(parts))
+
+
+def _check_bucket(scheme: str, bucket: str) -> None:
     # a password may contain slashes, so nothing of such an address is shown
     if "@" in bucket or ":" in bucket:
         raise WrongUsage(
@@ -69,12 +99,20 @@ def parse_address(path: str) -> Address:
         )
     if not _BUCKET.fullmatch(bucket):
         raise WrongUsage(f"an address has no valid bucket: write {scheme}://BUCKET/FOLDER")
-    parts = [part for part in key.split("/") if part not in ("", ".")]
-    return Address(scheme, bucket, "/".join(parts))
+
+
+def repository_of(address: Address) -> HubAddress:
+    """Return the repository of an address on the hub, with its revision, in which %2F stands for a slash.
+
+    Raises:
+        WrongUsage: It is not a valid name.
+    """
+    name = address.bucket.removeprefix("datasets/")
+    return parse_hub_address(f"{HUB}://{unquote(name)}")
 
 
 def check_scheme(path: str) -> None:
-    """Refuse an address that is no path and no address in object storage, such as S3://bucket or https://server.
+    """Refuse an address that is no path and no address of images, such as S3://bucket or https://server.
 
     The message does not contain the address, which may have a password or a signature.
 
@@ -91,8 +129,8 @@ def check_scheme(path: str) -> None:
         )
     if match[2] == "//":
         raise WrongUsage(
-            f"addresses that begin with {match[0]} are unsupported: pass a local folder, or one in object storage "
-            f"({', '.join(f'{name}://' for name in SCHEMES)})"
+            f"addresses that begin with {match[0]} are unsupported: pass a local folder, one in object storage "
+            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME"
         )
 
 
@@ -112,24 +150,28 @@ def joined(folder: str, path: str) -> str:
 
 
 def real_place(path: str) -> str:
-    """Return a path without links, or an address without redundant parts. Two names of a place have the same."""
+    """Return a path without links, or an address without redundant parts. Two names of a place have the same.
+
+    Revisions of a dataset are states of one place, as those of a folder whose files change.
+    """
     if not is_address(path):
         return os.path.realpath(path)
     try:
-        return str(parse_address(path))
+        address = parse_address(path)
     except WrongUsage:
         return path
+    return str(address._replace(bucket=address.bucket.partition("@")[0]))
 
 
 def check_is_local(root: str | os.PathLike[str]) -> None:
-    """Refuse object storage for a data set that is downloaded.
+    """Refuse an address for a data set that is downloaded.
 
     Raises:
-        WrongUsage: The folder is in object storage.
+        WrongUsage: It is an address.
     """
     if is_address(os.fspath(root)):
         raise WrongUsage(
-            f"{os.fspath(root)}: this data set is downloaded to a local folder; for your own images in object storage "
+            f"{os.fspath(root)}: this data set is downloaded to a local folder; for your own images at an address "
             "add --data finetune.ImageFolderData"
         )
 
@@ -138,8 +180,27 @@ def check_address(path: str) -> None:
     """Check an address before anything is imported or read.
 
     Raises:
-        WrongUsage: It is invalid, or the extra for object storage is not installed.
+        WrongUsage: It is invalid, or a package that reads it is not installed.
     """
     address = parse_address(path)
     if importlib.util.find_spec("obstore") is None:
         raise WrongUsage(f"{address} needs the package obstore: {install(EXTRA)}")
+    if address.scheme == HUB:
+        check_hub_client(str(address))
+
+
+def check_is_written(path: str, what: str) -> None:
+    """Refuse an address that can only be read.
+
+    Args:
+        path: The address.
+        what: What was to be written there, or the flag that takes no such address.
+
+    Raises:
+        WrongUsage: It is in a dataset of the hub.
+    """
+    if is_dataset(path):
+        raise WrongUsage(
+            f"{what}: {DATASETS}… is for images, and only read: use a local path, or one in object storage "
+            f"({', '.join(f'{name}://' for name in SCHEMES)})"
+        )

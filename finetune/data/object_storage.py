@@ -60,6 +60,7 @@ _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "HF_TOKEN",
 }
 
 _UNSUPPORTED_NAME = (
@@ -106,14 +107,18 @@ class Tree:
         root: The folder, or a single file.
         objects: Objects by path.
         empty: Paths of folders without objects.
+        commit: The commit of the folder; "" if its place has none.
 
     Attributes:
         results: Results about the contents of the objects, for `contents`.
     """
 
-    def __init__(self, root: str, objects: dict[str, Object], empty: Iterable[str] = ()) -> None:
+    def __init__(
+        self, root: str, objects: dict[str, Object], empty: Iterable[str] = (), commit: str = ""
+    ) -> None:
         self.root = root
         self.objects = objects
+        self.commit = commit
         self.results: dict[str, Any] = {}
         self.folders: dict[str, Folder] = {}
         for path in empty:
@@ -176,7 +181,12 @@ class ObjectStorage:
         return self.normal(path)
 
     def refresh(self, folder: str) -> None:
-        address = parse_address(folder)
+        tree = self._list(parse_address(folder))
+        self._trees.pop(tree.root, None)  # the newest listing comes last
+        self._trees[tree.root] = tree
+
+    def _list(self, address: Address) -> Tree:
+        """Return all objects in a folder as they are now, or the single object of this address."""
         root = str(address)
         objects = self._objects_in(address)
         if not objects and address.key:
@@ -194,14 +204,13 @@ class ObjectStorage:
         if marks:
             others = {path: item for path, item in objects.items() if path not in marks}
             tree = Tree(root, others, marks)
-        self._trees.pop(root, None)  # the newest listing comes last
-        self._trees[root] = tree
+        return tree
 
     def _objects_in(self, address: Address) -> dict[str, Object]:
         """Return the objects in a folder and its subfolders, by path."""
         root = str(address)
         place = str(address._replace(key=""))
-        store = self._store(address, START_SECONDS)
+        store = self._client_of(address, START_SECONDS)
         objects: dict[str, Object] = {}
 
         def read_pages() -> None:
@@ -246,7 +255,7 @@ class ObjectStorage:
             changed: The time of its last change in ns, which `download` gives to the file.
         """
         address = parse_address(path)
-        store = self._store(address)
+        store = self._client_of(address)
         start = 0 if isinstance(content, bytes) else content.tell()
 
         def put() -> str | None:
@@ -269,7 +278,7 @@ class ObjectStorage:
         Of several processes that do so at the same time, one succeeds.
         """
         address = parse_address(path)
-        store = self._store(address)
+        store = self._client_of(address)
 
         def put() -> str | None:
             try:
@@ -285,14 +294,14 @@ class ObjectStorage:
     def copy(self, source: str, target: str) -> None:
         """Copy an object within a bucket. The content is not sent again."""
         address = parse_address(source)
-        store = self._store(address)
+        store = self._client_of(address)
         key = parse_address(target).key
         self._ask(str(address), lambda: obstore.copy(store, address.key, key))
 
     def delete(self, path: str) -> None:
         """Delete an object, if there is one."""
         address = parse_address(path)
-        store = self._store(address)
+        store = self._client_of(address)
         with suppress(FileNotFoundError):
             self._ask(str(address), lambda: obstore.delete(store, address.key))
 
@@ -304,7 +313,7 @@ class ObjectStorage:
             StorageError: The storage cannot be reached, or the object has another ETag.
         """
         address = parse_address(path)
-        store = self._store(address)
+        store = self._client_of(address)
         options: Any = None if e_tag is None else {"if_match": e_tag}
 
         def read() -> str | None:
@@ -363,15 +372,14 @@ class ObjectStorage:
         """
         address = parse_address(path)
         path = str(address)
-        store = self._store(address)
         tree = self._tree(path)
         if tree is None:
             # a path in an untrusted file, such as the predictions of a run
             raise PermissionError(
                 errno.EACCES, "no folder that was searched holds this address", path
             )
-        listed = tree.objects.get(path)
-        options: Any = None if listed is None else {"if_match": listed.e_tag}
+        store = self._client_of(address)
+        options = self._conditions(tree.objects.get(path))
 
         def read() -> bytes:
             result = obstore.get(store, address.key, options=options)
@@ -382,6 +390,10 @@ class ObjectStorage:
             return bytes(result.bytes())
 
         return self._ask(path, read)
+
+    def _conditions(self, listed: Object | None) -> Any:
+        """Return the options of a request, which fails if the object is not as it was listed."""
+        return None if listed is None else {"if_match": listed.e_tag}
 
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         address = parse_address(path)
@@ -396,7 +408,7 @@ class ObjectStorage:
         full = [i for i, begin in enumerate(begins) if ends[i] > begin]
         pieces = [b""] * len(begins)
         if full:
-            store = self._store(address)
+            store = self._client_of(address)
             ranges = self._ask(
                 path,
                 lambda: obstore.get_ranges(
@@ -413,6 +425,10 @@ class ObjectStorage:
     def results(self, path: str) -> dict[str, Any] | None:
         tree = self._tree(self.normal(path))
         return None if tree is None else tree.results
+
+    def commit(self, path: str) -> str:
+        tree = self._tree(self.normal(path))
+        return "" if tree is None else tree.commit
 
     def _tree(self, path: str) -> Tree | None:
         """Return the newest listing that a path belongs to, if there is one."""
@@ -440,7 +456,7 @@ class ObjectStorage:
         return None if tree is None else tree.objects.get(path)
 
     def _head(self, address: Address, seconds: float) -> Object | None:
-        store = self._store(address, seconds)
+        store = self._client_of(address, seconds)
         try:
             return _object(self._ask(str(address), lambda: obstore.head(store, address.key)))
         except FileNotFoundError:
@@ -448,7 +464,7 @@ class ObjectStorage:
 
     def _names(self, address: Address) -> Iterator[Entry]:
         """Return the names in a folder that is not listed, without those in its subfolders."""
-        store = self._store(address, START_SECONDS)
+        store = self._client_of(address, START_SECONDS)
         result = self._ask(
             str(address), lambda: obstore.list_with_delimiter(store, address.key or None)
         )
@@ -459,7 +475,7 @@ class ObjectStorage:
             path = meta["path"]
             yield Entry(path.rpartition("/")[2], f"{place}/{path}", False, False)
 
-    def _store(self, address: Address, seconds: float | None = None) -> Any:
+    def _client_of(self, address: Address, seconds: float | None = None) -> Any:
         """Return the client of a bucket, which all threads share. It repeats failed requests for some seconds."""
         seconds = RETRY_SECONDS if seconds is None else seconds
         if self._forks != _forks:
@@ -470,14 +486,19 @@ class ObjectStorage:
             store = self._stores.get((address.bucket, seconds))
             if store is None:
                 place = str(address._replace(key=""))
-                store = self._ask(place, lambda: _client(place, seconds))
+                store = self._ask(place, lambda: self._new_client(place, seconds))
                 self._stores[address.bucket, seconds] = store
             return store
+
+    def _new_client(self, place: str, seconds: float) -> Any:
+        """Return a client of a bucket, with credentials and endpoint from the environment."""
+        options = client_options(_is_http_allowed(place))
+        return from_url(place, client_options=options, retry_config=retries_within(seconds))
 
     def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
         """Return the result of a request, with errors in plain words."""
         try:
-            return _interruptible(lambda: _repeated(request))
+            return interruptible(lambda: _repeated(request))
         except FileNotFoundError as error:
             if _is_bucket_missing(str(error)):
                 raise StorageError(_bucket_missing(path)) from None
@@ -511,7 +532,7 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _interruptible(request: Callable[[], _Result]) -> _Result:
+def interruptible(request: Callable[[], _Result]) -> _Result:
     """Return the result of a request. A signal such as that of Ctrl-C ends the wait for it in the main thread.
 
     While obstore waits for an answer, Python handles no signal, and requests are repeated for minutes.
@@ -526,15 +547,20 @@ def _object(meta: Mapping[str, Any]) -> Object:
     return Object(meta["size"], seconds * 10**9, meta["e_tag"])
 
 
-def _client(place: str, seconds: float) -> Any:
-    """Return a client of a bucket, with credentials and endpoint from the environment."""
+def client_options(is_http_allowed: bool) -> Any:
+    """Return the options of a client of obstore."""
     options: Any = {
         "timeout": timedelta(seconds=_ANSWER_SECONDS),
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
     }
-    if _is_http_allowed(place):
+    if is_http_allowed:
         options["allow_http"] = True
-    retries: Any = {
+    return options
+
+
+def retries_within(seconds: float) -> Any:
+    """Return how a client of obstore repeats a failed request, for at most some seconds."""
+    return {
         "max_retries": _MAX_RETRIES,
         "retry_timeout": timedelta(seconds=seconds),
         "backoff": {
@@ -543,7 +569,6 @@ def _client(place: str, seconds: float) -> Any:
             "base": 2,
         },
     }
-    return from_url(place, client_options=options, retry_config=retries)
 
 
 def _is_http_allowed(place: str) -> bool:
@@ -610,9 +635,7 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     )
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
         reason = f" ({code[1]})" if code else ""
-        return (
-            f"{path}: access denied{reason}: check {variables}, and the permissions of the bucket"
-        )
+        return f"{path}: access denied{reason}: check {variables}, and the permissions there"
     if isinstance(error, exceptions.InvalidPathError):
         match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
         if match is None:

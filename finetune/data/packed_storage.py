@@ -343,6 +343,9 @@ class PackedStorage:
     def results(self, path: str) -> dict[str, Any] | None:
         return self._backing.results(f"{self.folder}/{INDEX}")
 
+    def commit(self, path: str) -> str:
+        return self._backing.commit(f"{self.folder}/{INDEX}")
+
 
 def check_has_class_folders(folder: str) -> None:
     """Refuse a packed folder of the images of a table, whose folders are not their classes.

@@ -88,7 +88,7 @@ def _expand(
     elif kind == "file" and is_table(pattern):
         if not is_local(pattern):
             raise ValueError(
-                f"the table {pattern!r} is in object storage: copy it to a local folder"
+                f"the table {pattern!r} is not a local file: copy it to a local folder"
             )
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {pattern!r} has no images"

@@ -1,8 +1,9 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are three kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder; and
-`packed_storage.PackedStorage` for the images in a packed folder, on a disk or in object storage. The latter two are
-imported when they are needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
+There are four kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder;
+`hub_storage.HubStorage` for datasets of the Hugging Face hub; and `packed_storage.PackedStorage` for the images in a
+packed folder, on a disk or at an address. All but the first are imported when they are needed. Another kind is a class
+with the methods of `Storage` and an entry in `STORAGES`.
 All other modules use a path as text and ask `storage_of` for its storage.
 """
 
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from finetune.data.addresses import check_address, is_address, parse_address, real_place
+from finetune.data.addresses import HUB, check_address, is_address, parse_address, real_place
 from finetune.data.pack_place import is_pack, pack_above
 
 _UNKNOWN = -1
@@ -131,6 +132,9 @@ class Storage(Protocol):
         It is emptied when the folder is listed again. Results are not cached if reading the file is cheap, or if it
         may have changed since.
         """
+
+    def commit(self, path: str) -> str:
+        """Return the commit at which the files of a folder are read; "" if the place has none."""
 
 
 class Pack(Storage, Protocol):
@@ -267,6 +271,9 @@ class LocalStorage:
     def results(self, path: str) -> None:
         return None
 
+    def commit(self, path: str) -> str:
+        return ""
+
 
 def _explained(error: OSError, path: str) -> OSError:
     """Return the error of a file that cannot be opened, which names a dangling link as such."""
@@ -281,7 +288,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 LOCAL = LocalStorage()
-# By the scheme of their paths, such as s3. Object storage is added when it is first used.
+# By the scheme of their paths, such as s3. They are added when they are first used.
 STORAGES: dict[str, Storage] = {}
 # The packed folders that are in use, by the beginning of their paths.
 PACKS: dict[str, Pack] = {}
@@ -291,7 +298,7 @@ def storage_of(path: str) -> Storage:
     """Return the storage of a path: that of the packed folder it lies in, or else that of its scheme.
 
     Raises:
-        WrongUsage: The path is an address, and the extra for object storage is not installed.
+        WrongUsage: The path is an address, and the extra for its storage is not installed.
     """
     return pack_of(path) or _storage_of_files(path)
 
@@ -313,7 +320,11 @@ def _storage_of_files(path: str) -> Storage:
     if scheme not in STORAGES and is_address(path):
         check_address(path)
         # imported here, because fits on local folders do not need obstore
-        STORAGES[scheme] = importlib.import_module("finetune.data.object_storage").ObjectStorage()
+        if scheme == HUB:
+            STORAGES[scheme] = importlib.import_module("finetune.data.hub_storage").HubStorage()
+        else:
+            module = importlib.import_module("finetune.data.object_storage")
+            STORAGES[scheme] = module.ObjectStorage()
     return STORAGES.get(scheme, LOCAL)
 
 

@@ -53,7 +53,8 @@ def parse_hub_address(path: str) -> HubAddress:
     match = _ADDRESS.fullmatch(path.removeprefix(SCHEME))
     if match is None:  # not shown, since it may hold a password
         raise WrongUsage(
-            f"an address on the Hugging Face hub is {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION"
+            f"an address on the Hugging Face hub is {SCHEME}OWNER/NAME or {SCHEME}OWNER/NAME@REVISION, "
+            f"and of images {SCHEME}datasets/OWNER/NAME"
         )
     if _UNSUPPORTED_NAME.search(match["repository"]):
         raise WrongUsage(

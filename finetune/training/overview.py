@@ -18,6 +18,7 @@ from finetune.data.fetching import map_files
 from finetune.data.frames import frames_line
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.splits import SET_APART
+from finetune.data.storage import storage_of
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
@@ -174,7 +175,10 @@ def _image_counts(data: ImageDataModule) -> str:
     if data.label_kind == "several":
         classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
     remark = f"; {data.scanned.remark}" if data.scanned.remark else ""
-    return f"images: {data.root}: {', '.join(splits)}; {classes}{remark}"
+    folder = data.scanned.folder
+    commit = storage_of(folder).commit(folder)
+    place = f"{data.root} at commit {commit}" if commit else data.root
+    return f"images: {place}: {', '.join(splits)}; {classes}{remark}"
 
 
 def _label_density(data: ImageDataModule) -> str:

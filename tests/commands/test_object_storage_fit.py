@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from colours import QUICKEST
+from fitted_weights import are_equal, error_line, fit, weights
 from object_server import ObjectServer, begin_test, object_server
 from processes import _free_port, finetune, rank_environment, start
 
 from finetune import Classifier
-from finetune.commands.error_lines import exit_code, one_line
 from finetune.data import fetching, image_cache, object_storage
 from finetune.data.checking.image_facts import inspect_images
 from finetune.data.datasets.listing import list_images
@@ -39,22 +38,6 @@ def server(running: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
 
 UNTESTED = ("--test_after_fit", "false")
 NO_CACHE = ("--data.cache_limit_gb", 0)  # another test of this folder may have left one
-
-
-def weights(run: str) -> dict[str, torch.Tensor]:
-    path = Path("runs/fit", run, "checkpoints/last.ckpt")
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
-def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-def fit(
-    cli: Callable[..., None], root: object, name: str, *more: object
-) -> dict[str, torch.Tensor]:
-    cli("fit", root, *QUICKEST, "--name", name, *more)
-    return weights(name)
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -261,15 +244,6 @@ def test_other_commands_read_it(server, colours, cli, capsys):
     capsys.readouterr()
     cli("predict", "runs/fit/run", f"{place}/test/red/00.png")
     assert f"{place}/test/red/00.png" in capsys.readouterr().out
-
-
-def error_line(cli: Callable[..., None], *arguments: object) -> str:
-    """Return the line with which a command ends."""
-    with pytest.raises((ValueError, OSError)) as caught:
-        cli(*arguments)
-    line = one_line(caught.value)
-    assert line is not None and exit_code(caught.value) in (1, 2)
-    return line
 
 
 def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):

@@ -13,26 +13,38 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
+from finetune.data import object_storage
+from finetune.data.addresses import HUB
+from finetune.data.storage import STORAGES
 from finetune.models import hub
 
 TOKEN = "hf_ASecretThatNobodyMaySee"
-_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_FILE = re.compile(r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_DATASET = re.compile(
+    r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree|paths-info)/(?P<revision>[^/]+)(?:/(?P<folder>.+))?"
+)
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<action>preupload|commit)/main)?")
 _LFS = re.compile(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 
-# Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "cut" to
-# send half of the body.
+# Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "limited"
+# for status 429, "cut" to send half of the body.
 Fault = Callable[[str, str], str]
 
 
 @dataclass
 class Repository:
-    """A repository with the files of each commit, by the hash of the commit."""
+    """A repository with the files of each commit, by the hash of the commit.
+
+    Requests for the files in `large` are redirected to another host.
+    """
 
     is_private: bool = False
+    is_gated: bool = False
+    large: frozenset[str] = frozenset()
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes]) -> str:
@@ -55,7 +67,8 @@ class HubServer:
     """The server.
 
     Attributes:
-        repositories: By OWNER/NAME.
+        repositories: By OWNER/NAME, datasets by datasets/OWNER/NAME.
+        page_size: Number of files in a page of a list.
         requests: Method, path and token of each request; "" for no token.
         fault: The fault of each request.
     """
@@ -66,11 +79,13 @@ class HubServer:
         self.user_agents: set[str] = set()
         self.fault: Fault = lambda method, path: ""
         self.objects: dict[str, bytes] = {}
+        self.page_size = 1000
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             wbufsize = -1
+            disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
                 server.answer(self)
@@ -80,8 +95,11 @@ class HubServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.handle_error = lambda *args: None  # type: ignore[method-assign]
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -93,20 +111,25 @@ class HubServer:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         body = _body(request)
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        path = request.path.partition("?")[0]
+        path, _, query = request.path.partition("?")
         self.requests.append((request.command, path, token))
         self.user_agents.add(request.headers.get("User-Agent", ""))
         fault = self.fault(request.command, path)
         headers: dict[str, str] = {}
-        if fault == "unavailable":
-            status = 503
+        if fault in ("unavailable", "limited"):
+            status = 503 if fault == "unavailable" else 429
             content = b""
+        elif match := _DATASET.fullmatch(path):
+            status, headers, content = self._dataset(match, token, query, body)
         else:
             status, headers, content = self._respond(request.command, path, token, body)
-        start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", ""))
-        if start and status == 200:
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        if part and status == 200:
             status = 206
-            content = content[int(start[1]) :]
+            first = int(part[1])
+            last = min(int(part[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            content = content[first : last + 1]
         request.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             request.send_header(name, value)
@@ -121,8 +144,10 @@ class HubServer:
     def _respond(
         self, method: str, path: str, token: str, body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        if method == "PUT":  # the address of a storage, which needs no token
+        if path.startswith("/storage/"):  # which needs no token
             oid = path.rpartition("/")[2]
+            if method == "GET":
+                return 200, {}, self.objects[oid]
             is_complete = hashlib.sha256(body).hexdigest() == oid
             self.objects[oid] = body
             return (200 if is_complete else 400), {}, b""
@@ -138,7 +163,7 @@ class HubServer:
             status = 404 if token else 401
             return status, {"X-Error-Code": "RepoNotFound"}, b""
         if match.re is _FILE:
-            return _file(repository, match["revision"], match["file"])
+            return self._file(repository, match["revision"], unquote(match["file"]))
         if method == "GET":
             about = {"id": match["repo"], "private": repository.is_private, "siblings": []}
             return _as_json({**about, "tags": [], "sha": None})
@@ -151,6 +176,61 @@ class HubServer:
         oid = repository.commit(self._files(body))
         url = f"{self.address}/{match['repo']}/commit/{oid}"
         return _as_json({"commitUrl": url, "commitOid": oid, "success": True})
+
+    def _dataset(
+        self, match: re.Match[str], token: str, query: str, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Answer a question about a dataset: the commit of a revision, or the files in a folder or at some paths."""
+        repository = self.repositories.get(match["repo"])
+        if repository is None or (repository.is_private and token != TOKEN):
+            return 404 if token == TOKEN else 401, {"X-Error-Code": "RepoNotFound"}, b""
+        if token not in ("", TOKEN):
+            return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
+        if repository.is_gated:
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        found = repository.at(unquote(match["revision"]))
+        if found is None:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        oid, files = found
+        asked = parse_qs(query)
+        if match["action"] == "revision":
+            return _as_json({"id": match["repo"].partition("/")[2], "sha": oid})
+        if match["action"] == "paths-info":
+            names = [name for name in parse_qs(body.decode())["paths"] if name in files]
+            return _as_json([_description(name, repository, files) for name in names])
+        prefix = f"{unquote(match['folder'])}/" if match["folder"] else ""
+        names = sorted(name for name in files if name.startswith(prefix))
+        if prefix and not names:
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        start = int(asked.get("cursor", ["0"])[0])
+        end = start + self.page_size
+        status, headers, content = _as_json(
+            [
+                {"type": "directory", "oid": "0", "size": 0, "path": prefix + "folder"},
+                *(_description(name, repository, files) for name in names[start:end]),
+            ]
+        )
+        if end < len(names):
+            url = f"{self.address}/api/{match['repo']}/tree/{oid}"
+            url += f"/{match['folder']}" if match["folder"] else ""
+            headers["Link"] = f'<{url}?recursive=true&cursor={end}>; rel="next"'
+        return status, headers, content
+
+    def _file(
+        self, repository: Repository, revision: str, name: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        found = repository.at(revision)
+        if found is None:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        oid, files = found
+        if name not in files:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid}, b""
+        etag = hashlib.sha256(files[name]).hexdigest()
+        if name in repository.large:
+            self.objects[etag] = files[name]
+            other = self.address.replace("127.0.0.1", "localhost")
+            return 302, {"Location": f"{other}/storage/{etag}"}, b""
+        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
 
     def _create(self, asked: dict[str, Any], token: str) -> tuple[int, dict[str, str], bytes]:
         name = f"{asked['organization']}/{asked['name']}"
@@ -198,15 +278,14 @@ def _mode(path: str) -> dict[str, Any]:
     return {"path": path, "uploadMode": kind, "shouldIgnore": False}
 
 
-def _file(repository: Repository, revision: str, name: str) -> tuple[int, dict[str, str], bytes]:
-    found = repository.at(revision)
-    if found is None:
-        return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-    oid, files = found
-    if name not in files:
-        return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid}, b""
-    etag = hashlib.sha256(files[name]).hexdigest()
-    return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
+def _description(name: str, repository: Repository, files: dict[str, bytes]) -> dict[str, Any]:
+    content = files[name]
+    oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    described = {"type": "file", "oid": oid, "size": len(content), "path": name}
+    if name in repository.large:
+        digest = hashlib.sha256(content).hexdigest()
+        described["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+    return described
 
 
 def _as_json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
@@ -246,3 +325,26 @@ def hub_server(folder: Path) -> Iterator[HubServer]:
         yield server
     hub.download_model.cache_clear()
     server.close()
+
+
+def put_folder(server: HubServer, name: str, folder: Path, prefix: str) -> str:
+    """Commit the files of a folder to a dataset, and return the commit."""
+    repository = server.repositories.setdefault(f"datasets/{name}", Repository())
+    return repository.commit(
+        {
+            f"{prefix}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+    )
+
+
+@contextmanager
+def dataset_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Yield a server without a client of its datasets. Clients repeat a request that fails after some milliseconds."""
+    monkeypatch.setattr(object_storage, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(object_storage, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.delitem(STORAGES, HUB, raising=False)
+    with hub_server(folder) as server:
+        yield server
+    STORAGES.pop(HUB, None)

@@ -57,6 +57,9 @@ class MemoryStorage:
     def results(self, path: str) -> None:
         return None
 
+    def commit(self, path: str) -> str:
+        return ""
+
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         content = self.files[path]
         return len(content), [content[i : i + num_bytes] for i in starts(len(content))]

@@ -6,7 +6,7 @@ from os.path import basename, dirname
 from finetune.data.addresses import StorageError
 from finetune.data.storage import storage_of
 from finetune.data.walk import is_image_file, num_loose
-from finetune.system.messages import counted
+from finetune.system.messages import WrongUsage, counted
 
 TRAIN_NAMES = ("train", "training")  # in any case: folders of the split that every data set has
 
@@ -34,7 +34,8 @@ def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> st
     try:
         num = num_loose(folder)
         names = [basename(entry) for entry in inside(place)]
-    except (OSError, StorageError):  # of another folder, such as a damaged packed one
+    # of another folder, such as a damaged packed one, or of no folder above a repository
+    except (OSError, StorageError, WrongUsage):
         return ""
     if num == 0 or len(names) < 2:
         return ""
