@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.report import page_of
 from finetune.commands.resumption import data_module
 from finetune.data.addresses import is_address, joined
+from finetune.data.data_place import address_in
 from finetune.data.data_settings import MAX_FOLDS
 from finetune.data.splits import SET_APART
 from finetune.distributed.child_command import start_command, wait_for
@@ -395,7 +396,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     write_predictions([run.path for run in runs], folder / "predictions.csv")
     result = merged_result(runs, calibration)
     if "test" in data.splits and data.splits["test"].origin != SET_APART:
-        result["test_folder"] = _test_together(folder, record, arguments.get("root"))
+        result["test_folder"] = _test_together(folder, record, arguments)
     write_results(folder / "test.json", result)
     _write_seconds(folder, runs)
     _write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
@@ -405,20 +406,23 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
         raise ValueError(f"{missed}; {checkpoint} has no threshold for it")
 
 
-def _test_together(folder: Path, record: FoldRecord, root: str | None) -> dict[str, Any]:
+def _test_together(
+    folder: Path, record: FoldRecord, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the result on the test folder of the networks of all folds together.
 
     Args:
         folder: The folder of the cross-validation.
         record: Its record.
-        root: The folder of the images.
+        arguments: Those of its data module.
     """
     flags: list[tuple[str, str | None]] = [
         ("ckpt_path", str(folder / "checkpoints" / "best.ckpt")),
         ("trainer.default_root_dir", str(folder)),
     ]
-    if is_address(root):  # which the checkpoint may not choose
-        flags.append(("data.root", root))
+    if address_in(arguments) is not None:  # which the checkpoint may not choose
+        places = (name for name in ("root", "table") if arguments.get(name))
+        flags += [(f"data.{name}", arguments[name]) for name in places]
     log.info("testing the networks of all folds together on the test folder")
     if code := _run(folder, format_line("test", ParsedLine(flags)), record):
         sys.exit(code)

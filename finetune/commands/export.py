@@ -18,7 +18,7 @@ import finetune
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.trust import data_settings
 from finetune.data.addresses import is_address
-from finetune.data.data_place import at_place, place_of
+from finetune.data.data_place import address_in, at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import decode
 from finetune.data.prediction_paths import files_to_predict
@@ -370,7 +370,7 @@ def _data(checkpoint: dict[str, Any], root: str | None, class_names: list[str]) 
     kind = getattr(finetune, class_path.rpartition(".")[2])
     explicit = {} if root is None else {"table" if is_table(root) else "root": root}
     arguments = {**at_place(settings["init_args"], explicit), **explicit}
-    place = place_of(arguments) or kind.default_root
+    place = address_in(arguments) or place_of(arguments) or kind.default_root
     # an address only if the user has given it, not if it is that of the checkpoint
     is_there = place is not None and (place == root if is_address(place) else Path(place).exists())
     if not place or not is_there:

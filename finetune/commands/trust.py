@@ -14,9 +14,8 @@ import finetune
 from finetune import REMOVED, public_paths
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
-from finetune.data.addresses import is_address
 from finetune.data.corrected_samples import for_other_place
-from finetune.data.data_place import at_place, place_of
+from finetune.data.data_place import address_in, at_place, place_of
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.checkpoint_values import class_paths
 from finetune.system.messages import shown
@@ -86,17 +85,20 @@ def check_root(
     if module != _OURS or "data.class_path" in explicit.flags:
         return
     kind: type[ImageDataModule] = getattr(finetune, name)
+    table = config.data.init_args.get("table")
     root = place_of(config.data.init_args) or kind.default_root
     is_named = not explicit.flags.keys().isdisjoint(("data.root", "data.table"))
-    if is_address(root) and explicit.arguments_of("data").isdisjoint(_PLACES):
+    address = address_in(config.data.init_args)
+    if address is not None and explicit.arguments_of("data").isdisjoint(_PLACES):
+        with_table = f" with the table, {shown(table)}" if table else ""
         raise ValueError(
-            f"the images of the checkpoint's run are at {shown(str(root))}, and a checkpoint may not choose an "
-            f"address: if you trust it, pass it as {flag_names(command, 'data.root')}"
+            f"the images of the checkpoint's run are at {shown(address)}, and a checkpoint may not choose an "
+            f"address: if you trust it, pass it as {flag_names(command, 'data.root')}{with_table}"
         )
     if root is None or kind.is_in(root):
         return
     if not is_named and not Path(root).exists():
-        place = "table or folder" if config.data.init_args.get("table") else "folder"
+        place = "table or folder" if table else "folder"
         hint = f"pass the {place} where they are now: {flag_names(command, 'data.root')}"
         raise ValueError(f"the images of the checkpoint's run are no longer in {root}: {hint}")
     set_of = config.data.class_path

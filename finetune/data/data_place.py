@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from finetune.data.addresses import is_address
+
 # Arguments that have a meaning only for a table.
 _OF_TABLES = ("table", "columns", "labels", "label_separator")
 
@@ -10,6 +12,12 @@ _OF_TABLES = ("table", "columns", "labels", "label_separator")
 def place_of(arguments: Mapping[str, Any]) -> str | None:
     """Return the table of a data module, or else its folder, from its arguments; None for neither."""
     return arguments.get("table") or arguments.get("root")
+
+
+def address_in(arguments: Mapping[str, Any]) -> str | None:
+    """Return the address of the images, or of the folder that the paths of a table are relative to; None for none."""
+    places = (arguments.get("root"), arguments.get("table"))
+    return next((place for place in places if is_address(place)), None)
 
 
 def at_place(arguments: Mapping[str, Any], explicit: Collection[str]) -> dict[str, Any]:

@@ -612,14 +612,18 @@ def test_an_ensemble_may_have_as_many_members_as_there_may_be_folds():
     assert MAX_FOLDS == MAX_MEMBERS
 
 
+@pytest.mark.parametrize("table", [None, "labels.csv"])
 @pytest.mark.parametrize(("root", "value"), [("s3://bucket/set", "s3://bucket/set"), ("set", None)])
 def test_the_last_test_gets_an_address_of_images_which_a_checkpoint_may_not_choose(
-    root, value, tmp_path, monkeypatch
+    root, value, table, tmp_path, monkeypatch
 ):
     commands: list[list[str]] = []
     monkeypatch.setattr(
         cross_validation, "_run", lambda folder, command, record: commands.append(command) or 1
     )
     with pytest.raises(SystemExit):
-        cross_validation._test_together(tmp_path, FoldRecord(2, [], str(tmp_path)), root)
-    assert parse_line(commands[0][1:]).last("data.root") == value
+        arguments = {"root": root, "table": table}
+        cross_validation._test_together(tmp_path, FoldRecord(2, [], str(tmp_path)), arguments)
+    line = parse_line(commands[0][1:])
+    assert line.last("data.root") == value
+    assert line.last("data.table") == (table if value else None)

@@ -209,13 +209,17 @@ def test_a_run_survives_ten_seconds_without_the_server(
     assert are_equal(weights("local"), weights("there"))
 
 
-@pytest.mark.slow
-def test_a_table_of_images_there(server, colours, cli):
+def write_table(colours: Path) -> None:
     rows = [
         f"{path.relative_to(colours)},{path.parent.name},{path.parent.parent.name}"
         for path in sorted(colours.rglob("*.png"))
     ]
     Path("labels.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+@pytest.mark.slow
+def test_a_table_of_images_there(server, colours, cli):
+    write_table(colours)
     local = fit(cli, "labels.csv", "local", "--data.root", colours)
     there = fit(cli, "labels.csv", "there", "--data.root", f"{server.address}/set")
     assert are_equal(local, there)
@@ -290,6 +294,21 @@ def test_a_checkpoint_chooses_no_address(server, colours, cli):
     cli("test", "runs/fit/run", colours)
     assert not server.requests and "s3" not in STORAGES
     cli("test", "runs/fit/run", f"{server.address}/set")  # the control
+    assert server.requests
+
+
+def test_a_checkpoint_with_a_local_table_chooses_no_address_either(server, colours, cli):
+    place = f"{server.address}/set"
+    write_table(colours)
+    fit(cli, "labels.csv", "run", "--data.root", place, *UNTESTED)
+    STORAGES.pop("s3", None)
+    server.requests.clear()
+    text = error_line(cli, "test", "runs/fit/run")
+    assert "a checkpoint may not choose an address" in text and place in text
+    text = error_line(cli, "export", "runs/fit/run", "--quantize", "int8")
+    assert "--root FOLDER" in text
+    assert not server.requests and "s3" not in STORAGES
+    cli("test", "runs/fit/run", "labels.csv", "--data.root", place)  # the control
     assert server.requests
 
 
