@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit, weights
 from object_server import ObjectServer, begin_test, object_server
