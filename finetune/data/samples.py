@@ -4,6 +4,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -14,6 +15,8 @@ from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
 from finetune.data.storage import STORAGES, FileStats, file_stats, is_local
 from finetune.data.targets import Targets
+
+_BLOCK = 4096  # paths that are decoded at a time
 
 
 class PathList(Sequence[str]):
@@ -30,6 +33,18 @@ class PathList(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        # in blocks of plain text: several times quicker than by index
+        for first in range(0, len(self), _BLOCK):
+            ends = self._ends[first : first + _BLOCK + 1]
+            letters = self._letters[ends[0] : ends[-1]].tobytes()
+            places = pairwise((ends - ends[0]).tolist())
+            if letters.isascii():
+                text = letters.decode("ascii")
+                yield from (text[start:end] for start, end in places)
+            else:
+                yield from (os.fsdecode(letters[start:end]) for start, end in places)
 
     @overload
     def __getitem__(self, i: int) -> str: ...

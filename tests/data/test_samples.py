@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
+from finetune.data import samples as samples_module
 from finetune.data.decode import DecodeError, decode
 from finetune.data.memmap import MemmapImages, write_memmap
 from finetune.data.samples import CachedImages, PathList, Samples
@@ -37,6 +38,14 @@ def test_path_list_gives_back_its_paths():
         with pytest.raises(IndexError):
             paths[wrong]
     assert list(PathList([])) == []
+
+
+@pytest.mark.parametrize("block", [1, 3, 4096])
+def test_path_list_yields_in_blocks_what_it_has_by_index(monkeypatch, block):
+    monkeypatch.setattr(samples_module, "_BLOCK", block)
+    paths = PathList([*NAMES, "b.png", "c/d.png", "", *NAMES])
+    assert list(paths) == [paths[i] for i in range(len(paths))] != [*NAMES, *NAMES]
+    assert list(zip(paths, paths, strict=True))[3] == (paths[3], paths[3])
 
 
 def test_path_list_needs_eight_bytes_a_path_more_than_its_letters():
