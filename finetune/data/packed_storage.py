@@ -38,6 +38,7 @@ from finetune.system.messages import WrongUsage, shown
 
 BLOCK = 512  # bytes; a file in a tar begins and ends at a multiple of it
 RECORD = 20 * BLOCK  # the size of a tar is a multiple of it
+_NEAR = 32  # rows after that of the last path, among which the next one is looked for first
 _LARGEST_PLACE = 2**50  # bytes; larger numbers are no places in a file
 _DIGEST = re.compile("[0-9a-f]{16}")
 _SHARD = re.compile(r"shard-(\d{5,9})\.tar")
@@ -241,7 +242,11 @@ class PackedStorage:
         paths = self.index.paths
         row = self._next
         if row >= len(paths) or paths[row] != inside:
-            row = bisect_left(paths, inside)
+            # those of a split are not far apart
+            last = min(row + _NEAR, len(paths))
+            row = bisect_left(paths, inside, row, last)
+            if row == last or paths[row] != inside:
+                row = bisect_left(paths, inside)
             if row == len(paths) or paths[row] != inside:
                 return None
         self._next = row + 1

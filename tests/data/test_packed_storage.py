@@ -18,9 +18,18 @@ from finetune.data import packed_storage
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
 from finetune.data.pack_place import INDEX, pack_above
+from finetune.data.packed_storage import BLOCK, RECORD, PackedStorage, in_blocks
 from finetune.data.packing import Target, find_source, pack_images
 from finetune.data.prediction_paths import files_to_predict
-from finetune.data.storage import PACKS, file_stats, kind_of, open_file, read_pieces
+from finetune.data.samples import PathList
+from finetune.data.storage import (
+    PACKS,
+    LocalStorage,
+    file_stats,
+    kind_of,
+    open_file,
+    read_pieces,
+)
 from finetune.data.tables.table_rows import TableOptions
 from finetune.system.messages import WrongUsage, reason
 
@@ -371,3 +380,34 @@ def test_images_outside_of_the_folder_of_a_table_are_refused(colours, tmp_path):
 def test_the_digest_depends_on_each_byte():
     first = packed_storage.content_digest(b"ab")
     assert first != packed_storage.content_digest(b"ac") and 0 <= first < 2**64
+
+
+@pytest.mark.parametrize("num_near", [packed_storage._NEAR, pytest.param(1, id="control")])
+def test_rows_of_a_split_are_found_near_the_last_one(tmp_path, monkeypatch, num_near):
+    names = [f"{i:04}.png" for i in range(4000)]
+    rows = [
+        {"path": name, "shard": "shard-00000.tar", "offset": 0, "size": i, "digest": f"{i:016x}"}
+        for i, name in enumerate(names)
+    ]
+    write_rows(tmp_path, rows)
+    with open(tmp_path / "shard-00000.tar", "wb") as shard:
+        shard.truncate(in_blocks(in_blocks(3999) + 2 * BLOCK, RECORD))
+    monkeypatch.setattr(packed_storage, "_NEAR", num_near)
+    storage = PackedStorage(str(tmp_path), LocalStorage(finds_packs=False))
+    num_read = 0
+    by_index = PathList.__getitem__
+
+    def counted(paths: PathList, i: int) -> str:
+        nonlocal num_read
+        num_read += 1
+        return by_index(paths, i)
+
+    monkeypatch.setattr(PathList, "__getitem__", counted)
+    rng = np.random.default_rng(0)
+    of_split = np.flatnonzero(rng.random(4000) < 0.2)
+    stats = storage.stats([f"{tmp_path}/{names[i]}" for i in of_split], skip=False)
+    assert np.array_equal(stats.sizes, of_split)
+    assert num_read < 10 * len(of_split) if num_near > 1 else num_read > 10 * len(of_split)
+    shuffled = rng.permutation(4000)  # also backwards, and far away
+    paths = [f"{tmp_path}/{names[i]}" for i in shuffled] + [f"{tmp_path}/none.png"]
+    assert storage.stats(paths, skip=True).sizes.tolist() == [*shuffled.tolist(), -1]
