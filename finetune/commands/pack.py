@@ -44,8 +44,10 @@ def pack(
         check_supported(folder)
         if root is not None:
             raise WrongUsage(f"--root is for tables, and {folder} is a folder")
+    if not output:
+        raise WrongUsage("the name of OUT is empty: name a new folder")
     out = normal_path(output)
-    if table is None and _is_inside(out, folder):
+    if table is None and folder and _is_inside(out, folder):
         raise WrongUsage(f"{output} is in {folder}: name a folder outside of it")
     source = find_source(folder, table, options)
     with ExitStack() as stack:

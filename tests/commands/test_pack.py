@@ -272,6 +272,8 @@ def test_the_packed_folder_may_be_the_working_directory(colours, tmp_path, monke
         (["{colours}", "full/file"], "full/file is a file"),
         (["{colours}", "out", "--root", "full"], "--root is for tables"),
         (["nothing", "out"], "does not exist"),
+        (["", "out"], "folder of images is empty"),
+        (["{colours}", ""], "OUT is empty"),
         (["s3://photos/a", "s3://photos/a/packed"], "name a folder outside of it"),
         (["{colours}", "s3://user:word@server/out"], "a user name, a password or a port"),
     ],

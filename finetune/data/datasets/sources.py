@@ -50,10 +50,12 @@ def choose_source(
         group: The prefix of the options, for a message.
 
     Raises:
-        WrongUsage: There is no table, and options for tables would have no effect.
+        WrongUsage: The name of the folder is empty, or options for tables would have no effect.
     """
     if table is not None:
         return TableSource(Path(table), options)
+    if not folder:
+        raise WrongUsage("the name of the folder of images is empty: . is the working directory")
     is_set = {
         "columns": bool(options.columns),
         "labels": options.labels == "several",  # checkpoints of folders hold single
