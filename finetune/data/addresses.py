@@ -1,4 +1,5 @@
-"""Addresses of images: in object storage, such as s3://bucket/folder, or in a dataset of the Hugging Face hub.
+"""Addresses of images: in object storage, such as s3://bucket/folder, in a dataset of the Hugging Face hub, or on a web
+server.
 
 Credentials and endpoints come from the environment only. So no address holds a password, and addresses may be
 written to configs, logs and reports. This module imports nothing heavy.
@@ -17,15 +18,17 @@ from finetune.system.messages import WrongUsage, install, shown
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 HUB = "hf"
 DATASETS = "hf://datasets/"  # other addresses there are models
+WEB = ("https", "http")
 EXTRA = "storage"
 
 _ANY_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?")
 _REPOSITORY = re.compile(r"datasets/([^/]*/[^/]*)(?:/(.*))?", re.DOTALL)
 
 
 class StorageError(ValueError):
-    """Object storage or a hub that cannot be reached or refuses access, or an object that was replaced during its use.
+    """Object storage or a server that cannot be reached or refuses access, or an object that was replaced while in use.
 
     It is not an OSError: it is no fault of a single file, so that code that skips unreadable files does not catch it.
     """
@@ -34,7 +37,8 @@ class StorageError(ValueError):
 class Address(NamedTuple):
     """An address in parts. `key` has no slash at its ends, and is "" for a complete bucket.
 
-    The bucket of a dataset on the hub is datasets/OWNER/NAME or datasets/OWNER/NAME@REVISION.
+    The bucket of a dataset on the hub is datasets/OWNER/NAME or datasets/OWNER/NAME@REVISION, that of a web server its
+    host, with the port if there is one.
     """
 
     scheme: str
@@ -54,20 +58,22 @@ class Address(NamedTuple):
 
 
 def is_address(path: object) -> bool:
-    """Return whether a path is an address of images, in object storage or on the hub."""
-    return is_in_bucket(path) or is_dataset(path)
+    """Return whether a path is an address of images: in object storage, on the hub or on a web server."""
+    return is_in_bucket(path) or is_dataset(path) or _scheme(path) in WEB
 
 
 def is_in_bucket(path: object) -> bool:
-    """Return whether a path is an address in object storage, which can be written to."""
-    if not isinstance(path, str):
-        return False
-    scheme, separator, _ = path.partition("://")
-    return bool(separator) and scheme in SCHEMES
+    """Return whether a path is an address in object storage, the only ones that are written to."""
+    return _scheme(path) in SCHEMES
+
+
+def _scheme(path: object) -> str:
+    """Return the beginning of an address; "" for a path."""
+    return path.partition("://")[0] if isinstance(path, str) and "://" in path else ""
 
 
 def is_dataset(path: object) -> bool:
-    """Return whether a path is an address in a dataset of the hub, which is only read."""
+    """Return whether a path is an address in a dataset of the hub."""
     return isinstance(path, str) and path.startswith(DATASETS)
 
 
@@ -83,6 +89,9 @@ def parse_address(path: str) -> Address:
         bucket = f"datasets/{match[1]}" if match else rest
         repository_of(Address(scheme, bucket, ""))  # checks it
         key = match[2] or "" if match else ""
+    elif scheme in WEB:
+        bucket, _, key = rest.partition("/")
+        _check_host(bucket, key)
     else:
         bucket, _, key = rest.partition("/")
         _check_bucket(scheme, bucket)
@@ -101,6 +110,15 @@ def _check_bucket(scheme: str, bucket: str) -> None:
         raise WrongUsage(f"an address has no valid bucket: write {scheme}://BUCKET/FOLDER")
 
 
+def _check_host(host: str, path: str) -> None:
+    # a signature is part of a query, so nothing of such an address is shown
+    if not _HOST.fullmatch(host) or "?" in path or "#" in path:
+        raise WrongUsage(
+            "an address on a web server is https://HOST/FOLDER, without a user name, a password and a query (?…); "
+            "in names, ? is written as %3F and # as %23"
+        )
+
+
 def repository_of(address: Address) -> HubAddress:
     """Return the repository of an address on the hub, with its revision, in which %2F stands for a slash.
 
@@ -112,7 +130,7 @@ def repository_of(address: Address) -> HubAddress:
 
 
 def check_scheme(path: str) -> None:
-    """Refuse an address that is no path and no address of images, such as S3://bucket or https://server.
+    """Refuse an address that is no path and no address of images, such as S3://bucket or ftp://server.
 
     The message does not contain the address, which may have a password or a signature.
 
@@ -130,7 +148,7 @@ def check_scheme(path: str) -> None:
     if match[2] == "//":
         raise WrongUsage(
             f"addresses that begin with {match[0]} are unsupported: pass a local folder, one in object storage "
-            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME"
+            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME or https://HOST/FOLDER"
         )
 
 
@@ -197,10 +215,10 @@ def check_is_written(path: str, what: str) -> None:
         what: What was to be written there, or the flag that takes no such address.
 
     Raises:
-        WrongUsage: It is in a dataset of the hub.
+        WrongUsage: It is on the hub or on a web server.
     """
-    if is_dataset(path):
+    if is_address(path) and not is_in_bucket(path):
         raise WrongUsage(
-            f"{what}: {DATASETS}… is for images, and only read: use a local path, or one in object storage "
+            f"{what}: {_scheme(path)}://… is for images, and only read: use a local path, or one in object storage "
             f"({', '.join(f'{name}://' for name in SCHEMES)})"
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import obstore
 from huggingface_hub import constants, errors, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 from obstore.store import HTTPStore
@@ -57,8 +58,8 @@ class HubStorage(ObjectStorage):
         except OSError as error:
             raise StorageError(str(error)) from None
 
-    def _conditions(self, listed: Object | None) -> Any:
-        return None  # a commit does not change
+    def _get(self, store: Any, address: Address, listed: Object | None) -> Any:
+        return obstore.get(store, address.key)  # a commit does not change
 
     def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
         try:

@@ -30,7 +30,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from finetune.data.addresses import Address, StorageError, parse_address
+from finetune.data.addresses import SCHEMES, Address, StorageError, parse_address
 from finetune.data.limits import MAX_BYTES
 from finetune.data.storage import Entry, FileStats, Kind, Starts
 from finetune.system.daemon_threads import start_in_thread
@@ -61,6 +61,8 @@ _VARIABLES = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
+    "https": "the address",
+    "http": "the address",
 }
 
 _UNSUPPORTED_NAME = (
@@ -379,10 +381,9 @@ class ObjectStorage:
                 errno.EACCES, "no folder that was searched holds this address", path
             )
         store = self._client_of(address)
-        options = self._conditions(tree.objects.get(path))
 
         def read() -> bytes:
-            result = obstore.get(store, address.key, options=options)
+            result = self._get(store, address, tree.objects.get(path))
             size = result.meta["size"]
             if size > MAX_BYTES:
                 message = f"{size:,} bytes are more than the limit of {MAX_BYTES:,}"
@@ -391,9 +392,14 @@ class ObjectStorage:
 
         return self._ask(path, read)
 
-    def _conditions(self, listed: Object | None) -> Any:
-        """Return the options of a request, which fails if the object is not as it was listed."""
-        return None if listed is None else {"if_match": listed.e_tag}
+    def _get(self, store: Any, address: Address, listed: Object | None) -> Any:
+        """Return the answer to a request for an object. It fails if the object is not as it was listed."""
+        options: Any = None if listed is None else {"if_match": listed.e_tag}
+        return obstore.get(store, self._key(address), options=options)
+
+    def _key(self, address: Address) -> str:
+        """Return the name of an object for requests."""
+        return address.key
 
     def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
         address = parse_address(path)
@@ -413,7 +419,7 @@ class ObjectStorage:
                 path,
                 lambda: obstore.get_ranges(
                     store,
-                    address.key,
+                    self._key(address),
                     starts=[begins[i] for i in full],
                     ends=[ends[i] for i in full],
                 ),
@@ -458,7 +464,7 @@ class ObjectStorage:
     def _head(self, address: Address, seconds: float) -> Object | None:
         store = self._client_of(address, seconds)
         try:
-            return _object(self._ask(str(address), lambda: obstore.head(store, address.key)))
+            return _object(self._ask(str(address), lambda: obstore.head(store, self._key(address))))
         except FileNotFoundError:
             return None
 
@@ -623,12 +629,14 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     text = str(error).partition("\n\nDebug source:")[0]
     if _is_bucket_missing(text):
         return _bucket_missing(path)
-    variables = _VARIABLES[parse_address(path).scheme]
+    scheme = parse_address(path).scheme
+    variables = _VARIABLES[scheme]
     code = re.search(r"<Code>([\w.]{1,50})</Code>", text)
     if code and code[1] == "InvalidObjectState":
         return f"{path} is in an archive class of the storage, such as Glacier: restore it first"
     # without credentials, those of a machine in the cloud are asked for
-    if re.search(r"169\.254\.|[Mm]etadata|Missing|must be specified|[Cc]redential", text):
+    is_lacking = re.search(r"169\.254\.|[Mm]etadata|Missing|must be specified|[Cc]redential", text)
+    if scheme in SCHEMES and is_lacking:
         return f"{path}: no credentials: set {variables}"
     is_refused = isinstance(
         error, (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)

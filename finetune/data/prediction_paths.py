@@ -112,5 +112,6 @@ def _expand(
 def _check_not_many(path: str) -> None:
     """Refuse an unsupported table or an archive. Any other file gets an error in its row of the predictions."""
     check_supported(path)
-    if not any(stored_size(path)) and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
+    is_other = is_local(path) and not any(stored_size(path))
+    if is_other and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise ValueError(f"{path!r} is an archive: unpack it, and pass the folder")

@@ -1,9 +1,9 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are four kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder;
-`hub_storage.HubStorage` for datasets of the Hugging Face hub; and `packed_storage.PackedStorage` for the images in a
-packed folder, on a disk or at an address. All but the first are imported when they are needed. Another kind is a class
-with the methods of `Storage` and an entry in `STORAGES`.
+There are five kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder;
+`hub_storage.HubStorage` for datasets of the Hugging Face hub; `web_storage.WebStorage` for images on a web server; and
+`packed_storage.PackedStorage` for the images in a packed folder, on a disk or at an address. All but the first are
+imported when they are needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
 All other modules use a path as text and ask `storage_of` for its storage.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from finetune.data.addresses import HUB, check_address, is_address, parse_address, real_place
+from finetune.data.addresses import check_address, is_address, parse_address, real_place
 from finetune.data.pack_place import is_pack, pack_above
 
 _UNKNOWN = -1
@@ -290,6 +290,12 @@ def _open_at_once(path: str, flags: int) -> int:
 LOCAL = LocalStorage()
 # By the scheme of their paths, such as s3. They are added when they are first used.
 STORAGES: dict[str, Storage] = {}
+# The module and the class of the schemes that are not those of object storage.
+_CLASSES = {
+    "hf": ("hub_storage", "HubStorage"),
+    "https": ("web_storage", "WebStorage"),
+    "http": ("web_storage", "WebStorage"),
+}
 # The packed folders that are in use, by the beginning of their paths.
 PACKS: dict[str, Pack] = {}
 
@@ -320,11 +326,8 @@ def _storage_of_files(path: str) -> Storage:
     if scheme not in STORAGES and is_address(path):
         check_address(path)
         # imported here, because fits on local folders do not need obstore
-        if scheme == HUB:
-            STORAGES[scheme] = importlib.import_module("finetune.data.hub_storage").HubStorage()
-        else:
-            module = importlib.import_module("finetune.data.object_storage")
-            STORAGES[scheme] = module.ObjectStorage()
+        module, name = _CLASSES.get(scheme, ("object_storage", "ObjectStorage"))
+        STORAGES[scheme] = getattr(importlib.import_module(f"finetune.data.{module}"), name)()
     return STORAGES.get(scheme, LOCAL)
 
 

@@ -124,8 +124,7 @@ def test_a_single_image_and_names_with_unusual_characters(server):
     server.requests.clear()
     image = f"{PLACE}/set/test/red/00.png"
     assert list(files_to_predict(image)) == [image]
-    # its beginning is read to see whether it is an image
-    assert kinds(server) == {"revision": 1, "tree": 1, "paths-info": 1, "resolve": 1}
+    assert kinds(server) == {"revision": 1, "tree": 1, "paths-info": 1}
     stats = file_stats([f"{PLACE}/odd/{names[0]}", f"{PLACE}/odd/none.png"])
     assert stats.sizes.tolist() == [len(names[0]), -1]
 

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from finetune.data.addresses import shown_address
+from finetune.data.addresses import is_address, shown_address
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import (
     LOCAL,
     FileStats,
     file_stats,
+    is_local,
     kind_of,
     normal_path,
     refresh,
@@ -231,24 +232,24 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
     faults: list[Fault] = []
     for row, value in enumerate(table.columns[column]):
         text = value.strip() if isinstance(value, str) else label_text(value)
-        is_address = "://" in text and _URL.match(text) is not None
+        has_scheme = "://" in text and _URL.match(text) is not None
         if not text:
             faults.append(Fault(row, table.lines[row], column, "the path is empty"))
-        elif is_address and storage_of(text) is LOCAL:
+        elif has_scheme and not is_address(text) and is_local(text):
             fault = f"{shown_address(text)!r} is an address, which is unsupported"
             hint = "download the images, and pass their paths"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
-        elif is_address and not (prefix and text.startswith(prefix)):
+        elif has_scheme and not (prefix and text.startswith(prefix)):
             fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
             as_root = with_option("data.root", "as {}, or ")
             hint = f"pass the address of their folder: {as_root}to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
-            is_address = False
+            has_scheme = False
         elif not _is_path(text):
             faults.append(Fault(row, table.lines[row], column, f"'{shown(text)}' is not a path"))
             text = ""
-        path = text if text[:1] == "/" or is_address else prefix + text
+        path = text if text[:1] == "/" or has_scheme else prefix + text
         place = path.partition("://")[2] or path
         is_plain = "./" not in place and "//" not in place and not place.endswith("/..")
         paths.append(path if is_plain else _normal(path))
