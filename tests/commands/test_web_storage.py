@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit
 from object_server import BUCKET, ObjectServer, begin_test, object_server
 
-from finetune.data import object_storage
+from finetune.data import fetching, object_storage
 from finetune.data.addresses import StorageError, parse_address
+from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import STORAGES, file_stats, kind_of, open_file, read_pieces, refresh
 from finetune.system.messages import WrongUsage
@@ -119,6 +121,13 @@ def test_nothing_outside_of_the_root_is_read(server, place):
         open_file(outside)
     assert not server.requests
     assert open_file(f"{place}/train/red/00.png").read()  # the control
+
+
+def test_more_missing_files_than_threads_are_asked_for(server, place):
+    refresh(place)
+    paths = [f"{place}/none{i}.png" for i in range(2 * fetching._NUM_THREADS)]
+    assert (file_digests(paths, np.arange(len(paths))) == UNKNOWN).all()
+    assert server.requests["HEAD"] > len(paths)
 
 
 def test_a_replaced_image_is_named(server, place):
