@@ -21,6 +21,7 @@ from finetune.data.object_storage import (
     client_options,
     retries_within,
 )
+from finetune.data.pack_place import INDEX
 from finetune.data.storage import Entry, Kind
 from finetune.data.walk import is_image_file
 
@@ -34,14 +35,17 @@ class WebStorage(ObjectStorage):
     def kind(self, path: str) -> Kind:
         path = self.normal(path)
         if path in self._trees and not is_image_file(path):
-            raise StorageError(
-                f"{path}: a web server has no list of its images: pack them, or pass a table of them: "
-                "finetune fit TABLE --data.root https://HOST/FOLDER"
-            )
+            return "folder"
         return None if self._objects([path])[0] is None else "file"
 
     def entries(self, folder: str) -> Iterator[Entry]:
-        return iter(())  # asked for only where an index lists the files: of a packed folder
+        folder = self.normal(folder)
+        if self._listed(f"{folder}/{INDEX}") is None:
+            raise StorageError(
+                f"{folder}: a web server has no list of its images: pack them, or pass a table of them: "
+                "finetune fit TABLE --data.root https://HOST/FOLDER"
+            )
+        return iter(())  # the index lists the files
 
     def _objects(self, paths: Sequence[str]) -> list[Object | None]:
         paths = [self.normal(path) for path in paths]
