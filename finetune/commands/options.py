@@ -153,7 +153,7 @@ what is reviewed: review
   --weights FILE                           weights of a ResNet-18; by default the network of the run
   --port N                                 0: any free port [0]
 the copy: pack
-  --shard_mb MB                            size of a file of images [256]
+  --shard_mb MB                            largest size of a file of images [256]
 of a table: check review pack
   --root FOLDER                            folder of relative paths; by default that of the table
   --columns ROLE:NAME                      columns with unusual names, such as path:photo,label:breed

@@ -30,7 +30,7 @@ _REPOSITORY = re.compile(r"datasets/([^/]*/[^/]*)(?:/(.*))?", re.DOTALL)
 class StorageError(ValueError):
     """Object storage or a server that cannot be reached or refuses access, or an object that was replaced while in use.
 
-    It is not an OSError: it is no fault of a single file, so that code that skips unreadable files does not catch it.
+    It is not an OSError, because no single file is at fault: code that skips unreadable files must not catch it.
     """
 
 
@@ -219,6 +219,6 @@ def check_is_written(path: str, what: str) -> None:
     """
     if is_address(path) and not is_in_bucket(path):
         raise WrongUsage(
-            f"{what}: {_scheme(path)}://… is for images, and only read: use a local path, or one in object storage "
-            f"({', '.join(f'{name}://' for name in SCHEMES)})"
+            f"{what}: images at {_scheme(path)}://… can only be read: use a local path, or an address in object "
+            f"storage ({', '.join(f'{name}://' for name in SCHEMES)})"
         )

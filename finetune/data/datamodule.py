@@ -120,9 +120,9 @@ class ImageDataModule(pl.LightningDataModule):
         cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
             disk. Random crops have less detail. Pixels of val differ by 7 grey levels (mean) if it is 8/7 of
             image_size, else by 20.
-        shuffle_window: Number of packed images among which training images are shuffled, after their blocks in the
-            shards. So each block is read once per epoch, by one request, and kept until its images are used. 0 shuffles
-            all images; each is then read on its own.
+        shuffle_window: Number of packed images among which training images are shuffled. Blocks of the shards come in
+            a random order, and each device reads a block that it needs once per epoch. 0 shuffles all images: then
+            large images are read one by one.
         on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
         exclude: Names of classes to skip, one or more.

@@ -22,7 +22,7 @@ _NUM_THREADS = 128  # requests at a time; each waits for the network most of its
 _NUM_AHEAD = 256  # files that are fetched ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
 
-# Of packed folders: the next files that are known, so that neighbours among them are read together.
+# Of packed folders: how far to look ahead for neighbours in a shard, which are read together.
 _NUM_PLANNED = 4096
 _BYTES_PLANNED = 32 * 2**20
 # Bytes between two neighbours, at most, plus the size of the second. Sending a request takes about as long as reading
@@ -251,7 +251,7 @@ def fetch_ahead(
         groups: The groups.
         files_of: Returns the paths of a group, with the size of each file in bytes; 0 if it is unknown.
         while_waiting: Called every half second while a file is waited for.
-        num_planned: Groups after those that are fetched whose files are known, at least.
+        num_planned: How many groups to look at, at least, after those that are fetched, for neighbours in shards.
 
     Raises:
         StorageError: The storage cannot be reached, or a file was replaced.

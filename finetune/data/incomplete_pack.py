@@ -1,4 +1,4 @@
-"""Recognises a folder that is part of a packed folder: a copy that is incomplete, or one that was being written."""
+"""Recognises an incomplete packed folder: a part of a copy, or one that `finetune pack` has not finished."""
 
 import json
 from fnmatch import fnmatch
@@ -10,7 +10,7 @@ _FIRST_LINE = 2**16  # bytes of an index that are read, at most
 
 
 def pack_fault(folder: str) -> str:
-    """Return what a packed folder lacks, as an error message; "" if the folder is complete, or no packed folder.
+    """Return an error message about what a packed folder lacks; "" if it lacks nothing or is not a packed folder.
 
     Args:
         folder: A folder without images.

@@ -539,7 +539,7 @@ def _repeated(request: Callable[[], _Result]) -> _Result:
 
 
 def interruptible(request: Callable[[], _Result]) -> _Result:
-    """Return the result of a request. A signal such as that of Ctrl-C ends the wait for it in the main thread.
+    """Return the result of a request. In the main thread, Ctrl-C and other signals end the wait for it.
 
     While obstore waits for an answer, Python handles no signal, and requests are repeated for minutes.
     """
@@ -635,7 +635,10 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if code and code[1] == "InvalidObjectState":
         return f"{path} is in an archive class of the storage, such as Glacier: restore it first"
     # without credentials, those of a machine in the cloud are asked for
-    is_lacking = re.search(r"169\.254\.|[Mm]etadata|Missing|must be specified|[Cc]redential", text)
+    words = _without_urls(text)
+    is_lacking = "169.254." in text or re.search(
+        "[Mm]etadata|Missing|must be specified|[Cc]redential", words
+    )
     if scheme in SCHEMES and is_lacking:
         return f"{path}: no credentials: set {variables}"
     is_refused = isinstance(
@@ -651,7 +654,7 @@ def _in_plain_words(path: str, error: BaseException) -> str:
         name = shown(match[1])
         return f"{path}: an object has the name {name!r}: {_UNSUPPORTED_NAME}. Rename or delete it"
     reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
-    return f"{path}: the storage does not answer, or not as it should ({reason})"
+    return f"{path}: the storage gives no answer, or an unexpected one ({reason})"
 
 
 def _without_urls(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The images of a packed folder, at the paths that they had before: bytes of tar files.
+"""Reads the images of a packed folder from its tar files. Each image has the path that it had before.
 
 The index is trusted no more than any other file: it can name shards of its own folder only, and the bytes of each image
 are compared with their digest when it is read.
@@ -166,7 +166,7 @@ class PackedStorage:
     """The images of a packed folder.
 
     Args:
-        folder: The folder, as the paths of its images begin.
+        folder: The folder. The paths of its images begin with it.
         backing: The storage of the index and of the shards.
 
     Raises:
@@ -188,7 +188,7 @@ class PackedStorage:
         self._check_shards()
 
     def _check_shards(self) -> None:
-        """Check that the shards are complete. Those of another folder are refused: they may be anything."""
+        """Check that all shards are complete, and that none is a link, which could lead to any file."""
         index = self.index
         numbers, of_image = np.unique(index.shards, return_inverse=True)
         ends = np.zeros(len(numbers), np.int64)

@@ -1,4 +1,4 @@
-"""Packs images into tar files of some hundred megabytes, with an index: fewer and larger files.
+"""Packs images into a few tar files of a few hundred megabytes, with an index.
 
 The tar files are shards as webdataset reads them: each image follows its label, and training images are in a random
 order. `PackedStorage` reads the images of a packed folder.
@@ -111,7 +111,8 @@ def find_source(folder: str, table: str | None, options: TableOptions) -> Source
 class Target:
     """An empty folder that is filled: on a local disk, or in object storage.
 
-    In object storage an object of the name of the first shard keeps other processes out until the shard replaces it.
+    In object storage this process first writes a small object with the name of the first shard. Another process sees it
+    and ends. The shard replaces it later.
 
     Args:
         folder: The folder, which is created.
@@ -229,7 +230,7 @@ class Shards:
             error.filename = str(self._target.local)  # for the message: writing does not set it
             if self._target.is_remote:
                 error.strerror = (
-                    f"{error.strerror}, a shard does not fit (TMPDIR names another folder)"
+                    f"{error.strerror}: a shard does not fit there (set TMPDIR to a larger one)"
                 )
         if not isinstance(error, StorageError):
             self._target.remove_shards()

@@ -159,7 +159,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
         ("predict", f"{PLACE}/best.ckpt", "x"),
         ("pack", "x", PLACE),
     ):
-        assert "only read" in line(*arguments)
+        assert "can only be read" in line(*arguments)
     assert "review needs a local folder" in line("review", PLACE)
     assert not server.requests and not Path("hf:").exists()
 

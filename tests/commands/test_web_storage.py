@@ -154,9 +154,9 @@ def test_what_is_wrong_is_reported_in_one_line(server, place, colours, cli, monk
     assert "access denied" in line(*at_root, place)
     monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
     server.fault = lambda method, path: "unavailable"
-    assert "does not answer, or not as it should" in line(*at_root, place)
+    assert "gives no answer, or an unexpected one" in line(*at_root, place)
     for out in (("fit", colours, "--out", place), ("pack", colours, place)):
-        assert "only read" in line(*out)
+        assert "can only be read" in line(*out)
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,19 @@ def test_a_listing_that_breaks_off_is_repeated(server, monkeypatch):
     assert server.requests == {"LIST": 3}
     server.fault = lambda method, path: "truncate"
     monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
-    with pytest.raises(StorageError, match="does not answer, or not as it should"):
+    with pytest.raises(StorageError, match="gives no answer, or an unexpected one"):
         refresh(f"{server.address}/set")
+
+
+@pytest.mark.parametrize(
+    "name", ["metadata-photos", pytest.param("photos", id="control: another name")]
+)
+def test_a_name_in_an_address_is_not_taken_for_a_reason(name, server, monkeypatch):
+    """A message about credentials would be found by the word metadata."""
+    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    server.fault = lambda method, path: "truncate"
+    with pytest.raises(StorageError, match="gives no answer, or an unexpected one"):
+        refresh(f"{server.address}/{name}")
 
 
 ENDPOINTS = [
