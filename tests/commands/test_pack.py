@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from colours import QUICKEST
@@ -387,21 +388,23 @@ def test_packs_in_object_storage_train_the_same_weights(server, colours, cli):
 
 
 @pytest.mark.parametrize("num_cached", [10**5, pytest.param(0, id="control")])
-def test_the_checks_before_a_fit_request_each_packed_image_once(
-    server, colours, monkeypatch, num_cached
-):
+def test_the_checks_before_a_fit_request_each_block_once(server, colours, monkeypatch, num_cached):
     pack(str(colours), f"{server.address}/packed")
     monkeypatch.setattr(contents, "_MOST_CACHED", num_cached)
     server.requests.clear()
     looks = []
+    seen = []
     for root in (colours, f"{server.address}/packed"):
         data = ImageFolderData(str(root), num_workers=0)
         data.read()
+        seen.append(add_digests(data.seen, data.splits["train"], data.splits["val"]).digests)
+        num_digests = server.requests["GET"]
         looks.append(first_look(data.splits, data.class_names, data.scanned.folder).plain())
-        add_digests(data.seen, data.splits["train"], data.splits["val"])
-    assert looks[0] == looks[1]
+    assert looks[0] == looks[1] and np.array_equal(seen[0], seen[1])
+    assert len(set(seen[1].tolist())) == 60  # the control
+    assert num_digests == 7  # the index, the block of train, and five parts of it for the 7 of val
     num_requests = server.requests["GET"]
-    assert num_requests == 91 if num_cached else num_requests > 91  # the index, and each image
+    assert num_requests == 37 if num_cached else num_requests > 37  # each image of test
 
 
 @pytest.fixture(params=["remote", "local"])
