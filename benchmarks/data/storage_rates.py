@@ -56,7 +56,9 @@ for line in sys.stdin:
     milliseconds, megabytes = map(float, line.split())
     server.delay = milliseconds / 1000
     server.bytes_per_second = megabytes * 1e6 or None
-    print("set", flush=True)
+    print(server.requests.total(), server.num_bytes, flush=True)
+    server.requests.clear()
+    server.num_bytes = 0
 """
 
 
@@ -107,12 +109,17 @@ class Server:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._line()}",
         }
 
-    def set_latency(self, milliseconds: int, megabytes_per_second: int = 0) -> None:
-        """Set the latency of answers, and the rate at which content arrives; 0 is no limit."""
+    def set_latency(self, milliseconds: int, megabytes_per_second: int = 0) -> tuple[int, int]:
+        """Set the latency of answers, and the rate at which content arrives; 0 is no limit.
+
+        Returns:
+            The number of requests since the last call, and of the bytes that were sent.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{milliseconds} {megabytes_per_second}\n")
         self._process.stdin.flush()
-        self._line()
+        num_requests, num_bytes = map(int, self._line().split())
+        return num_requests, num_bytes
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -175,7 +182,10 @@ def table(records: Sequence[dict]) -> str:
 
 
 def measure_on_server(
-    benchmark: Benchmark, measure: Callable[[Any, Path, Server], dict], description: str | None
+    benchmark: Benchmark,
+    measure: Callable[[Any, Path, Server], dict],
+    description: str | None,
+    draw: Callable[[Path], None] = draw_images,
 ) -> None:
     """Measure the runs of a benchmark with the drawn images and a server of them, which the first run prepares.
 
@@ -183,6 +193,7 @@ def measure_on_server(
         benchmark: The benchmark.
         measure: Returns the result of a run. It gets the folder of the images and the server.
         description: For the help of the command.
+        draw: Draws the images in a folder.
     """
     args = benchmark.parser(description).parse_args()
     with ExitStack() as stack:
@@ -190,7 +201,7 @@ def measure_on_server(
         @cache
         def prepared() -> tuple[Path, Server]:
             images = Path(stack.enter_context(tempfile.TemporaryDirectory()), "images")
-            draw_images(images)
+            draw(images)
             return images, stack.enter_context(running_server(images))
 
         benchmark.main(args, lambda run: measure(run, *prepared()))

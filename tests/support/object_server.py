@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,20 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
 _TIME = "Fri, 02 Jan 2026 03:04:05 GMT"
 
 
+@lru_cache(maxsize=64)
+def _cached_md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+_hashing = threading.Lock()
+
+
+def _e_tag(content: bytes) -> str:
+    """Return the ETag of an object. It is computed once for many requests for parts of a shard at the same time."""
+    with _hashing:
+        return f'"{_cached_md5(content)}"'
+
+
 class ObjectServer:
     """A server with one bucket.
 
@@ -45,6 +60,7 @@ class ObjectServer:
     Attributes:
         address: The address of the bucket.
         requests: Number of requests by method.
+        num_bytes: Bytes of the content that was sent.
         fault: The fault of each request.
         delay: Seconds before each answer.
         bytes_per_second: Rate at which content arrives, of all requests together; None for no limit.
@@ -67,6 +83,7 @@ class ObjectServer:
             self.send("PUT", f"/{BUCKET}")
         self.address = f"s3://{BUCKET}"
         self.requests: Counter[str] = Counter()
+        self.num_bytes = 0
         self.fault: Fault = lambda method, path: ""
         self.delay = 0.0
         self.bytes_per_second: float | None = None
@@ -178,6 +195,7 @@ class ObjectServer:
         if fault == "truncate":
             request.close_connection = True
             body = body[: len(body) // 2]
+        self.num_bytes += len(body)
         request.wfile.write(body)
 
     def _from_moto(self, request: BaseHTTPRequestHandler, sent: bytes) -> Answer:
@@ -214,7 +232,7 @@ class ObjectServer:
         content = self.objects.get(key)
         if content is None:
             return 404, {"Content-Length": "0"}, b"<Error><Code>NoSuchKey</Code></Error>"
-        e_tag = f'"{hashlib.md5(content).hexdigest()}"'
+        e_tag = _e_tag(content)
         if request.headers.get("If-Match", e_tag) != e_tag:
             return 412, {}, b""
         headers = {"ETag": e_tag, "Last-Modified": _TIME, "Content-Length": str(len(content))}
@@ -257,7 +275,7 @@ class ObjectServer:
             headers = self.metadata.get(other, {})
         self.objects[key] = sent
         self.metadata[key] = headers
-        e_tag = f'"{hashlib.md5(sent).hexdigest()}"'
+        e_tag = _e_tag(sent)
         is_copy = source is not None or "uploadId" in query
         body = f"<R><ETag>{escape(e_tag)}</ETag></R>".encode() if is_copy else b""
         return 200, {"ETag": e_tag}, body
