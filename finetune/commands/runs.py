@@ -18,6 +18,7 @@ from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, 
 
 _WIDTH = 160  # of a table that is not shown on a terminal
 _WIDE = 120  # a narrower terminal has no room for all columns
+_NARROW = 72  # below this, there is room for the accuracy and the folder
 
 _LIST = """\
 Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and writes nothing.
@@ -96,9 +97,13 @@ def _print_table(rows: Sequence[RunRow]) -> None:
         columns[3:3] = [Column("epochs", justify="right")]
         columns[5:5] = [Column("time", justify="right", no_wrap=True)]
         columns[7:7] = [Column("state", no_wrap=True)]
+    cells_of = _cells if is_wide else _few_cells
+    if console.width < _NARROW:
+        columns = [Column("accuracy", no_wrap=True), Column("folder", overflow="fold")]
+        cells_of = _two_cells
     table = plain_table(columns)
     for row in rows:
-        table.add_row(*(_cells(row) if is_wide else _few_cells(row)))
+        table.add_row(*cells_of(row))
     console.print(table)
     for row in rows:
         if row.damage:
@@ -131,6 +136,13 @@ def _few_cells(row: RunRow) -> list[Text]:
         Text(bytes_text(row.size)),
         Text(shown(row.folder)),
     ]
+
+
+def _two_cells(row: RunRow) -> list[Text]:
+    """Return the cells for a very narrow terminal: the accuracy without its interval, and the complete folder."""
+    _, _, accuracy, _, folder = _few_cells(row)
+    lines = [line.partition(" (")[0] for line in accuracy.plain.split("\n")]
+    return [Text("\n".join(lines)), folder]
 
 
 def _accuracy(row: RunRow) -> str:
