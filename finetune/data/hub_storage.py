@@ -5,9 +5,10 @@ of the hub lists them, with the server of HF_ENDPOINT and the token of `hf auth 
 as in `object_storage`. The hub redirects requests for large files to another server, which does not get the token.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import obstore
 from huggingface_hub import constants, errors, hf_hub_url
@@ -25,6 +26,7 @@ from finetune.data.object_storage import (
 )
 from finetune.data.storage import Entry, Kind
 from finetune.models.hub import hub_errors
+from finetune.system.messages import shown
 
 # A request for an image is repeated for this long: the hub limits the number of requests in five minutes.
 RETRY_SECONDS = 330.0
@@ -32,6 +34,8 @@ _NUM_RETRIES = (
     4  # of a request for the list, after 1, 2, 4 and 8 seconds, or as long as the hub demands
 )
 _ANSWER_SECONDS = 30.0
+_COMMIT = re.compile("[0-9a-f]{40,64}")
+_SIZE_LIMIT = 2**63  # bytes; sizes are stored as int64
 
 _Result = TypeVar("_Result")
 
@@ -92,29 +96,82 @@ def _tree_of(address: Address) -> Tree:
     repository, revision = repository_of(address)
     api = f"{constants.ENDPOINT}/api/datasets/{repository}"
     name = quote(revision or constants.DEFAULT_REVISION, safe="")
-    commit = _answer(f"{api}/revision/{name}?expand=sha").json()["sha"]
+    described = _json(_answer(f"{api}/revision/{name}?expand=sha"))
+    commit = described.get("sha") if isinstance(described, dict) else None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise StorageError(_unexpected(f"there is no commit in the description of {repository}"))
     try:
         items = list(_items_in(f"{api}/tree/{commit}", address.key))
     except errors.RemoteEntryNotFoundError:  # perhaps it is a file
         asked = {"paths": [address.key], "expand": False}
-        items = _answer(f"{api}/paths-info/{commit}", asked).json() if address.key else []
+        items = _list_of(_answer(f"{api}/paths-info/{commit}", asked)) if address.key else []
     place = str(address._replace(key=""))
     objects = {
-        f"{place}/{item['path']}": Object(item["size"], 0, item.get("lfs", item)["oid"])
+        f"{place}/{item['path']}": _object(item, address.key)
         for item in items
-        if item["type"] == "file"
+        if item.get("type") == "file"
     }
     return Tree(str(address), objects, commit=commit)
 
 
 def _items_in(api: str, folder: str) -> Iterator[dict[str, Any]]:
     """Yield what is in a folder and its subfolders, as the hub describes it."""
-    inside = f"/{quote(folder, safe='')}" if folder else ""
-    url: str | None = f"{api}{inside}?recursive=true"
-    while url is not None:
-        answer = _answer(url)
-        yield from answer.json()
-        url = answer.links.get("next", {}).get("url")
+    url = f"{api}/{quote(folder, safe='')}" if folder else api
+    query = "recursive=true"
+    asked = {""}
+    while True:
+        asked.add(query)
+        answer = _answer(f"{url}?{query}")
+        yield from _list_of(answer)
+        link = answer.links.get("next")
+        if link is None:
+            return
+        # only the place in the list: the token is not sent to another server that a link names
+        query = urlsplit(link["url"]).query
+        if query in asked:
+            raise StorageError(_unexpected("the link to the next page of a list is invalid"))
+
+
+def _object(item: dict[str, Any], folder: str) -> Object:
+    """Return a file of a list.
+
+    Args:
+        item: The file, as the hub describes it.
+        folder: The folder that was listed, or the file itself; "" for the complete dataset.
+
+    Raises:
+        StorageError: The description is incomplete, or the file is not in the folder.
+    """
+    path = item.get("path")
+    size = item.get("size")
+    hashed = item["lfs"] if isinstance(item.get("lfs"), dict) else item
+    oid = hashed.get("oid")
+    if not isinstance(path, str) or not isinstance(size, int) or not isinstance(oid, str):
+        raise StorageError(_unexpected(f"the size or the hash of {shown(str(path))} is missing"))
+    if not 0 <= size < _SIZE_LIMIT:
+        raise StorageError(_unexpected(f"the size of {shown(path)} is {size}"))
+    is_inside = not folder or path == folder or path.startswith(f"{folder}/")
+    if not is_inside or {"", ".", ".."}.intersection(path.split("/")):
+        raise StorageError(_unexpected(f"{shown(path)} is not in the folder that was listed"))
+    return Object(size, 0, oid)
+
+
+def _list_of(answer: Any) -> list[dict[str, Any]]:
+    items = _json(answer)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise StorageError(_unexpected("the answer is not a list of files"))
+    return items
+
+
+def _json(answer: Any) -> Any:
+    try:
+        return answer.json()
+    except (ValueError, RecursionError):
+        raise StorageError(_unexpected("the answer is not JSON")) from None
+
+
+def _unexpected(what: str) -> str:
+    return f"{constants.ENDPOINT} does not answer as the hub does ({what}): check HF_ENDPOINT"
 
 
 def _answer(url: str, sent: dict[str, Any] | None = None) -> Any:

@@ -1,8 +1,11 @@
 """Images in a dataset of the hub: one listing at one commit, and the same files as on a disk."""
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +162,74 @@ def test_a_large_file_is_read_from_another_host_without_the_token(server, monkey
     assert pieces == [content[:10], content[20:30]]
     tokens = {path.split("/")[1]: token for _, path, token in server.requests}
     assert tokens == {"api": TOKEN, "datasets": TOKEN, "storage": ""}
+
+
+OTHER_HOST = "https://example.org/api/datasets/owner/photos/tree/main?cursor=7"
+FILE = {"type": "file", "path": "set/red/0.png", "size": 5, "oid": "0" * 40}
+
+
+def answer_with(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch, action: str, body: object, link: str = ""
+) -> None:
+    """Answer requests for a description or a list with a body, which is JSON unless it is bytes, and a link."""
+    original = server._dataset
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Link": f'<{link}>; rel="next"'} if link else {}
+
+    def answer(match: re.Match[str], *more: Any) -> tuple[int, dict[str, str], bytes]:
+        is_other = match["action"] != action
+        return original(match, *more) if is_other else (200, {**headers}, content)
+
+    monkeypatch.setattr(server, "_dataset", answer)
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "text"),
+    [
+        ("revision", b"<html>log in</html>", "not JSON"),
+        ("revision", [], "no commit"),
+        ("revision", {"sha": "../../x"}, "no commit"),
+        ("tree", b"<html>log in</html>", "not JSON"),
+        ("tree", {"error": "no"}, "not a list"),
+        ("tree", None, "not a list"),
+        ("tree", ["set/red/0.png"], "not a list"),
+        ("tree", [{**FILE, "size": None}], "size or the hash of set/red/0.png"),
+        ("tree", [{**FILE, "size": 10**30}], "the size of set/red/0.png is 1000"),
+        ("tree", [{**FILE, "size": -1}], "the size of set/red/0.png is -1"),
+        ("tree", [{**FILE, "path": None}], "size or the hash"),
+        ("tree", [{**FILE, "path": "set/../x.png"}], "set/../x.png is not in the folder"),
+        ("tree", [{**FILE, "path": "set//x.png"}], "set//x.png is not in the folder"),
+        ("tree", [{**FILE, "path": "/etc/x.png"}], "/etc/x.png is not in the folder"),
+        ("tree", [{**FILE, "path": "settled/x.png"}], "settled/x.png is not in the folder"),
+    ],
+)
+def test_an_answer_that_is_not_one_of_the_hub_is_reported(server, monkeypatch, action, body, text):
+    answer_with(server, monkeypatch, action, body)
+    with pytest.raises(StorageError, match=f"{text}.*: check HF_ENDPOINT"):
+        refresh(f"{PLACE}/set")
+
+
+def test_the_token_is_not_sent_to_a_server_that_a_list_names(server, monkeypatch):
+    asked: list[str] = []
+    original = hub_storage._answer
+
+    def answer(url: str, *more: Any) -> Any:
+        asked.append(url)
+        return original(url, *more)
+
+    monkeypatch.setattr(hub_storage, "_answer", answer)
+    answer_with(server, monkeypatch, "tree", [FILE])
+    refresh(f"{PLACE}/set")
+    assert file_stats([f"{PLACE}/set/red/0.png"]).sizes.tolist() == [5]  # the control
+    asked.clear()
+    answer_with(server, monkeypatch, "tree", [FILE], OTHER_HOST)
+    with pytest.raises(StorageError, match="link to the next page of a list is invalid"):
+        refresh(f"{PLACE}/set")
+    assert len(asked) == 3 and asked[2].endswith("/set?cursor=7")
+    assert all(url.startswith(f"{server.address}/api/") for url in asked)
+    answer_with(server, monkeypatch, "tree", [FILE], "/next")
+    with pytest.raises(StorageError, match="link to the next page of a list is invalid"):
+        refresh(f"{PLACE}/set")
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "limited", "cut"])
