@@ -48,6 +48,7 @@ _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
 _CONNECT_SECONDS = 5.0
 # Parts of 5 MB of a file that are sent at the same time: on a slow line each must arrive within the time of an answer.
 _PARTS = 4
+_LATEST = 2**63 - 1  # ns; times are stored as int64, and some servers send the year 9999
 _CHANGED = "mtime"  # metadata of an object: when the file was changed, in ns
 
 _ENDPOINTS = {
@@ -79,6 +80,10 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+class RangesUnsupportedError(StorageError):
+    """A server that sends a complete file where a part of it was requested."""
 
 
 class Object(NamedTuple):
@@ -512,6 +517,13 @@ class ObjectStorage:
         except exceptions.PreconditionError:
             message = f"{path} was replaced after its folder was listed (its ETag has changed)"
             raise StorageError(f"{message}: start again when nothing changes it") from None
+        except exceptions.NotSupportedError as error:
+            if "Range request not supported" not in str(error):
+                raise StorageError(_in_plain_words(path, error)) from None
+            raise RangesUnsupportedError(
+                f"{path}: the server sends complete files only, without support for range requests, which a packed "
+                "folder needs: copy the folder to a disk or to a server with range requests"
+            ) from None
         except (exceptions.BaseError, PermissionError) as error:
             raise StorageError(_in_plain_words(path, error)) from None
         except ValueError as error:  # of a key with ".." or control characters
@@ -550,7 +562,8 @@ def interruptible(request: Callable[[], _Result]) -> _Result:
 
 def _object(meta: Mapping[str, Any]) -> Object:
     seconds = int(meta["last_modified"].timestamp())  # some requests have no fractions of a second
-    return Object(meta["size"], seconds * 10**9, meta["e_tag"])
+    changed = min(seconds * 10**9, _LATEST)
+    return Object(meta["size"], changed, meta["e_tag"])
 
 
 def client_options(is_http_allowed: bool) -> Any:

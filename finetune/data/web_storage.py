@@ -17,12 +17,13 @@ from finetune.data.fetching import map_files
 from finetune.data.object_storage import (
     Object,
     ObjectStorage,
+    RangesUnsupportedError,
     Tree,
     client_options,
     retries_within,
 )
 from finetune.data.pack_place import INDEX
-from finetune.data.storage import Entry, Kind
+from finetune.data.storage import Entry, Kind, Starts
 from finetune.data.walk import is_image_file
 
 
@@ -74,6 +75,18 @@ class WebStorage(ObjectStorage):
                 f"{address} was replaced after the table was read: start again when nothing changes it"
             )
         return result
+
+    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
+        try:
+            return super().read_pieces(path, num_bytes, starts)
+        except RangesUnsupportedError:
+            if not is_image_file(
+                path
+            ):  # of a shard, each image would be a request for all its bytes
+                raise
+        content = self.content(path)
+        size = len(content)
+        return size, [content[start : start + num_bytes] for start in starts(size)]
 
     def _new_client(self, place: str, seconds: float) -> Any:
         options = client_options(is_http_allowed=place.startswith("http://"))

@@ -112,6 +112,32 @@ def test_a_file_is_asked_for_once_and_found_by_its_encoded_name(server, place):
     assert list(files_to_predict(paths[0])) == [paths[0]]
 
 
+def test_images_on_a_server_without_range_requests(server, place, monkeypatch):
+    shard = f"{place}/shard-00000.tar"
+    server.put("set/shard-00000.tar", bytes(1000))
+    refresh(place)
+    path = f"{place}/train/red/00.png"
+    places = (path, 10, lambda size: (0, size // 2, size - 3, size + 5))
+    pieces = read_pieces(*places)
+    digests = file_digests([path], np.arange(1))
+    monkeypatch.setattr(server, "has_ranges", False)
+    assert read_pieces(*places) == pieces and [len(piece) for piece in pieces[1]] == [10, 10, 3, 0]
+    assert np.array_equal(file_digests([path], np.arange(1)), digests)
+    # the control: a shard has the bytes of thousands of images
+    with pytest.raises(StorageError, match=f"{shard}: the server sends complete files only"):
+        read_pieces(shard, 10, lambda size: (20,))
+
+
+def test_a_time_after_the_last_one_in_64_bits(server, place):
+    name = "set/train/red/00.png"
+    server.metadata[name] = {"Last-Modified": "Fri, 31 Dec 9999 23:59:59 GMT"}
+    refresh(place)
+    paths = [f"{place}/train/red/0{i}.png" for i in range(2)]
+    times = file_stats(paths).times[:, 0].tolist()
+    del server.metadata[name]
+    assert times[0] == 2**63 - 1 > times[1] > 0
+
+
 def test_nothing_outside_of_the_root_is_read(server, place):
     refresh(f"{place}/train")
     server.requests.clear()

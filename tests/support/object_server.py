@@ -63,6 +63,7 @@ class ObjectServer:
         num_bytes: Bytes of the content that was sent.
         fault: The fault of each request.
         delay: Seconds before each answer.
+        has_ranges: Whether a request for a part of an object is answered with this part.
         bytes_per_second: Rate at which content arrives, of all requests together; None for no limit.
     """
 
@@ -86,6 +87,7 @@ class ObjectServer:
         self.num_bytes = 0
         self.fault: Fault = lambda method, path: ""
         self.delay = 0.0
+        self.has_ranges = True
         self.bytes_per_second: float | None = None
         self._link = threading.Lock()
         self.port = 0
@@ -238,7 +240,7 @@ class ObjectServer:
         headers = {"ETag": e_tag, "Last-Modified": _TIME, "Content-Length": str(len(content))}
         headers |= self.metadata.get(key, {})
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
-        if not match:
+        if not match or not self.has_ranges:
             return 200, headers, b"" if request.command == "HEAD" else content
         first = int(match[1])
         last = min(int(match[2]), len(content) - 1)
