@@ -12,6 +12,7 @@ import pytest
 from hub_server import TOKEN, HubServer, Repository, dataset_server, put_folder
 from huggingface_hub import constants
 from processes import _free_port
+from storage_checks import check_is_the_folder
 
 from finetune import ImageFolderData
 from finetune.data import hub_storage, object_storage
@@ -21,8 +22,6 @@ from finetune.data.datasets.listing import list_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.storage import (
     file_stats,
-    kind_of,
-    normal_path,
     open_file,
     read_pieces,
     refresh,
@@ -95,26 +94,7 @@ def test_a_list_of_several_pages_is_complete(server, colours):
 
 
 def test_kinds_entries_and_pieces_are_those_of_the_folder(server, colours):
-    for is_listed in (False, True):
-        if is_listed:
-            refresh(f"{PLACE}/set")
-        assert kind_of(f"{PLACE}/set//train/./red/") == "folder"
-        assert kind_of(f"{PLACE}/set/train/red/00.png") == "file"
-        assert kind_of(f"{PLACE}/set/train/re") is None
-        assert kind_of(f"{PLACE}/other") is None
-        listing = list_images(f"{PLACE}/set")
-        assert np.array_equal(listing.counts(), list_images(colours).counts())
-    assert normal_path(f"{PLACE}/set//train/./red/") == f"{PLACE}/set/train/red"
-    with pytest.raises(FileNotFoundError):
-        open_file(f"{PLACE}/set/gone.png")
-    for num_bytes in (1, 7, 10**6):
-        pieces = [
-            read_pieces(
-                f"{place}/train/red/00.png", num_bytes, lambda n: (0, n // 2, n - 3, n, n + 5)
-            )
-            for place in (f"{PLACE}/set", str(colours))
-        ]
-        assert pieces[0] == pieces[1]
+    check_is_the_folder(PLACE, colours)
 
 
 def test_a_single_image_and_names_with_unusual_characters(server):

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from object_server import ObjectServer, begin_test, object_server
+from storage_checks import check_is_the_folder
 
 from finetune import ImageFolderData
 from finetune.data import contents, fetching, object_storage
@@ -17,16 +18,13 @@ from finetune.data.addresses import StorageError
 from finetune.data.checking.first_look import first_look
 from finetune.data.contents import file_digests
 from finetune.data.datasets.folders import class_folders
-from finetune.data.datasets.listing import list_images
 from finetune.data.fetching import fetch_ahead
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
 from finetune.data.storage import (
     file_stats,
     kind_of,
-    normal_path,
     open_file,
-    read_pieces,
     refresh,
 )
 from finetune.data.tables.table_file import TableFile
@@ -91,26 +89,7 @@ def test_the_checks_before_a_fit_request_each_image_once(server, colours, monkey
 
 
 def test_kinds_entries_and_pieces_are_those_of_the_folder(server, colours):
-    for is_listed in (False, True):
-        if is_listed:
-            refresh(f"{server.address}/set")
-        assert kind_of(f"{server.address}/set//train/./red/") == "folder"
-        assert kind_of(f"{server.address}/set/train/red/00.png") == "file"
-        assert kind_of(f"{server.address}/set/train/re") is None
-        assert kind_of(f"{server.address}/other") is None
-        listing = list_images(f"{server.address}/set")
-        assert np.array_equal(listing.counts(), list_images(colours).counts())
-    assert normal_path(f"{server.address}/set//train/./red/") == f"{server.address}/set/train/red"
-    with pytest.raises(FileNotFoundError):
-        open_file(f"{server.address}/set/gone.png")
-    for num_bytes in (1, 7, 10**6):
-        pieces = [
-            read_pieces(
-                f"{place}/train/red/00.png", num_bytes, lambda n: (0, n // 2, n - 3, n, n + 5)
-            )
-            for place in (f"{server.address}/set", str(colours))
-        ]
-        assert pieces[0] == pieces[1]
+    check_is_the_folder(server.address, colours)
 
 
 def test_names_with_unusual_characters_and_marks_of_folders(server):
