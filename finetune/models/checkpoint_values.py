@@ -32,6 +32,7 @@ MAX_RESIZED = 2**14  # side in pixels of a resized image, before the centre is c
 _MAX_CANDIDATES = 100  # interpolated weights among which a fit chooses
 MIN_CROP_SHARE = 0.1
 MAX_IN_A_BATCH = 2**20
+MAX_COUNT = 2**53
 MAX_AUGMENTATIONS = 100
 MAX_EXCLUDED = 10_000
 MAX_FOLDS = 32  # as many as an ensemble may have members
@@ -143,7 +144,7 @@ def is_side(value: Any) -> bool:
     return is_count(value, MIN_PIXELS, MAX_PIXELS)
 
 
-def is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
+def is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:
     return type(value) is int and least <= value <= most
 
 
