@@ -48,7 +48,7 @@ def parse_hub_address(path: str) -> HubAddress:
     """Return the parts of an address.
 
     Raises:
-        WrongUsage: It is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or the hub allows no such name.
+        WrongUsage: It is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION, or the hub allows no such name or revision.
     """
     match = _ADDRESS.fullmatch(path.removeprefix(SCHEME))
     if match is None:  # not shown, since it may hold a password
@@ -61,7 +61,11 @@ def parse_hub_address(path: str) -> HubAddress:
             f"the Hugging Face hub allows no name {shown(match['repository'])}: choose one of at most 96 characters, "
             "without -- and .., that does not end with '-', '.' or '.git'"
         )
-    return HubAddress(match["repository"], match["revision"])
+    revision = match["revision"]
+    # in an URL, such parts would lead to another page
+    if revision is not None and {"", ".", ".."}.intersection(revision.split("/")):
+        raise WrongUsage(f"{shown(revision)} is not a revision: it has an empty part, . or ..")
+    return HubAddress(match["repository"], revision)
 
 
 def check_hub_client(what: str) -> None:

@@ -92,6 +92,13 @@ def test_other_names_are_allowed(name):
     assert parse_hub_address(f"hf://owner/{name}").repository == f"owner/{name}"
 
 
+@pytest.mark.parametrize("revision", ["..", "a/../b", "./main", "a//b", "main/"])
+def test_a_revision_cannot_lead_to_another_page(revision):
+    with pytest.raises(WrongUsage, match="is not a revision"):
+        parse_hub_address(f"hf://a/b@{revision}")
+    assert parse_hub_address("hf://a/b@v1..2").revision == "v1..2"  # the control
+
+
 def test_weights_are_those_of_the_repository(served, files, tmp_path):
     pretrained = read_weights(ADDRESS, f"timm/{NETWORK}")
     folder = tmp_path / "here"
