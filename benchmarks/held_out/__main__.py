@@ -33,6 +33,7 @@ RECORDS = Path(__file__).with_name("held_out.json")
 SHARE = 0.3  # of the images of each class
 BASE = "the defaults"
 REGRESSION = "logistic regression"
+CO_TUNING = "Co-Tuning"
 FORMER = [
     "--model.head_init=xavier",
     "--model.freeze_batch_norm=false",
@@ -46,6 +47,10 @@ RECIPES = {
     BASE: [],
     "AdamW 3e-4": ["--lr=3e-4"],
     "AdamW 1e-3": ["--lr=1e-3"],
+    "label smoothing 0.1": ["--model.label_smoothing=0.1"],
+    "layer decay 0.8": ["--model.layer_decay=0.8"],
+    "batches of 16": ["--batch=16"],
+    CO_TUNING: [],
     "the former defaults": FORMER,
     "the former defaults from the fitted head": FITTED_HEAD,
 }
@@ -80,7 +85,8 @@ def divide(folder: Path, seed: int, target: Path) -> None:
 def fit(candidate: Candidate, folder: Path, run: Run, options: Sequence[str]) -> dict:
     """Return the accuracy of a fit on the test images of a folder."""
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "finetune", "fit", str(folder)]
+        program = "benchmarks.held_out.co_tuning" if run.recipe == CO_TUNING else "finetune"
+        command = [sys.executable, "-m", program, "fit", str(folder)]
         command += ["--backbone", candidate.backbone, "--weights", candidate.weights]
         command += ["--size", str(run.size), "--seed", str(run.seed), "--precision", run.precision]
         command += ["--report", "false", "--out", out, *options]
@@ -88,7 +94,11 @@ def fit(candidate: Candidate, folder: Path, run: Run, options: Sequence[str]) ->
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         seconds = round(time.monotonic() - began)
         result = json.loads(Path(out, "fit/version_0/test.json").read_text("utf-8"))
-    return {"seconds": seconds, "accuracy": result["test/accuracy"]}
+    return {
+        "seconds": seconds,
+        "accuracy": result["test/accuracy"],
+        "error_before": result["test/calibration_error_before_scaling"],
+    }
 
 
 def tables(records: Sequence[dict]) -> dict[str, str]:
