@@ -127,12 +127,11 @@ def _cells(row: RunRow) -> list[Text]:
 
 
 def _few_cells(row: RunRow) -> list[Text]:
-    """Return the cells for a narrow terminal: the state stands where it is not finished, below the accuracy."""
-    state = [row.state] if row.state != FINISHED else []
+    """Return the cells for a narrow terminal."""
     return [
         Text(time.strftime("%Y-%m-%d", time.localtime(row.began))),
         Text(shown(row.network)),
-        Text("\n".join([line for line in [_accuracy(row)] if line] + state)),
+        Text(_accuracy_and_state(row, _accuracy(row))),
         Text(bytes_text(row.size)),
         Text(shown(row.folder)),
     ]
@@ -140,9 +139,14 @@ def _few_cells(row: RunRow) -> list[Text]:
 
 def _two_cells(row: RunRow) -> list[Text]:
     """Return the cells for a very narrow terminal: the accuracy without its interval, and the complete folder."""
-    _, _, accuracy, _, folder = _few_cells(row)
-    lines = [line.partition(" (")[0] for line in accuracy.plain.split("\n")]
-    return [Text("\n".join(lines)), folder]
+    accuracy = _accuracy(row).partition(" (")[0]
+    return [Text(_accuracy_and_state(row, accuracy)), Text(shown(row.folder))]
+
+
+def _accuracy_and_state(row: RunRow, accuracy: str) -> str:
+    """Return the accuracy, and below it the state of a run that is not finished."""
+    state = "" if row.state == FINISHED else row.state
+    return "\n".join(filter(None, [accuracy, state]))
 
 
 def _accuracy(row: RunRow) -> str:

@@ -29,10 +29,10 @@ def check_is_the_folder(place: str, colours: Path) -> None:
     with pytest.raises(FileNotFoundError):
         open_file(f"{place}/set/gone.png")
     for num_bytes in (1, 7, 10**6):
-        there, here = (
+        pieces = [
             read_pieces(
                 f"{folder}/train/red/00.png", num_bytes, lambda n: (0, n // 2, n - 3, n, n + 5)
             )
             for folder in (f"{place}/set", str(colours))
-        )
-        assert there == here
+        ]
+        assert pieces[0] == pieces[1]
