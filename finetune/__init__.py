@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from finetune.system.quick_process import without_gc
@@ -10,8 +11,12 @@ __version__ = "0.1.0"
 
 # By default albumentations asks a server for newer versions when it is imported. With this, nothing leaves the machine.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-# The client of the Hugging Face hub, which timm imports, then does not send the versions of other packages.
+# The client of the Hugging Face hub, which timm imports, then sends no versions of other packages, and asks for
+# no list of AI agents.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+_hub_constants = sys.modules.get("huggingface_hub.constants")
+if _hub_constants is not None:  # imported before: it reads the variable only then
+    _hub_constants.HF_HUB_DISABLE_TELEMETRY = True  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from finetune.api.fitted_run import FittedRun as FittedRun

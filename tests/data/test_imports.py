@@ -33,3 +33,20 @@ def test_parts_are_light_and_no_update_is_asked_for():
         command, env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["set()"] * len(STEPS) + ["1"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_client_of_the_hub_sends_no_telemetry_whichever_is_imported_first(is_first):
+    """It reads the variable when it is imported, so alone it does (the control)."""
+    client = "from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    imports = ["import finetune", client] if is_first else [client, "import finetune"]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")
+    }
+    command = [sys.executable, "-c", "\n".join([*imports, client])]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [str(is_first), "True"]
