@@ -1,6 +1,7 @@
 """Commands that are disturbed at random moments and started again: `python kill_moments.py OUT DATA 1 NUMBER [NAME]`.
 
-Fits on one, two and three processes are killed, paused, cannot write, or have their clock set back, NUMBER times each.
+Fits on one, two and three processes are killed (also while renames are slow), paused, cannot write, or have their clock
+set back, NUMBER times each.
 Fits are killed three times as often, cross-validations 1.5 times. Predictions and exports are killed NUMBER times.
 With a NUMBER of 1, fits on one and two processes are disturbed once, and no cross-validation is.
 
@@ -44,12 +45,36 @@ KILLS = 3  # kills of fits for each disturbance of another kind
 
 def killed_fit(root: Path, world_size: int, seconds: float, reference: dict[str, Any]) -> str:
     """Kill a fit at a random moment, start it again, and return the differences from an undisturbed fit."""
-    fit = Fit(root, *SHORT, world_size=world_size)
+    where = kill(Fit(root, *SHORT, world_size=world_size), seconds)
+    return again(root, where, world_size, reference)
+
+
+def kill(fit: Fit, seconds: float) -> str:
+    """Kill a fit at a random moment within some seconds, and return the moment as text."""
     moment = random.uniform(0, seconds)
     time.sleep(moment)
     os.killpg(fit.pids[0], signal.SIGKILL)
     fit.wait()
-    return again(root, f"killed after {moment:.2f} of {seconds:.2f} s", world_size, reference)
+    return f"killed after {moment:.2f} of {seconds:.2f} s"
+
+
+def slowly_renamed_fit(
+    root: Path, world_size: int, seconds: float, reference: dict[str, Any]
+) -> str:
+    """Let each rename take half a second, kill the fit at a random moment, and start it again."""
+    fit = Fit(root, *SHORT, world_size=world_size, before=_slow_renames)
+    return again(root, kill(fit, 2 * seconds), world_size, reference)
+
+
+def _slow_renames() -> None:
+    replace = os.replace
+
+    def replace_slowly(source: Any, target: Any) -> None:
+        time.sleep(0.25)
+        replace(source, target)
+        time.sleep(0.25)
+
+    patch("os.replace", replace_slowly).start()
 
 
 def again(root: Path, where: str, world_size: int, reference: dict[str, Any]) -> str:
@@ -237,6 +262,7 @@ DISTURBANCES: dict[str, Callable[[Path, int, float, dict[str, Any]], str]] = {
     "SIGSTOP for 3 s": paused_fit,
     "a failing write": limited_fit,
     "the clock set back": set_back_fit,
+    "slow renames, kill -9": slowly_renamed_fit,
     FULL_DISK: filled_fit,
 }
 
@@ -272,7 +298,9 @@ def results(number: int, only: str = "") -> Iterator[tuple[str, list[str]]]:
 
 def is_in_short_part(name: str, world_size: int) -> bool:
     # a pause of one of two processes, which wait for each other, tests more
-    return name != "the clock set back" and (name != "SIGSTOP for 3 s" or world_size == 2)
+    if name == "SIGSTOP for 3 s":
+        return world_size == 2
+    return name not in ("the clock set back", "slow renames, kill -9")
 
 
 def faults_of_folds(number: int) -> Iterator[str]:
