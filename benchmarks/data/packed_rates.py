@@ -2,7 +2,7 @@
 
     python -m benchmarks.data.packed_rates
 
-Two sets of drawn JPEG files, of which 9 of 10 are read: 6,000 of about 3 kB, 64x64 pixels, in 10 classes; and the 999
+Two sets of drawn JPEG files; 9 of 10 files are read: 6,000 of about 3 kB, 64x64 pixels, in 10 classes; and the 999
 of about 100 kB of `storage_rates`. A server in another process holds them in memory, as files and packed, and waits
 before each answer. Each round takes its cases in a random order. An epoch of training images is read through the data
 module, at 28 pixels, without augmentation and network, in batches of 32, decoded by one worker; packed images also in a

@@ -83,7 +83,7 @@ def packed_window(paths: Sequence[str], size: int) -> ShuffleWindow:
     if len(packs) > 1 or pack is None:
         raise WrongUsage(
             f"data.shuffle_window {size}: the training images are not in one packed folder: pack them with finetune "
-            "pack FOLDER OUT, or leave it at 0"
+            "pack FOLDER OUT, or set it to 0"
         )
     _, blocks = np.unique(pack.blocks(paths), return_inverse=True)
     return ShuffleWindow(blocks, size)

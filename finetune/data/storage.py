@@ -301,7 +301,7 @@ PACKS: dict[str, Pack] = {}
 
 
 def storage_of(path: str) -> Storage:
-    """Return the storage of a path: that of the packed folder it lies in, or else that of its scheme.
+    """Return the storage of a path: that of the packed folder it is in, or else that of its scheme.
 
     Raises:
         WrongUsage: The path is an address, and the extra for its storage is not installed.
@@ -310,7 +310,7 @@ def storage_of(path: str) -> Storage:
 
 
 def pack_of(path: str) -> Pack | None:
-    """Return the packed folder in use that a path lies in, or that it is; None if there is none."""
+    """Return the packed folder in use that a path is in, or that it is; None if there is none."""
     for folder, pack in PACKS.items():
         inside = path[len(folder) :]
         if path.startswith(folder) and inside[:1] in ("", "/") and inside[:4] != "/../":

@@ -357,5 +357,5 @@ def _with_existing_paths(answers: _Answers, folder: str) -> _Answers:
 
 
 def _may_exist(path: str) -> bool:
-    """Return whether a path is that of a file, or lies in a packed folder, whose index is not read here."""
+    """Return whether a path is that of a file, or is in a packed folder, whose index is not read here."""
     return os.path.isfile(path) or pack_above(os.path.dirname(path)) is not None

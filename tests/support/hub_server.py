@@ -204,7 +204,7 @@ class HubServer:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         start = int(asked.get("cursor", ["0"])[0])
         end = start + self.page_size
-        status, headers, content = _as_json(
+        answer = _as_json(
             [
                 {"type": "directory", "oid": "0", "size": 0, "path": prefix + "folder"},
                 *(_description(name, repository, files) for name in names[start:end]),
@@ -213,8 +213,8 @@ class HubServer:
         if end < len(names):
             url = f"{self.address}/api/{match['repo']}/tree/{oid}"
             url += f"/{match['folder']}" if match["folder"] else ""
-            headers["Link"] = f'<{url}?recursive=true&cursor={end}>; rel="next"'
-        return status, headers, content
+            answer[1]["Link"] = f'<{url}?recursive=true&cursor={end}>; rel="next"'
+        return answer
 
     def _file(
         self, repository: Repository, revision: str, name: str
