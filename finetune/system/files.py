@@ -234,6 +234,34 @@ def _has_locks(file: str) -> bool:
             return True
 
 
+def _acquire(lock: FileLock) -> tuple[AbstractContextManager[object], bool]:
+    """Make the folder of a lock, and acquire the lock if the file system has locks.
+
+    Returns:
+        The acquired lock, or a context that does nothing, and whether another process has held the lock.
+    """
+    has_waited = False
+    attempts_left = 100  # other processes may delete the lock file, or the folder while it is empty
+    while True:
+        try:
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return lock.acquire(timeout=0), has_waited
+            except Timeout:
+                has_waited = True
+                if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
+                    return lock.acquire(), has_waited
+        except (FileExistsError, FileNotFoundError):
+            attempts_left -= 1
+            if not attempts_left:
+                raise
+            continue
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+        return nullcontext(), False
+
+
 @contextmanager
 def one_at_a_time(target: Path) -> Iterator[bool]:
     """Hold a lock while this process makes `target`, on all machines that share the disk.
@@ -244,20 +272,9 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
         Whether this process has waited for another one, which may have made `target`: the caller must look again.
     """
     missing_parents = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        has_waited = False
-        held: AbstractContextManager[object] = nullcontext()
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
-                held = lock.acquire()
-                has_waited = True
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
+        held, has_waited = _acquire(lock)
         with held:
             try:
                 yield has_waited

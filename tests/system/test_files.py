@@ -234,6 +234,22 @@ def test_a_lock_goes_while_it_is_held(tmp_path, monkeypatch):
     assert held == [True] and not list(tmp_path.iterdir())
 
 
+def test_a_lock_that_is_released_between_two_looks_is_acquired(tmp_path, monkeypatch):
+    """Another process deletes the lock file after this one has found it locked."""
+    acquire, refusals = FileLock.acquire, iter([True])
+
+    def refused_once(lock, timeout=-1):
+        if next(refusals, False):
+            assert not Path(lock.lock_file).exists()  # the other process has released it by now
+            raise Timeout(lock.lock_file)
+        return acquire(lock, timeout=timeout)
+
+    monkeypatch.setattr(FileLock, "acquire", refused_once)
+    with one_at_a_time(tmp_path / "x") as has_waited:
+        assert has_waited and [*tmp_path.iterdir()] == [tmp_path / ".x.lock"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path, monkeypatch):
     target = tmp_path / "x"
     monkeypatch.setattr(os, "getpid", lambda: 1)  # as in two containers
