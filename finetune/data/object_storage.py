@@ -513,6 +513,11 @@ class ObjectStorage:
         except FileNotFoundError as error:
             if _is_bucket_missing(str(error)):
                 raise StorageError(_bucket_missing(path)) from None
+            if "status code: 405" in str(error):
+                raise StorageError(
+                    f"{path}: the server refuses HEAD requests, which return the sizes of images: allow them there, "
+                    "or copy the images to a disk"
+                ) from None
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
         except exceptions.PreconditionError:
             message = f"{path} was replaced after its folder was listed (its ETag has changed)"

@@ -99,6 +99,10 @@ def read_index(file: BinaryIO, place: str) -> PackIndex:
                 row = json.loads(line)
                 _check_row(row, previous)
             except (ValueError, RecursionError) as error:
+                if number == 1 and line.lstrip()[:1] == b"<":
+                    raise StorageError(
+                        f"{place} is a web page, not the index of packed images: check the address of the folder"
+                    ) from None
                 reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else error
                 raise StorageError(
                     f"{place}, line {number}: {reason}: copy the folder again, or pack the images again"

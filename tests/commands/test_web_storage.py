@@ -178,6 +178,12 @@ def test_what_is_wrong_is_reported_in_one_line(server, place, colours, cli, monk
     assert "does not exist" in line(*at_root, f"{place}-none")
     server.fault = lambda method, path: "deny"
     assert "access denied" in line(*at_root, place)
+    server.fault = lambda method, path: "refuse" if method == "HEAD" else ""
+    assert "the server refuses HEAD requests" in line(*at_root, place)
+    server.fault = lambda method, path: ""
+    for name in ("index.jsonl", "shard-00000.tar"):  # the same page at each path
+        server.put(f"app/{name}", b"<!doctype html>\n<html></html>\n")
+    assert "is a web page, not the index" in line("fit", place.replace("/set", "/app"), *QUICKEST)
     monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
     server.fault = lambda method, path: "unavailable"
     assert "gives no answer, or an unexpected one" in line(*at_root, place)

@@ -176,8 +176,8 @@ class ObjectServer:
         if fault == "cut":
             request.close_connection = True
             return
-        if fault in ("unavailable", "deny"):
-            request.send_response(503 if fault == "unavailable" else 403)
+        if refusal := {"unavailable": 503, "deny": 403, "refuse": 405}.get(fault):
+            request.send_response(refusal)
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
