@@ -2,7 +2,7 @@
 
 A folder is listed once, at the commit that the revision names then, and its files are read at this commit. The client
 of the hub lists them, with the server of HF_ENDPOINT and the token of `hf auth login` or HF_TOKEN. obstore reads them,
-as in `object_storage`. The hub redirects requests for large files to another server, which does not get the token.
+as in `listed_storage`. The hub redirects requests for large files to another server, which does not get the token.
 """
 
 import re
@@ -16,15 +16,9 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_ba
 from obstore.store import HTTPStore
 
 from finetune.data.addresses import Address, StorageError, parse_address, repository_of
-from finetune.data.object_storage import (
-    Object,
-    ObjectStorage,
-    Tree,
-    client_options,
-    interruptible,
-    retries_within,
-)
-from finetune.data.storage import Entry, Kind
+from finetune.data.listed_storage import ListedStorage
+from finetune.data.object_requests import client_options, interruptible, retries_within
+from finetune.data.object_tree import Object, Tree
 from finetune.models.hub import hub_errors
 from finetune.system.messages import shown
 
@@ -40,20 +34,8 @@ _SIZE_LIMIT = 2**63  # bytes; sizes are stored as int64
 _Result = TypeVar("_Result")
 
 
-class HubStorage(ObjectStorage):
+class HubStorage(ListedStorage):
     """The datasets of the hub. All methods may be used in threads, but not in forked workers."""
-
-    def kind(self, path: str) -> Kind:
-        self._list_once(path)
-        return super().kind(path)
-
-    def entries(self, folder: str) -> Iterator[Entry]:
-        self._list_once(folder)
-        return super().entries(folder)
-
-    def _list_once(self, path: str) -> None:
-        if self._tree(self.normal(path)) is None:
-            self.refresh(path)
 
     def _list(self, address: Address) -> Tree:
         try:
@@ -62,12 +44,12 @@ class HubStorage(ObjectStorage):
         except OSError as error:
             raise StorageError(str(error)) from None
 
-    def _get(self, store: Any, address: Address, listed: Object | None) -> Any:
-        return obstore.get(store, address.key)  # a commit does not change
+    def _get(self, client: Any, address: Address, listed: Object | None) -> Any:
+        return obstore.get(client, address.key)  # a commit does not change
 
-    def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
+    def _send(self, path: str, request: Callable[[], _Result]) -> _Result:
         try:
-            return super()._ask(path, request)
+            return super()._send(path, request)
         except FileNotFoundError:
             if self._listed(path) is None:
                 raise
@@ -107,7 +89,7 @@ def _tree_of(address: Address) -> Tree:
         items = _list_of(_answer(f"{api}/paths-info/{commit}", asked)) if address.key else []
     place = str(address._replace(key=""))
     objects = {
-        f"{place}/{item['path']}": _object(item, address.key)
+        f"{place}/{item['path']}": _described_object(item, address.key)
         for item in items
         if item.get("type") == "file"
     }
@@ -132,7 +114,7 @@ def _items_in(api: str, folder: str) -> Iterator[dict[str, Any]]:
             raise StorageError(_unexpected("the link to the next page of a list is invalid"))
 
 
-def _object(item: dict[str, Any], folder: str) -> Object:
+def _described_object(item: dict[str, Any], folder: str) -> Object:
     """Return a file of a list.
 
     Args:

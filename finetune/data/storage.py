@@ -1,10 +1,15 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are five kinds: `LocalStorage`; `object_storage.ObjectStorage` for addresses such as s3://bucket/folder;
-`hub_storage.HubStorage` for datasets of the Hugging Face hub; `web_storage.WebStorage` for images on a web server; and
-`packed_storage.PackedStorage` for the images in a packed folder, on a disk or at an address. All but the first are
-imported when they are needed. Another kind is a class with the methods of `Storage` and an entry in `STORAGES`.
-All other modules use a path as text and ask `storage_of` for its storage.
+There are five kinds:
+
+- `LocalStorage`, for paths.
+- `object_storage.ObjectStorage`, for addresses such as s3://bucket/folder.
+- `hub_storage.HubStorage`, for datasets of the Hugging Face hub.
+- `web_storage.WebStorage`, for images on a web server.
+- `packed_storage.PackedStorage`, for the images in a packed folder, on a disk or at an address.
+
+All but the first are imported when they are needed. Another kind is a class with the methods of `Storage` and an entry
+in `STORAGES`. All other modules use a path as text and ask `storage_of` for its storage.
 """
 
 import hashlib

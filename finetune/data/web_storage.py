@@ -11,23 +11,18 @@ from urllib.parse import unquote
 import obstore
 from obstore.store import HTTPStore
 
-from finetune.data import object_storage
+from finetune.data import object_requests
 from finetune.data.addresses import Address, StorageError, parse_address
 from finetune.data.fetching import map_files
-from finetune.data.object_storage import (
-    Object,
-    ObjectStorage,
-    RangesUnsupportedError,
-    Tree,
-    client_options,
-    retries_within,
-)
+from finetune.data.listed_storage import ListedStorage
+from finetune.data.object_requests import RangesUnsupportedError, client_options, retries_within
+from finetune.data.object_tree import Object, Tree
 from finetune.data.pack_place import INDEX
 from finetune.data.storage import Entry, Kind, Starts
 from finetune.data.walk import is_image_file
 
 
-class WebStorage(ObjectStorage):
+class WebStorage(ListedStorage):
     """The web servers of one scheme. All methods may be used in threads, but not in forked workers."""
 
     def _list(self, address: Address) -> Tree:
@@ -62,13 +57,13 @@ class WebStorage(ObjectStorage):
         return [self._listed(path) for path in paths]
 
     def _found(self, path: str) -> Object | None:
-        return self._head(parse_address(path), object_storage.START_SECONDS)
+        return self._head(parse_address(path), object_requests.START_SECONDS)
 
     def _key(self, address: Address) -> str:
         return unquote(address.key)
 
-    def _get(self, store: Any, address: Address, listed: Object | None) -> Any:
-        result = obstore.get(store, self._key(address))
+    def _get(self, client: Any, address: Address, listed: Object | None) -> Any:
+        result = obstore.get(client, self._key(address))
         now = (result.meta["size"], result.meta["e_tag"])
         if listed is not None and now != (listed.size, listed.e_tag):
             raise StorageError(
@@ -80,9 +75,8 @@ class WebStorage(ObjectStorage):
         try:
             return super().read_pieces(path, num_bytes, starts)
         except RangesUnsupportedError:
-            if not is_image_file(
-                path
-            ):  # of a shard, each image would be a request for all its bytes
+            # of a shard, each image would be a request for all its bytes
+            if not is_image_file(path):
                 raise
         content = self.content(path)
         size = len(content)

@@ -16,7 +16,7 @@ from object_server import ObjectServer, begin_test, object_server
 from processes import _free_port, finetune, rank_environment, start
 
 from finetune import Classifier
-from finetune.data import fetching, image_cache, object_storage
+from finetune.data import fetching, image_cache, object_requests
 from finetune.data.checking.image_facts import inspect_images
 from finetune.data.datasets.listing import list_images
 from finetune.data.storage import STORAGES
@@ -377,7 +377,7 @@ def test_a_server_that_is_gone_ends_the_run_in_one_line(
 ):
     place = f"{server.address}/set"
     local = fit(cli, colours, "local", "--trainer.max_epochs", 2)
-    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.5)
     in_second_epoch(server.stop)
     options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
     options += NO_CACHE

@@ -20,7 +20,7 @@ from finetune import Classifier
 from finetune.api.child_process import _run_of
 from finetune.commands.error_lines import exit_code, one_line
 from finetune.commands.run_places import check_shared
-from finetune.data import object_storage
+from finetune.data import object_requests
 from finetune.data.addresses import StorageError
 from finetune.data.storage import STORAGES
 from finetune.runs import run_upload
@@ -248,8 +248,8 @@ def test_a_server_that_is_gone_ends_the_run_and_the_checkpoint_is_kept(
 ):
     options = [*QUICKEST, *TWO_EPOCHS, "--out", f"{server.address}/runs"]
     cli("fit", colours, *QUICKEST, *TWO_EPOCHS)
-    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.3)
-    monkeypatch.setattr(object_storage, "START_SECONDS", 0.3)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.3)
     step = Classifier.training_step
 
     def training_step(model, *args):
@@ -275,7 +275,7 @@ def test_a_finished_run_that_was_not_uploaded_is_uploaded_by_resume(
     server, colours, cli, monkeypatch
 ):
     options = [*QUICKEST, "--out", f"{server.address}/runs"]
-    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.3)
     server.fault = lambda method, path: "unavailable" if path.endswith("test.json") else ""
     assert "cannot upload the run" in error_line(cli, "fit", colours, *options)
     server.fault = lambda method, path: ""
@@ -336,7 +336,7 @@ def test_a_run_without_a_result_leaves_nothing(server, colours, cli, monkeypatch
 
 
 def test_a_failed_upload_leaves_nothing_either(server, monkeypatch):
-    monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.2)
     upload = upload_of(server, "first")
     (upload.run / "metrics.csv").write_text("later")
     server.fault = lambda method, path: "unavailable" if method == "PUT" else ""

@@ -10,7 +10,7 @@ from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit
 from object_server import BUCKET, ObjectServer, begin_test, object_server
 
-from finetune.data import fetching, object_storage
+from finetune.data import fetching, object_requests
 from finetune.data.addresses import StorageError, parse_address
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.prediction_paths import files_to_predict
@@ -184,7 +184,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, place, colours, cli, monk
     for name in ("index.jsonl", "shard-00000.tar"):  # the same page at each path
         server.put(f"app/{name}", b"<!doctype html>\n<html></html>\n")
     assert "is a web page, not the index" in line("fit", place.replace("/set", "/app"), *QUICKEST)
-    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
     server.fault = lambda method, path: "unavailable"
     assert "gives no answer, or an unexpected one" in line(*at_root, place)
     for out in (("fit", colours, "--out", place), ("pack", colours, place)):

@@ -15,7 +15,7 @@ from processes import _free_port
 from storage_checks import check_is_the_folder
 
 from finetune import ImageFolderData
-from finetune.data import hub_storage, object_storage
+from finetune.data import hub_storage, object_requests
 from finetune.data.addresses import StorageError, parse_address, real_place, repository_of
 from finetune.data.contents import file_digests
 from finetune.data.datasets.listing import list_images
@@ -230,7 +230,7 @@ def test_failed_requests_are_repeated(server, fault):
 
 def test_a_hub_that_is_gone_and_a_deleted_repository_are_reported(server, monkeypatch):
     monkeypatch.setattr(hub_storage, "RETRY_SECONDS", 0.2)
-    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
     refresh(f"{PLACE}/set")
     image = f"{PLACE}/set/train/red/00.png"
     for fault, text in (("limited", "429"), ("unavailable", "503"), ("cut", "")):

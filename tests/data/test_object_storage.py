@@ -13,7 +13,7 @@ from object_server import ObjectServer, begin_test, object_server
 from storage_checks import check_is_the_folder
 
 from finetune import ImageFolderData
-from finetune.data import contents, fetching, object_storage
+from finetune.data import contents, fetching, object_requests
 from finetune.data.addresses import StorageError
 from finetune.data.checking.first_look import first_look
 from finetune.data.contents import file_digests
@@ -145,7 +145,7 @@ def test_a_listing_that_breaks_off_is_repeated(server, monkeypatch):
     refresh(f"{server.address}/set")
     assert server.requests == {"LIST": 3}
     server.fault = lambda method, path: "truncate"
-    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
     with pytest.raises(StorageError, match="gives no answer, or an unexpected one"):
         refresh(f"{server.address}/set")
 
@@ -155,7 +155,7 @@ def test_a_listing_that_breaks_off_is_repeated(server, monkeypatch):
 )
 def test_a_name_in_an_address_is_not_taken_for_a_reason(name, server, monkeypatch):
     """A message about credentials would be found by the word metadata."""
-    monkeypatch.setattr(object_storage, "START_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
     server.fault = lambda method, path: "truncate"
     with pytest.raises(StorageError, match="gives no answer, or an unexpected one"):
         refresh(f"{server.address}/{name}")
@@ -176,7 +176,7 @@ def test_an_endpoint_without_encryption_is_used_by_its_own_scheme(
         for name in names:
             monkeypatch.delenv(name, raising=False)
     place = f"{scheme}://bucket"
-    is_allowed = object_storage._is_http_allowed
+    is_allowed = object_requests._is_http_allowed
     assert not is_allowed(place)
     monkeypatch.setenv(endpoint, "http://127.0.0.1:1")
     assert [other for other, *_ in ENDPOINTS if is_allowed(f"{other}://bucket")] == [scheme]

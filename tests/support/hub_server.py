@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote
 
 import pytest
 
-from finetune.data import object_storage
+from finetune.data import object_requests
 from finetune.data.addresses import HUB
 from finetune.data.storage import STORAGES
 from finetune.models import hub
@@ -342,8 +342,8 @@ def put_folder(server: HubServer, name: str, folder: Path, prefix: str) -> str:
 @contextmanager
 def dataset_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """Yield a server without a client of its datasets. Clients repeat a request that fails after some milliseconds."""
-    monkeypatch.setattr(object_storage, "_FIRST_PAUSE", 0.005)
-    monkeypatch.setattr(object_storage, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(object_requests, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(object_requests, "_LONGEST_PAUSE", 0.05)
     monkeypatch.delitem(STORAGES, HUB, raising=False)
     with hub_server(folder) as server:
         yield server

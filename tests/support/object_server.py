@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape, unescape
 
 import pytest
 
-from finetune.data import object_storage
+from finetune.data import object_requests
 from finetune.data.storage import STORAGES
 
 BUCKET = "photos"
@@ -321,8 +321,8 @@ def begin_test(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     Clients repeat a request that fails after some milliseconds.
     """
-    monkeypatch.setattr(object_storage, "_FIRST_PAUSE", 0.005)
-    monkeypatch.setattr(object_storage, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(object_requests, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(object_requests, "_LONGEST_PAUSE", 0.05)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(STORAGES, "s3", raising=False)
