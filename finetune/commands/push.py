@@ -3,11 +3,9 @@
 import sys
 from pathlib import Path
 
-from finetune.commands.export import verified_timm_folder
+from finetune.commands.export import read_trained, verified_timm_folder
 from finetune.inference.timm_folder import DESCRIPTION, README, TIMM_FILES
 from finetune.models.hub import SCHEME, check_hub_client, hub_errors, parse_hub_address
-from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import ExportedCheckpoint
 from finetune.system.messages import WrongUsage, bytes_text
 
 _FILES = (README, DESCRIPTION, *TIMM_FILES)
@@ -41,11 +39,7 @@ def push(
     check_hub_client("finetune push")
     if not dry_run:
         _check_upload(name)
-    checkpoint = read_checkpoint(ckpt_path)
-    if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(
-            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
-        )
+    checkpoint = read_trained(ckpt_path)
     with verified_timm_folder(ckpt_path, checkpoint, verify_on, name) as (folder, verified):
         print(verified)
         if dry_run:

@@ -25,6 +25,7 @@ from small_fits import scramble
 from finetune.cli import main
 from finetune.cli import run as run_command
 from finetune.commands import export as export_command
+from finetune.commands.export_target import put_file_in_place, workplace
 from finetune.data.decode import decode
 from finetune.data.seen_record import SeenRecord, unpack_record
 from finetune.data.splits import hashes
@@ -188,9 +189,7 @@ def test_exports_at_once_leave_the_file_and_the_words_of_one(tmp_path):
     def keep(i: int) -> None:
         file = tmp_path / f"source{i}"
         file.write_text(str(i))
-        export_command._write_export(
-            file, {"of": str(i)}, target, target.with_name("best.onnx.json")
-        )
+        put_file_in_place(file, {"of": str(i)}, target, target.with_name("best.onnx.json"))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(keep, range(40)))
@@ -206,7 +205,7 @@ def test_links_and_modes_of_both_files_are_kept(tmp_path):
     for name in names:
         (disk / name).touch(0o600)
         (tmp_path / name).symlink_to(disk / name)
-    export_command._write_export(file, {"of": "new"}, *(tmp_path / name for name in names))
+    put_file_in_place(file, {"of": "new"}, *(tmp_path / name for name in names))
     assert contents(tmp_path / "best.onnx") == ("new", "new")
     for name in names:
         assert (tmp_path / name).is_symlink() and stat.S_IMODE(
@@ -218,13 +217,11 @@ def test_a_full_disk_is_reported_with_its_place(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "the source")
     monkeypatch.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match=r"No space left on device: '.*best\.onnx'"):
-        export_command._write_export(
-            tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json"
-        )
+        put_file_in_place(tmp_path / "x", {}, tmp_path / "best.onnx", tmp_path / "best.onnx.json")
     assert not list(tmp_path.iterdir())
     with (
         pytest.raises(OSError, match=r"No space left on device: '.*TMPDIR sets another"),
-        export_command._workplace(),
+        workplace(),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -247,12 +244,12 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
     about_file = tmp_path / "best.onnx.json"
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
-    export_command._write_export(tmp_path / "old", {"of": "old"}, target, about_file)
+    put_file_in_place(tmp_path / "old", {"of": "old"}, target, about_file)
     (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
 
     fail_to_replace(ends_at, monkeypatch)
     with pytest.raises(OSError, match="the end"):
-        export_command._write_export(tmp_path / "new", {"of": "new"}, target, about_file)
+        put_file_in_place(tmp_path / "new", {"of": "new"}, target, about_file)
     assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
     assert not list(tmp_path.glob(".*"))
 
@@ -264,15 +261,15 @@ def test_weights_of_one_export_are_never_next_to_the_xml_of_another(tmp_path, mo
     for name in ("old", "new"):
         for suffix in (".xml", ".bin"):
             (tmp_path / f"{name}{suffix}").write_text(name)
-    export_command._write_export(tmp_path / "old.xml", {"of": "old"}, target, about_file)
+    put_file_in_place(tmp_path / "old.xml", {"of": "old"}, target, about_file)
     assert target.with_suffix(".bin").read_text() == "old"
 
     fail_to_replace(ends_at, monkeypatch)
     with pytest.raises(OSError, match="the end"):
-        export_command._write_export(tmp_path / "new.xml", {"of": "new"}, target, about_file)
+        put_file_in_place(tmp_path / "new.xml", {"of": "new"}, target, about_file)
     assert not target.exists() and not about_file.exists()
     monkeypatch.undo()
-    export_command._write_export(tmp_path / "new.xml", {"of": "new"}, target, about_file)
+    put_file_in_place(tmp_path / "new.xml", {"of": "new"}, target, about_file)
     assert contents(target) == ("new", "new")
     assert target.with_suffix(".bin").read_text() == "new"
 
@@ -515,7 +512,7 @@ def test_int8_needs_the_images_of_the_run(run, cli, tmp_path):
     for arguments, message in (
         (
             ["--root", "gone"],
-            "there is no folder gone: --quantize int8 needs them, with --root FOLDER",
+            "there is no folder gone: --quantize int8 needs the data set of the checkpoint: pass its",
         ),
         (["--format", "torch"], "--quantize int8 makes an .onnx, not --format torch"),
         (

@@ -361,7 +361,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an exported file that says something else is not kept",
-        "commands/export.py",
+        "commands/export_verification.py",
         "if not agreement.is_good:",
         "if False:",
         "tests/commands/test_export.py",

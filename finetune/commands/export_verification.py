@@ -1,0 +1,81 @@
+"""The images on which an export is compared with its checkpoint, and the result in words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from finetune.data.decode import decode
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.samplers import SHEET, draw_indices
+from finetune.inference.export_check import Agreement, drawn_image
+from finetune.inference.predictor import Predictor
+
+_MAX_VERIFIED = 64
+
+
+@dataclass(frozen=True)
+class VerificationImages:
+    """Images on which a file is compared with its checkpoint.
+
+    Attributes:
+        readers: A function for each image that reads it, (H, W, 3) uint8 RGB.
+        description: The images in a message, after their number.
+    """
+
+    readers: Sequence[Callable[[], np.ndarray]]
+    description: str
+
+    def prepared(self, predictor: Predictor) -> np.ndarray:
+        """Return the images as the network takes them, (N, h, w, 3) uint8."""
+        return np.stack([predictor.prepare(read()) for read in self.readers])
+
+
+def images_to_verify(verify_on: str | None) -> VerificationImages:
+    """Return at most `_MAX_VERIFIED` images.
+
+    Args:
+        verify_on: An image, a folder, a glob or a text file of paths; None for synthetic images.
+    """
+    if verify_on is None:
+        readers = [partial(drawn_image, seed) for seed in range(_MAX_VERIFIED)]
+        return VerificationImages(readers, "synthetic images")
+    paths = files_to_predict(verify_on)
+    chosen = np.sort(draw_indices(len(paths), _MAX_VERIFIED, SHEET))
+    word = "image" if len(paths) == 1 else "images"
+    readers = [partial(decode, paths[int(i)]) for i in chosen]
+    return VerificationImages(readers, f"{word} of {verify_on}")
+
+
+def check_agreement(agreement: Agreement, kind: str, images: str) -> None:
+    """Discard an export that does not predict as its checkpoint.
+
+    Args:
+        agreement: The result of the comparison.
+        kind: What was exported, for the message.
+        images: The description of the images, for the message.
+
+    Raises:
+        ValueError: The probabilities or the classes differ.
+    """
+    if not agreement.is_good:
+        differs = f"a probability differs by {agreement.largest:.1e}, {agreement.num_other} have other classes"
+        where = f"on {agreement.num_images} {images}"
+        raise ValueError(
+            f"the {kind} was discarded, since it does not predict as the checkpoint: {where} {differs}"
+        )
+
+
+def describe_agreement(agreement: Agreement, images: str, label_kind: str) -> str:
+    """Return the result of a comparison that was good, and the times of both."""
+    return (
+        f"verified against the checkpoint on {agreement.num_images} {images}: {same_answers(label_kind)}, largest "
+        f"difference of a probability {agreement.largest:.1e}; one image takes "
+        f"{agreement.milliseconds[0]:.1f} ms with the checkpoint, {agreement.milliseconds[1]:.1f} ms with the file"
+    )
+
+
+def same_answers(label_kind: str) -> str:
+    """Return that an export predicts the classes of its checkpoint, or its labels."""
+    return "same labels" if label_kind == "several" else "same classes"
