@@ -9,7 +9,8 @@ Inference:
 - `joined_checkpoint` makes one checkpoint of those of several runs.
 
 Export:
-- `end_to_end` is the exported module, from pixels to probabilities.
+- `end_to_end` is the exported module, from pixels to probabilities. `calibrated_head` moves the calibration into the
+  head, for files without it.
 - `exporters` writes it to files. `export_check` verifies a file against the checkpoint.
 - `timm_folder` writes a network of timm as a folder that timm and its hub can read.
 - `coreml_package` writes a package for Apple's systems.

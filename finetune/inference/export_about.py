@@ -5,6 +5,7 @@ from typing import Any
 
 from finetune.data.resize import PADDING
 from finetune.data.transforms import CROP_SHARE, resized_side
+from finetune.inference.calibrated_head import without_scaling
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
 from finetune.runs.exported_files import InputSize, begun_with, licence_of
@@ -84,14 +85,6 @@ def _inputs_and_outputs(predictor: Predictor, format: str, is_any: bool) -> dict
         "input": {"images": ["N", *sides, 3, "uint8 RGB"]},
         "output": {"probabilities": ["N", "K", "float32"], **logits},
     }
-
-
-def without_scaling(calibration: AnyCalibration) -> AnyCalibration:
-    """Return the calibration of a network whose logits are scaled: the thresholds stay."""
-    if isinstance(calibration, MultilabelCalibration):
-        num_labels = len(calibration.scale)
-        return calibration._replace(scale=(1.0,) * num_labels, bias=(0.0,) * num_labels)
-    return calibration._replace(temperature=1.0)
 
 
 def _decisions(predictor: Predictor, calibration: AnyCalibration) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from finetune.data.seen_record import merge_records, read_record
+from finetune.inference.calibrated_head import calibrated_head
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.stages import head_name
 from finetune.runs.answers import Answers, LabelAnswers
@@ -19,8 +20,9 @@ from finetune.training.checkpoint_settings import model_settings
 from finetune.training.multilabel_calibration import MultilabelCalibration, choose_thresholds
 from finetune.training.threshold import choose
 
-# Of Lightning's keys, those that are the same for all members, and are needed to load weights.
-_KEPT = ("epoch", "global_step", "pytorch-lightning_version")
+# Keys that Lightning needs to load weights. The values of the first checkpoint stand for all, although the best epochs
+# of the folds differ.
+_LIGHTNING_KEYS = ("epoch", "global_step", "pytorch-lightning_version")
 _PREFIX = "network."
 
 # Shapes: N images, K classes.
@@ -61,7 +63,7 @@ def join_checkpoints(
     records = [record for part in parts if (record := read_record(part)) is not None]
     seen = reduce(merge_records, records).pack() if len(records) == len(parts) else None
     joined: dict[str, Any] = {
-        **{name: first[name] for name in _KEPT if name in first},
+        **{name: first[name] for name in _LIGHTNING_KEYS if name in first},
         "state_dict": state,
         "hyper_parameters": {
             **first["hyper_parameters"],
@@ -144,19 +146,8 @@ def _calibrated_members(
             for name, value in weights.items()
             if name.startswith(prefix)
         }
-        _calibrate_head(member, head_name(network), calibration)
+        weight = f"{head_name(network)}.weight"
+        bias = f"{head_name(network)}.bias"
+        member[weight], member[bias] = calibrated_head(member[weight], member[bias], calibration)
         members.append(member)
     return members
-
-
-def _calibrate_head(state: dict[str, Tensor], head: str, calibration: AnyCalibration) -> None:
-    """Change the weight and the bias of a head, so that its logits are calibrated."""
-    weight = state[f"{head}.weight"]
-    bias = state[f"{head}.bias"]
-    if isinstance(calibration, Calibration):
-        state[f"{head}.weight"] = weight / calibration.temperature
-        state[f"{head}.bias"] = bias / calibration.temperature
-    else:
-        scale = weight.new_tensor(calibration.scale)
-        state[f"{head}.weight"] = weight * scale[:, None]
-        state[f"{head}.bias"] = bias * scale + bias.new_tensor(calibration.bias)

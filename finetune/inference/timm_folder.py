@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from finetune.data.transforms import CROP_SHARE, resized_side
-from finetune.inference.export_about import without_scaling
+from finetune.inference.calibrated_head import calibrated_head, without_scaling
 from finetune.inference.export_check import PredictionFunction
 from finetune.inference.predictor import Predictor
 from finetune.models.hub import CONFIG_FILE, WEIGHTS_FILE
@@ -24,7 +24,6 @@ from finetune.models.timm_backbones import PREFIX, create, is_timm
 from finetune.models.weight_files import EXPORTED
 from finetune.runs.exported_files import licence_of, packed
 from finetune.system.messages import WrongUsage
-from finetune.training.multilabel_calibration import MultilabelCalibration
 
 # Shapes: N images of h x w pixels, K classes or labels.
 
@@ -116,16 +115,10 @@ def _timm_backbone(backbone: str) -> str:
 
 @torch.no_grad()
 def _put_calibration_into_head(network: nn.Module, predictor: Predictor) -> None:
-    calibration = predictor.calibration
     linear = head(network)
-    if isinstance(calibration, MultilabelCalibration):
-        scale = torch.tensor(calibration.scale, dtype=torch.float64)
-        shift = torch.tensor(calibration.bias, dtype=torch.float64)
-    else:
-        scale = torch.full((len(predictor.class_names),), 1 / calibration.temperature).double()
-        shift = torch.zeros_like(scale)
-    linear.weight.copy_(linear.weight.double() * scale[:, None])
-    linear.bias.copy_(linear.bias.double() * scale + shift)
+    weight, bias = calibrated_head(linear.weight, linear.bias, predictor.calibration)
+    linear.weight.copy_(weight)
+    linear.bias.copy_(bias)
 
 
 def _preparation(predictor: Predictor) -> dict[str, Any]:

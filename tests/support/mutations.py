@@ -298,10 +298,10 @@ MUTATIONS = [
     ),
     Mutation(
         "the networks of all folds together give the mean of their calibrated probabilities",
-        "inference/joined_checkpoint.py",
-        'state[f"{head}.weight"] = weight * scale[:, None]',
-        'state[f"{head}.weight"] = weight',
-        "tests/commands/test_cross_validation.py -k mean_of_the_folds",
+        "inference/calibrated_head.py",
+        "double_weight = double_weight * scale[:, None]",
+        "double_weight = double_weight * 1",
+        "tests/inference/test_calibrated_head.py tests/commands/test_cross_validation.py -k 'need_no or mean_of'",
     ),
     Mutation(
         "test measures nothing that was trained on",
