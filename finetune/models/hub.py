@@ -126,23 +126,32 @@ def _download(address: HubAddress, name: str) -> Path:
 
 @contextmanager
 def hub_errors(action: str) -> Iterator[None]:
-    """Convert errors of the hub's client into an OSError of one line, and suppress its log lines about retries.
+    """Convert errors of the hub's client into an OSError of one line, and suppress its log lines; see `quiet_hub`.
 
     Args:
         action: The beginning of the message: what failed.
     """
     from huggingface_hub import errors
+
+    try:
+        with quiet_hub():
+            yield
+    except (errors.HTTPError, OSError, RuntimeError) as error:
+        # of this machine, such as a full disk
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise OSError(f"{action}: {_reason(error)}") from error
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Suppress the log lines of the hub's client, about two dozen for its retries. The final error is reported."""
     from huggingface_hub.utils import logging
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         yield
-    except (errors.HTTPError, OSError, RuntimeError) as error:
-        # of this machine, such as a full disk
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise OSError(f"{action}: {_reason(error)}") from error
     finally:
         logging.set_verbosity(level)
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from finetune.models.backbones import grey_levels
+from finetune.models.hub import quiet_hub
 from finetune.models.misfits import advice
 from finetune.models.network_list import TIMM_WEIGHT_FILES
 from finetune.models.timm_backbones import (
@@ -80,7 +81,7 @@ def check_timm_weights(weights: str, backbone: str) -> None:
 def _download(backbone: str, image_size: int | None) -> Pretrained:
     about = describe(backbone)
     try:
-        with _quiet_hub():
+        with quiet_hub():
             source = create(backbone, about.num_classes, image_size, pretrained=True)
     except WrongUsage:
         raise
@@ -89,19 +90,6 @@ def _download(backbone: str, image_size: int | None) -> Pretrained:
         hint = f"pass a file or a folder of timm's{named}"
         raise OSError(f"cannot get the weights of {backbone} ({reason(error)}); {hint}") from error
     return _pretrained(source, about, about.name)
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Suppress the log lines of the hub's client, about two dozen for its retries. The final error is reported."""
-    from huggingface_hub.utils import logging as hub_logging  # a dependency of timm
-
-    level = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        hub_logging.set_verbosity(level)
 
 
 def _convert(

@@ -3,8 +3,6 @@
 import hashlib
 import logging
 import re
-import unicodedata
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +16,18 @@ from finetune.models.backbones import SMALL_NETWORKS, grey_levels, vit_size
 from finetune.models.hub import download_model, is_hub, name_with_commit
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.misfits import advice
-from finetune.models.stages import head, head_name
+from finetune.models.stages import head_name
 from finetune.models.timm_backbones import backbone_of, is_timm
 from finetune.models.timm_weights import check_timm_weights, read_timm
 from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
-from finetune.system.file_names import composed
 from finetune.system.files import one_at_a_time
-from finetune.system.messages import NotFound, WrongUsage, did_you_mean, shown
+from finetune.system.messages import NotFound, WrongUsage
 from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 3  # parameters that a message names for each problem
-# usual suffixes of files of weights
+# Usual suffixes of files of weights.
 _SUFFIXES = (".bin", ".ckpt", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
 
 # Auxiliary classifiers of Inception and GoogLeNet. They only help to train from scratch, so networks are built without.
@@ -218,114 +215,6 @@ def load_pretrained(
         load_weights(network, pretrained, backbone)
     pretrained.write_normalization(model.mean, model.std)
     return pretrained
-
-
-def source_head(
-    network: nn.Module,
-    pretrained: Pretrained | None,
-    class_names: list[str],
-    mapping: dict[str, str | list[str]] | None = None,
-    source_classes: list[str] | None = None,
-) -> dict[str, list[str]]:
-    """Initialize the head, in place, with the rows of the source classifier's head for the same classes.
-
-    Rows of classes that the source classifier does not have do not change.
-
-    Args:
-        network: A network whose head has a row for each of `class_names`.
-        pretrained: Weights with the source classifier's head.
-        class_names: The classes in the order of the rows.
-        mapping: From a class to the source categories to use instead of those with its name. The mean of several rows
-            is used.
-        source_classes: Names of the rows of the source head, instead of those in the weights.
-
-    Returns:
-        For each class the categories whose rows were copied.
-
-    Raises:
-        ValueError: The source head is missing or does not fit, or a name in the mapping is unknown.
-    """
-    if pretrained is None:
-        raise ValueError(
-            "head_init: source copies rows of a source classifier; pass its file with weights"
-        )
-    categories = _source_categories(network, pretrained, source_classes)
-    target = head(network)
-    weight = pretrained.state[f"{head_name(network)}.weight"]
-    # MaxViT's head has no bias
-    bias = pretrained.state.get(f"{head_name(network)}.bias", torch.zeros(len(weight)))
-    rows_of = _matching_rows(class_names, categories, mapping or {})
-    for k, name in enumerate(class_names):
-        rows = rows_of[name]
-        if rows:
-            with torch.no_grad():
-                target.weight[k] = weight[rows].double().mean(0)
-                target.bias[k] = bias[rows].double().mean()
-    matched = {name: [categories[row] for row in rows] for name, rows in rows_of.items()}
-    lines = (
-        f"{name} from {' + '.join(sources) or 'nothing: random'}"
-        for name, sources in matched.items()
-    )
-    log.info("rows of the head: %s", shown("; ".join(lines)))
-    return matched
-
-
-def _source_categories(
-    network: nn.Module, pretrained: Pretrained, source_classes: list[str] | None
-) -> list[str]:
-    """Return the name of each row of the source head. For the arguments and errors see `source_head`."""
-    categories = source_classes or pretrained.class_names
-    if not categories:
-        hint = "pass a text file with a name for each row, --model.source_classes FILE"
-        raise ValueError(f"{pretrained.origin} does not name its classes: {hint}")
-    num_features = head(network).in_features
-    weight = pretrained.state.get(f"{head_name(network)}.weight")
-    if weight is None or weight.shape[1:] != (num_features,):
-        there = "none" if weight is None else f"one of shape {tuple(weight.shape)}"
-        raise ValueError(
-            f"{pretrained.origin} needs a head on {num_features} features to copy, it has {there}"
-        )
-    if len(categories) != len(weight):
-        raise ValueError(
-            f"{pretrained.origin} has {len(weight)} classes, but {len(categories)} names were given"
-        )
-    return categories
-
-
-def _matching_rows(
-    class_names: list[str], categories: list[str], mapping: Mapping[str, str | list[str]]
-) -> dict[str, list[int]]:
-    """Return the rows of the source head for each class, sorted; [] if it has none. For errors see `source_head`."""
-    mapping = {composed(name): category for name, category in mapping.items()}
-    if unknown := mapping.keys() - set(map(composed, class_names)):
-        name = next(iter(unknown))
-        raise ValueError(
-            f"the mapping names an unknown class {name!r}{did_you_mean(name, class_names)}"
-        )
-    matching: dict[str, list[int]] = {}
-    for name in class_names:
-        sources = mapping.get(composed(name), name)
-        matches: set[int] = set()
-        for category in [sources] if isinstance(sources, str) else sources:
-            rows = _rows(category, categories)
-            if not rows and composed(name) in mapping:
-                raise ValueError(
-                    f"no source category is called {category!r}{did_you_mean(category, categories)}"
-                )
-            matches.update(rows)
-        matching[name] = sorted(matches)
-    return matching
-
-
-def _rows(name: str, categories: list[str]) -> list[int]:
-    """Return the indices of the categories with this name; if there is none, ignore case and separators."""
-    # exact names first: ImageNet has both Cardigan and cardigan
-    exact = [index for index, category in enumerate(categories) if category == name]
-    folded = [
-        re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", n).casefold())
-        for n in [name, *categories]
-    ]
-    return exact or [index for index, category in enumerate(folded[1:]) if category == folded[0]]
 
 
 def _some(items: list[str]) -> str:

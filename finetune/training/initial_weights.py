@@ -14,7 +14,8 @@ from torch import Tensor
 from finetune.data.datamodule import ImageDataModule
 from finetune.models.heads import HeadInit
 from finetune.models.image_classifier import ImageClassifier
-from finetune.models.weights import load_pretrained, read_weights, source_head
+from finetune.models.source_head import source_head
+from finetune.models.weights import load_pretrained, read_weights
 
 if TYPE_CHECKING:  # scipy takes a second to import
     from finetune.features.linear_probe import FittedHead

@@ -16,11 +16,12 @@ from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build
+from finetune.models.source_head import source_head
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import create, timm_name
 from finetune.models.timm_weights import read_timm
 from finetune.models.weight_files import Pretrained
-from finetune.models.weights import load_weights, read_weights, source_head
+from finetune.models.weights import load_weights, read_weights
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,10 @@ from torchvision.transforms._presets import ImageClassification
 from finetune.models.backbones import build
 from finetune.models.ensemble import Ensemble
 from finetune.models.image_classifier import ImageClassifier
+from finetune.models.source_head import source_head
 from finetune.models.stages import head
 from finetune.models.weight_files import Pretrained
-from finetune.models.weights import load_pretrained, load_weights, read_weights, source_head
+from finetune.models.weights import load_pretrained, load_weights, read_weights
 from finetune.system.messages import WrongUsage
 
 
@@ -308,7 +309,7 @@ def test_source_head_takes_names_from_the_caller():
             {"pretrained": pretrained(class_names=None)},
             "does not name its classes: pass a text file .*--model.source_classes",
         ),
-        ({"source_classes": ["a", "b"]}, "has 7 classes, but 2 names were given"),
+        ({"source_classes": ["a", "b"]}, "has 7 classes, and there are 2 names for them"),
         ({"mapping": {"hotdgo": "crane"}}, "unknown class 'hotdgo'; did you mean 'hotdog'"),
         (
             {"mapping": {"hotdog": "carne"}},
@@ -316,11 +317,11 @@ def test_source_head_takes_names_from_the_caller():
         ),
         (
             {"pretrained": pretrained({"a": torch.zeros(1)})},
-            "needs a head on 1024 features to copy, it has none",
+            "copies a head of 1024 features, and the file has none: pass",
         ),
         (
             {"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})},
-            r"it has one of shape \(7, 5\)",
+            r"has one of shape \(7, 5\)",
         ),
     ],
 )

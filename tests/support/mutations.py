@@ -487,7 +487,7 @@ MUTATIONS = [
     ),
     Mutation(
         "rows of the source classifier are found by their class's name",
-        "models/weights.py",
+        "models/source_head.py",
         "weight[rows].double().mean(0)",
         "weight[[0]].double().mean(0)",
         "tests/models/test_weights.py -k source_head",
