@@ -30,10 +30,13 @@ _LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fab
 
 @contextmanager
 def preserved_process() -> Iterator[None]:
-    """Start with torch's defaults, and restore the state of this process at the end.
+    """Restore the state of this process at the end.
 
-    This covers random number generators, environment variables, warnings, logging, signal handlers, torch's settings,
-    the process group, locks of runs, and the C library's memory allocator.
+    The state is that of random number generators, environment variables, warnings, logging, signal handlers, torch's
+    settings, the process group, locks of runs, and the C library's memory allocator.
+
+    The block begins with torch's default dtype and device, with gradients, and with full precision of float32 products.
+    Other settings of the program stay in effect, such as `torch.use_deterministic_algorithms` and those of cuDNN.
 
     Raises:
         WrongUsage: The call is inside torch's autocast or inference_mode.
@@ -157,7 +160,7 @@ def _save_signals() -> Callable[[], None]:
 
 
 def _save_torch_settings() -> Callable[[], None]:
-    """Set the settings of torch that affect results to its defaults; return a function that restores them."""
+    """Set the defaults that `preserved_process` names; return a function that restores all settings of torch."""
     cudnn = torch.backends.cudnn
     threads = torch.get_num_threads()
     flags = {

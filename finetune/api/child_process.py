@@ -81,7 +81,7 @@ def _run_of(code: int, lines: list[str]) -> Path:
             (line.removeprefix(_ERROR) for line in reversed(lines) if line.startswith(_ERROR)), None
         )
         if reason is None:
-            raise RuntimeError(f"finetune fit ended with code {code}")
+            raise RuntimeError(f"finetune fit ended with code {code}: see its output above")
         raise WrongUsage(reason) if code == 2 else ValueError(reason)
     runs = (local_root(match[1]) for line in reversed(lines) if (match := _RUN.fullmatch(line)))
     if (run := next(runs, None)) is None:
@@ -100,8 +100,5 @@ def _forward(source: IO[str], target: IO[str] | None, lines: list[str]) -> None:
         try:
             target.write(shown.encode(encoding, "replace").decode(encoding))
             target.flush()
-        except (
-            OSError,
-            ValueError,
-        ):  # nobody reads the output; keep reading, or the subprocess would block
-            target = None
+        except (OSError, ValueError):  # nobody reads the output
+            target = None  # continue to read, or the subprocess would block

@@ -27,9 +27,8 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.system.messages import WrongUsage
 
 _PID = os.getpid()
-_ONE_AT_A_TIME = (
-    threading.Lock()
-)  # random number generators and signal handlers are shared by all threads
+# Random number generators and signal handlers are shared by all threads.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @with_hints

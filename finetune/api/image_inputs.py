@@ -63,9 +63,8 @@ def pixels(image: ImageInput, name: str) -> np.ndarray:
             if not image.width * image.height:
                 raise ValueError("it has no pixels")
             return rgb_pixels(image)
-        except (
-            Exception
-        ) as error:  # PIL reads the file only now, and may raise any exception, as in `decode`
+        # PIL reads the file only now, and may raise any exception, as in `decode`
+        except Exception as error:
             raise DecodeError(
                 f"{name}: cannot be decoded: {' '.join(str(error).split())}"
             ) from error

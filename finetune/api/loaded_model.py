@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,22 @@ from finetune.training.multilabel_calibration import MultilabelCalibration
 # Shapes: N images, B images per batch, H and W pixels, D features, K classes.
 
 _NUM_SHOWN = 8  # classes
+
+
+class _PreparedImage(NamedTuple):
+    """An image that is ready for the network.
+
+    Attributes:
+        position: Its position among the images that were passed.
+        name: Its name in error messages.
+        source: The image as it was passed; each file of a folder or glob as its path.
+        pixels: The prepared image, (h, w, 3) uint8.
+    """
+
+    position: int
+    name: str
+    source: ImageInput
+    pixels: np.ndarray
 
 
 class LoadedModel:
@@ -115,11 +131,10 @@ class LoadedModel:
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
         for batch in self._batches(images, on_bad_image):
-            images = torch.from_numpy(np.stack([image for *_, image in batch])).to(
-                self.predictor.device
-            )
+            x = torch.from_numpy(np.stack([image.pixels for image in batch]))
+            x = x.to(self.predictor.device).permute(0, 3, 1, 2)
             with torch.no_grad():
-                rows.append(self._embedder(images.permute(0, 3, 1, 2)).float().cpu().numpy())
+                rows.append(self._embedder(x).float().cpu().numpy())
         return np.concatenate(rows)
 
     @cached_property
@@ -166,7 +181,8 @@ class LoadedModel:
             The content of test.json: `test/accuracy`, `confusion_matrix` and so on.
 
         Raises:
-            ValueError: In one line, the error message of the command; FileNotFoundError if the folder does not exist.
+            ValueError: The error message of the command, in one line.
+            FileNotFoundError: The same, if the folder does not exist.
         """
         # imports Lightning's command line, which predicting does not need
         from finetune.api.fitting import run_test
@@ -206,21 +222,20 @@ class LoadedModel:
         name = os.path.expanduser(os.fspath(target))
         format = format_of(name)
         output = None if name == format else name
-        images, folder = (None if path is None else os.fspath(path) for path in (verify_on, root))
         return export(
             ckpt_path=str(self.path),
             format=format,  # type: ignore[arg-type]
             output=output,
             input=input,
-            verify_on=images,
+            verify_on=None if verify_on is None else os.fspath(verify_on),
             quantize=quantize,
-            root=folder,
+            root=None if root is None else os.fspath(root),
         )
 
     def _batches(
         self, images: ImageInput | Iterable[ImageInput], on_bad_image: str
-    ) -> Iterator[list[tuple[int, str, ImageInput, np.ndarray]]]:
-        """Yield batches of (index, name in errors, source, prepared image), without images that cannot be decoded."""
+    ) -> Iterator[list[_PreparedImage]]:
+        """Yield the images in batches. With `skip`, those that cannot be decoded are omitted."""
         check_not_forked(self._pid)
         if on_bad_image not in ("error", "skip"):
             raise ValueError(f"on_bad_image must be 'error' or 'skip', not {on_bad_image!r}")
@@ -232,16 +247,18 @@ class LoadedModel:
                 prepared = threads.map(
                     lambda item: self._prepare(item[0], item[1], on_bad_image), batch
                 )
-                places = range(start, start + len(batch))
                 good = [
-                    (i, name, source, image)
-                    for i, (name, source), image in zip(places, batch, prepared, strict=True)
+                    _PreparedImage(i, name, source, image)
+                    for i, ((name, source), image) in enumerate(
+                        zip(batch, prepared, strict=True), start
+                    )
                     if image is not None
                 ]
                 if good:
                     yield good
 
     def _prepare(self, name: str, source: ImageInput, on_bad_image: str) -> np.ndarray | None:
+        """Return an image as the network takes it, (h, w, 3) uint8; None if it is skipped."""
         try:
             return self.predictor.prepare(pixels(source, name))
         except DecodeError:
@@ -250,24 +267,23 @@ class LoadedModel:
             return None
 
     def _predictions(
-        self, good: list[tuple[int, str, ImageInput, np.ndarray]], abstain_below: float
+        self, batch: list[_PreparedImage], abstain_below: float
     ) -> Iterator[Prediction | LabelsPrediction]:
-        answers = self.predictor.classify(np.stack([image for *_, image in good]))
-        chosen = self.predictor.decide(answers, [name for _, name, *_ in good])
+        """Yield the prediction for each image; `unsure` if the probability of its class is below `abstain_below`."""
+        answers = self.predictor.classify(np.stack([image.pixels for image in batch]))
+        chosen = self.predictor.decide(answers, [image.name for image in batch])
         names = self.class_names
         calibration = self.predictor.calibration
-        for (i, _, source, _), values, decided in zip(
-            good, answers.tolist(), chosen.tolist(), strict=True
-        ):
-            path = source if isinstance(source, str) else None
+        for image, values, decided in zip(batch, answers.tolist(), chosen.tolist(), strict=True):
+            path = image.source if isinstance(image.source, str) else None
             probabilities = dict(zip(names, values, strict=True))
             if isinstance(calibration, MultilabelCalibration):
                 labels = tuple(name for name, has in zip(names, decided, strict=True) if has)
                 thresholds = dict(zip(names, calibration.thresholds, strict=True))
-                yield LabelsPrediction(labels, probabilities, thresholds, path, i)
+                yield LabelsPrediction(labels, probabilities, thresholds, path, image.position)
                 continue
             label = names[decided] if values[decided] >= abstain_below else UNSURE
-            yield Prediction(label, values[decided], probabilities, path, i)
+            yield Prediction(label, values[decided], probabilities, path, image.position)
 
     def __repr__(self) -> str:
         names = [shown(name) for name in self.class_names[:_NUM_SHOWN]]

@@ -85,18 +85,18 @@ class Embedder(nn.Module):
     """An image classifier without its head. The weights are shared.
 
     Args:
-        whole: The image classifier with its head.
+        model: The image classifier with its head.
 
     Attributes:
         num_features: D, the number of features; for an ensemble the sum over its members.
     """
 
-    def __init__(self, whole: ImageClassifier) -> None:
+    def __init__(self, model: ImageClassifier) -> None:
         super().__init__()
-        self.num_features = sum(head(network).in_features for network in whole.members)
+        self.num_features = sum(head(network).in_features for network in model.members)
         self.parts = nn.ModuleList(
-            ImageClassifier(without_head(network), whole.mean, whole.std)
-            for network in whole.members
+            ImageClassifier(without_head(network), model.mean, model.std)
+            for network in model.members
         )
 
     def forward(self, images: Tensor) -> Tensor:

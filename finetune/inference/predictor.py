@@ -86,7 +86,7 @@ class Predictor:
             self.precision = "bf16-mixed"
         if self.precision not in (*_TRUE, *_MIXED):
             raise WrongUsage(
-                f"precision {self.precision!r}: valid are {', '.join((*_TRUE, *_MIXED))}"
+                f"precision {self.precision!r} is not supported; valid are {', '.join((*_TRUE, *_MIXED))}"
             )
         settings = model_settings(checkpoint)
         self.class_names: list[str] = settings["class_names"]
@@ -222,7 +222,7 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise WrongUsage(f"device {name!r}: auto, cpu, cuda or cuda:1") from error
+        raise WrongUsage(f"device {name!r} is unknown: pass auto, cpu, cuda or cuda:1") from error
     if device.type != "cpu" and not (device.type == "cuda" and has_gpu):
         raise WrongUsage(
             f"device {name!r}: there is no such device on this machine; auto takes an available one"

@@ -110,7 +110,7 @@ def test_it_computes_in_another_precision(checkpoint, precision, colours):
     assert other.precision == precision
     difference = np.abs(plain([image]) - other([image])).max()
     assert 0 < difference < (1e-6 if precision == "64-true" else 0.05)
-    with pytest.raises(WrongUsage, match="precision 'half': valid are 32-true"):
+    with pytest.raises(WrongUsage, match="precision 'half' is not supported; valid are 32-true"):
         Predictor(checkpoint, precision="half")
 
 
