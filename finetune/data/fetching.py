@@ -306,12 +306,12 @@ def map_contents(
         StorageError: The storage cannot be reached, or a file was replaced.
     """
 
-    def size_of(path: str) -> dict[str, int]:
+    def files_of(path: str) -> dict[str, int]:
         return {} if is_local(path) else {path: int(file_stats([path]).sizes[0])}
 
     waiting: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(num_threads) as threads:
-        for fetched in fetch_ahead(paths, size_of):
+        for fetched in fetch_ahead(paths, files_of):
             path = fetched.group
             waiting.append(threads.submit(function, path, fetched.contents.get(path, path)))
             # few, because an interruption waits for them

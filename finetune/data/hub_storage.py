@@ -24,9 +24,8 @@ from finetune.system.messages import shown
 
 # A request for an image is repeated for this long: the hub limits the number of requests in five minutes.
 RETRY_SECONDS = 330.0
-_NUM_RETRIES = (
-    4  # of a request for the list, after 1, 2, 4 and 8 seconds, or as long as the hub demands
-)
+# Retries of a request for the list, after 1, 2, 4 and 8 seconds, or as long as the hub demands.
+_NUM_RETRIES = 4
 _ANSWER_SECONDS = 30.0
 _COMMIT = re.compile("[0-9a-f]{40,64}")
 _SIZE_LIMIT = 2**63  # bytes; sizes are stored as int64
@@ -53,8 +52,10 @@ class HubStorage(ListedStorage):
         except FileNotFoundError:
             if self._listed(path) is None:
                 raise
-            message = "the repository or its commit was deleted after it was listed"
-            raise StorageError(f"{path} does not exist any more: {message}") from None
+            raise StorageError(
+                f"{path} does not exist any more: the repository or its commit was deleted after it was listed. Start "
+                "again to list it anew"
+            ) from None
 
     def _client_of(self, address: Address, seconds: float | None = None) -> Any:
         commit = self.commit(str(address))

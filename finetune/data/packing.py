@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -28,11 +28,14 @@ from finetune.data.packed_storage import BLOCK, RECORD, content_digest, in_block
 from finetune.data.samples import Samples
 from finetune.data.splits import hashes
 from finetune.data.storage import file_stats, kind_of, open_file, refresh, storage_of
-from finetune.data.tables.table_rows import TableOptions, read_content
+from finetune.data.tables.table_rows import TableOptions, TableRows, read_content
 from finetune.data.targets import MultiHot
 from finetune.system.files import replacing
 from finetune.system.messages import WrongUsage, shown
 from finetune.system.progress import track
+
+if TYPE_CHECKING:  # it needs obstore
+    from finetune.data.object_storage import ObjectStorage
 
 _SPLITS = ("train", "all", "val", "test")  # in the order of the shards
 _GROUP = 64  # images that are fetched from object storage together
@@ -89,15 +92,19 @@ def find_source(folder: str, table: str | None, options: TableOptions) -> Source
     images = choose_source(folder, table, options, group="").find(None)
     root = "" if images.folder == "." else images.folder
     splits = {split: images.splits[split] for split in _SPLITS if split in images.splits}
-    if table is None:
-        return Source(splits, images.class_names, root)
-    rows = read_content(Path(table), options).rows
+    columns = None
+    if table is not None:
+        rows = read_content(Path(table), options).rows
+        columns = _columns_by_path(rows, has_one_label=images.label_kind == "single")
+    return Source(splits, images.class_names, root, columns)
+
+
+def _columns_by_path(rows: TableRows, has_one_label: bool) -> dict[str, dict[str, Any]]:
+    """Return the columns of a table for its index, by the path of the image; see `INDEX`."""
     columns: dict[str, dict[str, Any]] = {}
     for i, path in enumerate(rows.paths):
-        labels: str | list[str] = list(rows.labels[i])
-        if images.label_kind == "single":
-            labels = labels[0]
-        row: dict[str, Any] = {"label": labels}
+        labels = list(rows.labels[i])
+        row: dict[str, Any] = {"label": labels[0] if has_one_label else labels}
         if rows.splits[i] != "all":
             row["split"] = rows.splits[i]
         if rows.groups is not None:
@@ -105,18 +112,21 @@ def find_source(folder: str, table: str | None, options: TableOptions) -> Source
         if rows.weights is not None:
             row["weight"] = float(rows.weights[i])
         columns[path] = row
-    return Source(splits, images.class_names, root, columns)
+    return columns
 
 
 class Target:
-    """An empty folder that is filled: on a local disk, or in object storage.
+    """A new or empty folder to which images are packed: on a local disk, or in object storage.
 
-    In object storage this process first writes a small object with the name of the first shard. Another process sees it
-    and ends. The shard replaces it later.
+    For object storage, shards are written to a temporary folder and uploaded. First this process writes a small object
+    with the name of the first shard. Another process sees it and ends. The shard replaces it later.
 
     Args:
         folder: The folder, which is created.
-        stack: Removes temporary files at its end.
+        stack: Removes the temporary folder at its end.
+
+    Attributes:
+        local: The folder on a local disk to which the files are written.
 
     Raises:
         WrongUsage: It has files.
@@ -148,8 +158,7 @@ class Target:
         """
         if not self.is_remote:
             return  # a shard can be created only once
-        storage: Any = storage_of(self.folder)
-        if not storage.create(f"{self.folder}/{shard_name(0)}", secrets.token_bytes()):
+        if not self._storage().create(f"{self.folder}/{shard_name(0)}", secrets.token_bytes()):
             raise self._filled()
         self._names.append(shard_name(0))
 
@@ -178,10 +187,9 @@ class Target:
             if not self.is_remote:
                 (self.local / name).unlink(missing_ok=True)
                 continue
-            storage: Any = storage_of(self.folder)
             try:
-                storage.delete(f"{self.folder}/{name}")
-            except StorageError:  # it would be waited for again
+                self._storage().delete(f"{self.folder}/{name}")
+            except StorageError:  # the next request would wait for the storage as long again
                 return
 
     def put(self, name: str) -> None:
@@ -191,9 +199,11 @@ class Target:
             if not self.is_remote:
                 os.fsync(file.fileno())
                 return
-            storage: Any = storage_of(self.folder)
-            storage.write(f"{self.folder}/{name}", file, path.stat().st_mtime_ns)
+            self._storage().write(f"{self.folder}/{name}", file, path.stat().st_mtime_ns)
         path.unlink()
+
+    def _storage(self) -> "ObjectStorage":
+        return cast("ObjectStorage", storage_of(self.folder))
 
 
 class Shards:
@@ -287,7 +297,6 @@ def pack_images(source: Source, target: Target, shard_bytes: int) -> tuple[int, 
         WrongUsage: An image is not in the folder of the table.
     """
     names = list(source.names())
-    in_order = sorted(range(len(names)), key=names.__getitem__)
     shards = np.zeros(len(names), np.int32)
     offsets = np.zeros(len(names), np.int64)
     sizes = np.zeros(len(names), np.int64)
@@ -306,8 +315,9 @@ def pack_images(source: Source, target: Target, shard_bytes: int) -> tuple[int, 
             digests[i] = content_digest(image.content)
         writer.close()
         paths = [path for samples in source.splits.values() for path in samples.paths]
+        by_name = sorted(range(len(names)), key=names.__getitem__)
         with replacing(target.local / INDEX) as file, open(file, "w", encoding="ascii") as lines:
-            for i in in_order:
+            for i in by_name:
                 row: dict[str, Any] = {"path": names[i]}
                 if source.columns is not None:
                     row |= source.columns[paths[i]]
@@ -388,6 +398,12 @@ def _images(source: Source) -> Iterator[_Image]:
 
 
 def _content(path: str, contents: Mapping[str, Content]) -> bytes:
+    """Return the bytes of an image: those that were fetched, or else those of the file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is larger than the limit.
+    """
     content = contents.get(path)
     if content is None:
         with open_file(path) as file:

@@ -103,7 +103,14 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def draw_indices(num_images: int, num: int, kind: int, seed: int = 0) -> np.ndarray:
-    """Return at most `num` random image indices. The kind is SHEET or ESTIMATE."""
+    """Return at most `num` random image indices, all different.
+
+    Args:
+        num_images: Number of images.
+        num: Number of indices.
+        kind: The random stream, SHEET or ESTIMATE: two uses with one seed do not draw the same images.
+        seed: Seed of the stream.
+    """
     return np.random.default_rng((kind, seed)).permutation(num_images)[:num]
 
 
@@ -111,7 +118,9 @@ def rank_range(num: int, rank: int, world_size: int) -> range:
     """Return the `rank`-th of `world_size` contiguous parts of `range(num)`; sizes differ by one, larger first."""
     size, extra = divmod(num, world_size)
     start = rank * size + min(rank, extra)
-    return range(start, start + size + (rank < extra))
+    if rank < extra:
+        size += 1
+    return range(start, start + size)
 
 
 # Lightning cannot know that this sampler yields every image.
@@ -187,9 +196,18 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
 class EvalBatches(Sampler[Sequence[Any]]):
     """The batches of the `rank`-th contiguous part of the images, in order. All ranks take the same number of steps.
 
-    Ranks communicate after each step, so the last batch of a smaller part may be empty. Batches are ranges, because
-    Lightning stores the indices of predictions. If there is a `key`, batches are lists of `key(i)` for each position.
-    While `is_paused`, iteration yields nothing: a loader can start its workers before anything is read.
+    Ranks communicate after each step, so the last batch of a smaller part may be empty.
+
+    Args:
+        num_images: Images in the split, on all ranks together.
+        num_per_step: Images in a batch of one rank.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        key: Returns what the dataset takes for a position in the split. Without it batches are ranges of positions,
+            because Lightning stores the indices of predictions.
+
+    Attributes:
+        is_paused: While true, iteration yields nothing: a loader can start its workers before anything is read.
     """
 
     def __init__(
@@ -207,17 +225,25 @@ class EvalBatches(Sampler[Sequence[Any]]):
         self.num_steps = math.ceil(len(rank_range(num_images, 0, world_size)) / num_per_step)
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
-        for i in range(0 if self.is_paused else self.num_steps):
+        if self.is_paused:
+            return
+        for i in range(self.num_steps):
             batch = self.indices[i * self.num_per_step : (i + 1) * self.num_per_step]
-            yield [self.key(row) for row in batch] if self.key else batch
+            yield [self.key(position) for position in batch] if self.key else batch
 
     def __len__(self) -> int:
         return self.num_steps
 
 
-def evenly_spaced(place: Any, num: int, num_images: int) -> Any:
-    """Return the image index at a position (or positions, (n,)) of `num` evenly spaced ones of `num_images`."""
-    return place * num_images // num
+def evenly_spaced(position: Any, num: int, num_images: int) -> Any:
+    """Return the index of an image, by its position among `num` evenly spaced ones of `num_images`.
+
+    Args:
+        position: From 0 to `num` - 1; several as an array (n,), whose indices are also (n,).
+        num: Number of images that are used.
+        num_images: Number of images in the split.
+    """
+    return position * num_images // num
 
 
 def evaluated_targets(targets: Targets, limit: float | None, batch_size: int) -> Targets:

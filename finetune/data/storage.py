@@ -36,9 +36,8 @@ BLOCK_BYTES = 2**20
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
-Starts = Callable[
-    [int], Sequence[int]
-]  # from the size of a file to the places where pieces of it start
+# From the size of a file to the places where pieces of it start.
+Starts = Callable[[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,8 @@ class LocalStorage:
     def __init__(self, finds_packs: bool = True) -> None:
         self._finds_packs = finds_packs
 
-    def _pack_of(self, path: str) -> Pack | None:
-        """Return the storage of the packed folder that a path is in, if there is one."""
+    def _find_pack(self, path: str) -> Pack | None:
+        """Return the storage of the packed folder on the disk that a missing file is in, if there is one."""
         folder = _cached_pack_above(os.path.dirname(path)) if self._finds_packs else None
         return None if folder is None else _use_pack(folder)
 
@@ -201,7 +200,7 @@ class LocalStorage:
         except (OSError, ValueError):  # ValueError: a zero byte
             if os.path.islink(path):
                 return "link"
-            pack = self._pack_of(path)
+            pack = self._find_pack(path)
             return None if pack is None else pack.kind(path)
         if stat.S_ISDIR(mode):
             return "folder"
@@ -221,36 +220,36 @@ class LocalStorage:
         times = array("q")
         is_regular = array("b")
         for path in paths:
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                pack = self._pack_of(path)
-                if pack is not None:
-                    packed = pack.stats([path], skip)
-                    sizes.extend(packed.sizes.tolist())
-                    times.extend(packed.times[0].tolist())
-                    is_regular.extend(packed.is_regular.tolist())
-                    continue
-                if not skip:
-                    raise _explained(error, path) from None
-                sizes.append(_UNKNOWN)
-                times.extend((_UNKNOWN, _UNKNOWN))
-                is_regular.append(False)
-                continue
-            sizes.append(status.st_size)
-            times.extend((status.st_mtime_ns, status.st_ctime_ns))
-            is_regular.append(stat.S_ISREG(status.st_mode))
+            size, both_times, regular = self._status(path, skip)
+            sizes.append(size)
+            times.extend(both_times)
+            is_regular.append(regular)
         return FileStats(
             np.array(sizes, np.int64),
             np.array(times, np.int64).reshape(-1, 2),
             np.array(is_regular, bool),
         )
 
+    def _status(self, path: str, skip: bool) -> tuple[int, tuple[int, ...], bool]:
+        """Return the size of a file, its two times, and whether it is a regular file; see `FileStats`."""
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            pack = self._find_pack(path)
+            if pack is not None:
+                packed = pack.stats([path], skip)
+                return int(packed.sizes[0]), tuple(packed.times[0]), bool(packed.is_regular[0])
+            if not skip:
+                raise _explained(error, path) from None
+            return _UNKNOWN, (_UNKNOWN, _UNKNOWN), False
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return status.st_size, times, stat.S_ISREG(status.st_mode)
+
     def open_file(self, path: str) -> BinaryIO:
         try:
             file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
         except (FileNotFoundError, NotADirectoryError) as error:
-            pack = self._pack_of(path)
+            pack = self._find_pack(path)
             if pack is None:
                 raise _explained(error, path) from None
             return pack.open_file(path)
@@ -263,7 +262,7 @@ class LocalStorage:
         try:
             descriptor = _open_at_once(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
-            pack = self._pack_of(path)
+            pack = self._find_pack(path)
             if pack is None:
                 raise _explained(error, path) from None
             return pack.read_pieces(path, num_bytes, starts)
@@ -371,19 +370,21 @@ def refresh(folder: str | os.PathLike[str]) -> None:
     storage = storage_of(text)
     storage.refresh(text)
     _cached_pack_above.cache_clear()
-    if storage is LOCAL:
-        place = _cached_pack_above(text)
-        if place is not None:
-            _use_pack(place)
-    elif storage not in PACKS.values():
-        address = storage.normal(text)
-        places = [address]
-        if storage.kind(address) is None:  # perhaps an image or a folder in a packed one
-            places += [str(place) for place in parse_address(address).parents()]
-        for place in places:
-            if is_pack(place, lambda path: storage.kind(path) == "file"):
-                _use_pack(place)
-                return
+    if storage in PACKS.values():
+        return
+    place = _cached_pack_above(text) if storage is LOCAL else _pack_above_address(storage, text)
+    if place is not None:
+        _use_pack(place)
+
+
+def _pack_above_address(storage: Storage, path: str) -> str | None:
+    """Return the packed folder that an address lies in, or that it is; None if there is none."""
+    address = storage.normal(path)
+    places = [address]
+    if storage.kind(address) is None:  # perhaps an image or a folder in a packed one
+        places += [str(place) for place in parse_address(address).parents()]
+    packs = (place for place in places if is_pack(place, lambda path: storage.kind(path) == "file"))
+    return next(packs, None)
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:
