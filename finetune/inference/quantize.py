@@ -99,23 +99,21 @@ def quantize(source: Path, target: Path, batches: Iterable[np.ndarray]) -> None:
     prepared = target.with_name(f"{target.name}.prepared")
     with _quiet():
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
-        options: dict[str, Any] = {
-            "quant_format": QuantFormat.QDQ,
-            "per_channel": True,
-            "reduce_range": True,
-        }
         nodes = [*onnx.load(prepared).graph.node]
-        # Nodes after the last products stay in float: 256 steps are too coarse for logits and probabilities.
-        tail = [
-            *_nodes_after_products(nodes),
-            *(node.name for node in nodes if node.op_type == "Softmax"),
-        ]
-        options |= {
-            "nodes_to_exclude": tail,
-            "extra_options": {"OpTypesToExcludeOutputQuantization": ["Gemm"]},
-        }
-        types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
-        quantize_static(prepared, target, Reader(), **options, **types)
+        softmaxes = [node.name for node in nodes if node.op_type == "Softmax"]
+        quantize_static(
+            prepared,
+            target,
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            # Nodes after the last products stay in float: 256 steps are too coarse for logits and probabilities.
+            nodes_to_exclude=[*_nodes_after_products(nodes), *softmaxes],
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm"]},
+        )
     prepared.unlink()
     model = onnx.load(target)
     floats = onnx.load(source)
@@ -196,7 +194,7 @@ def _score(predictor: Predictor, probabilities: np.ndarray, labels: np.ndarray) 
     """Return the accuracy of probabilities (N, K); of several labels the mean average precision."""
     if predictor.label_kind == "single":
         return float((predictor.decide(probabilities) == labels).mean())
-    # only the order of the images counts, which log odds have, too
+    # the average precision depends only on the order of the images, which is the same for log odds
     counts = histogram(torch.from_numpy(probabilities).logit(1e-12), torch.from_numpy(labels))
     return float(mean_average_precision(average_precision(counts)))
 
@@ -204,8 +202,9 @@ def _score(predictor: Predictor, probabilities: np.ndarray, labels: np.ndarray) 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress onnxruntime's advice, which goes to the root logger."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

@@ -1,5 +1,6 @@
 """int8 predicts nearly as float32 does, in seven bits; a quantization without benefit is refused."""
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from finetune.inference.exporters import write_onnx
 from finetune.inference.predictor import Predictor
 from finetune.inference.quantize import (
     QuantizationResult,
+    _quiet,
     compare,
     prepared_batches,
     quantize,
@@ -166,3 +168,15 @@ def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours
     assert readable(split, chosen).tolist() == [0, 2, 3, 5]
     with pytest.raises(ValueError, match="none of 2 images could be decoded"):
         readable(split, np.array([1, 4]))
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
+def test_log_messages_that_a_program_has_disabled_stay_disabled(level):
+    logging.disable(level)
+    try:
+        with _quiet():
+            assert not logging.getLogger().isEnabledFor(logging.WARNING)
+            assert logging.root.manager.disable == max(level, logging.WARNING)
+        assert logging.root.manager.disable == level
+    finally:
+        logging.disable(logging.NOTSET)
