@@ -53,7 +53,7 @@ class Probe:
         bias: (K,).
         strength: Strength of the penalty.
         score: Cross-validated accuracy on the images of the fit, or the mean average precision of several labels; None
-            without cross-validation: one fold has all images with a weight, as with a single image.
+            without cross-validation.
         loss: Cross-validated loss; None without cross-validation.
         table: Strength, loss and score of each strength that was tried.
         out_of_fold: Logits of each image by a head that was fitted without its fold, at the chosen strength, (N, K).
@@ -82,6 +82,8 @@ def fit_probe(
 
     There are five stratified folds. Strengths are tried from the strongest to the weakest, because weak ones take
     longest, until three in a row are worse than the best. The head is then fitted on all images at the best strength.
+    There is no cross-validation if each class has a single image, or if one fold has all images with a weight. The
+    strength is then the middle one.
 
     Without label smoothing, a class without images gets zero weights, and odds of 1 in N at the centre. So does a
     label that no image has; one that every image has gets odds of N to 1.
@@ -454,11 +456,13 @@ def _cross_validate(
     y = images.y
     folds = deal_folds(cross_entropy.strata(y), np.arange(len(y)))
     held_out = np.stack([folds == fold for fold in np.unique(folds)])  # (F, N)
-    best = 0
     best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
-    # A fold that is held out may be all images, as with a single image, or all that have a weight.
-    if not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
-        return [], best, best_logits
+    # If each class has a single image, no held-out image has a class of the fit, and the strongest penalty would win.
+    # A fold that is held out may be all images that have a weight.
+    has_single_images = y.ndim == 1 and len(np.unique(y)) == len(y)
+    if has_single_images or not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
+        return [], len(strengths) // 2, best_logits
+    best = 0
     groups = _groups(images, cross_entropy, ~held_out)
     paths = [
         _path(images, cross_entropy, ~held_out[group], strengths, _TOLERANCE_OF_FOLDS)

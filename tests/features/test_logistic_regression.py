@@ -292,11 +292,20 @@ def test_classes_with_one_image():
     features = np.vstack([features, features.max(axis=0) + 1])
     probe = fit_probe(features, np.append(labels, 3), 4)
     assert (probe.weight[3] != 0).any() and np.isfinite(probe.table).all()
-    only_ones = fit_probe(features[:3], np.arange(3), 3)
-    assert only_ones.score == 0.0  # no head has seen the class that it is asked for
-    assert accuracy(only_ones, features[:3], np.arange(3)) == 1.0
     single = fit_probe(features[:1], np.array([1]), 3)
     assert single.score is None and single.table == []
+
+
+def test_one_image_of_each_class_is_not_cross_validated():
+    features, _ = sample_images(5, 10, 3)
+    labels = np.arange(3)
+    probe = fit_probe(features[:3], labels, 3)
+    assert probe.score is None and probe.table == []
+    assert probe.strength == pytest.approx(1e-3)
+    assert accuracy(probe, features[:3], labels) == 1.0
+    # a second image of one class can be held out
+    labels = np.array([0, 1, 2, 0])
+    assert fit_probe(features[:4], labels, 3).score is not None
 
 
 @pytest.mark.slow
@@ -428,7 +437,7 @@ def test_smoothed_labels_of_a_class_of_weight_0_and_one_other_image():
     settings = {"class_weights": np.array([0.0, 1.0]), "label_smoothing": 0.1}
     probe = fit_probe(features, labels, 2, **settings)
     # The loss of the other images is divided by the weight of image 7: without it, there is none to choose by.
-    assert probe.score is None and probe.strength == max(STRENGTHS)
+    assert probe.score is None and probe.strength == STRENGTHS[len(STRENGTHS) // 2]
     assert np.isfinite(probe.weight).all() and np.isfinite(probe.bias).all()
     logits = torch.tensor(features @ probe.weight.T + probe.bias)
     classes = torch.tensor([0.0, 1.0], dtype=torch.float64)
