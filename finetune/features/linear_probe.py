@@ -1,8 +1,9 @@
 """A linear probe: a head fitted on the features of the training images, which all ranks compute together."""
 
 import dataclasses
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from finetune.data.datamodule import ImageDataModule
 from finetune.distributed.collectives import cpu_group
 from finetune.features.logistic_regression import Probe, fit_probe
 from finetune.models.stages import head
-from finetune.system.messages import counted
+from finetune.system.messages import counted, shown
+
+log = logging.getLogger(__name__)
 
 # Shapes: N images of a split, D features, K classes.
 
@@ -43,9 +46,10 @@ class FittedHead:
     def describe(self) -> str:
         """Return a text with the number of images, the time, the strength and the score."""
         name = "accuracy" if self.labels.ndim == 1 else "mAP"
-        score = (
-            "" if self.probe.score is None else f", cross-validated {name} {self.probe.score:.4f}"
-        )
+        if self.probe.score is None:
+            score = " (too few images to choose it by cross-validation)"
+        else:
+            score = f", cross-validated {name} {self.probe.score:.4f}"
         num_images = counted(self.num_images, "image")
         return f"{num_images}, {self.seconds:.1f} s, strength {self.probe.strength:.1e}{score}"
 
@@ -63,7 +67,8 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         data: The data module; its train split is used, with the weights of its images.
 
     Raises:
-        ValueError: No training image with a weight above 0 can be decoded. All ranks raise it.
+        ValueError: No training image with a weight above 0 can be decoded, or a feature is not finite. All ranks raise
+            it.
     """
     began = time.perf_counter()
     linear = head(model.network)
@@ -83,6 +88,15 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             f"{root} has no training image{some} that can be decoded: there is nothing to fit a head on"
         )
     num_images = trainer.strategy.broadcast(len(y))
+    message = trainer.strategy.broadcast(_not_finite(x, indices, data.splits["train"].paths))
+    if message:
+        raise ValueError(message)
+    if trainer.is_global_zero and len(x) > 1 and np.ptp(x, axis=0).max() <= 1e-6 * np.abs(x).max():
+        log.warning(
+            "the features of all %d training images are equal, so the head predicts the same class for every image. "
+            "Check whether the images are copies, and whether the weights are damaged",
+            len(x),
+        )
     fitted = None
     sent = None
     if trainer.is_global_zero:
@@ -110,6 +124,24 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
         weights=None if image_weights is None else torch.from_numpy(image_weights[:num_own]),
         num_images=num_images,
         seconds=time.perf_counter() - began,
+    )
+
+
+def _not_finite(x: np.ndarray, indices: np.ndarray, paths: Sequence[str]) -> str:
+    """Return a message if features are not finite; else "".
+
+    Args:
+        x: Features, (N, D).
+        indices: The indices of their images, (N,).
+        paths: The paths of all images.
+    """
+    broken = indices[~np.isfinite(x).all(axis=1)]
+    if not len(broken):
+        return ""
+    return (
+        f"the network computes features that are not finite (NaN or infinite) for {len(broken)} of "
+        f"{counted(len(x), 'training image')}, for example {shown(paths[int(broken.min())])}. The weights may be "
+        "damaged: use others (--weights), or --precision 32-true if the fit is in half precision"
     )
 
 

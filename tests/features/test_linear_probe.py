@@ -103,3 +103,39 @@ def test_images_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):
     images = data(root, val_fraction=0, on_bad_image="skip")
     with pytest.raises(ValueError, match=f"{root} has no training image that can be decoded"):
         fit(Classifier(images.class_names, **SMALL, head_init="probe"), images)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_equal_features_of_all_images_are_logged(colours, caplog, factor):
+    images = data(colours)
+    model = Classifier(images.class_names, **SMALL, head_init="probe")
+    with torch.no_grad():
+        for weight in model.network.parameters():
+            weight.mul_(factor)
+    fit(model, images, max_steps=0)
+    assert ("training images are equal" in caplog.text) == (factor == 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite_name_an_image(colours, value):
+    images = data(colours)
+    model = Classifier(images.class_names, **SMALL, head_init="probe")
+    with torch.no_grad():
+        next(model.network.parameters()).fill_(value)
+    first = re.escape(images.splits["train"].paths[0])
+    with pytest.raises(ValueError, match=f"not finite .* for example {first}. The weights may be"):
+        fit(model, images, max_steps=0)
+
+
+def test_a_head_that_was_not_cross_validated_says_so(colours, caplog):
+    images = data(colours)
+    split = images.splits["train"]
+    labels = split.targets.labels
+    images.scanned = replace(images.scanned, seen=None)  # the record of all of them
+    ones = np.unique(labels, return_index=True)[1]
+    with caplog.at_level("INFO"):
+        for rows in (ones, np.append(ones, np.setdiff1d(np.arange(len(labels)), ones)[0])):
+            caplog.clear()
+            images.splits["train"] = split.take(np.sort(rows))
+            fit(Classifier(images.class_names, **SMALL, head_init="probe"), images, max_steps=0)
+            assert ("too few images to choose it" in caplog.text) == (len(rows) == len(ones))
