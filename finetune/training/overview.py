@@ -157,7 +157,10 @@ def _image_counts(data: ImageDataModule) -> str:
     counts = _counts(data, "train")
     shown = [f"{name} {num:,}" for name, num in counts.items()]
     if len(shown) > _NUM_CLASSES_SHOWN:
-        shown = [f"{min(counts.values()):,} to {max(counts.values()):,} images each"]
+        fewest = min(counts.values())
+        most = max(counts.values())
+        num_images = counted(most, "image")
+        shown = [f"{num_images} each" if fewest == most else f"{fewest:,} to {num_images} each"]
     splits = []
     for split in ("train", "val", "test"):
         if split in data.splits:

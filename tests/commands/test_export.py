@@ -526,7 +526,7 @@ def test_int8_needs_the_images_of_the_run(run, cli, tmp_path):
     for split in ("train", "test"):
         (tmp_path / "others" / split / "red").rename(tmp_path / "others" / split / "yellow")
     with pytest.raises(
-        ValueError, match="others/test holds the class 'yellow' unknown to training"
+        ValueError, match="others/test has the class 'yellow', not in the training classes"
     ):
         cli(*int8, "--root", tmp_path / "others")
 

@@ -564,7 +564,7 @@ def test_folders_are_left_out_where_they_are_asked_to(tmp_path):
     # as a checkpoint knows them
     assert len(scan(tmp_path, names, changes=ClassChanges(["results", "old"]))[1]["val"]) == 2
     with pytest.raises(
-        ValueError, match=r"class 'results' unknown to training.*--data.exclude results$"
+        ValueError, match=r"class 'results', not in the training classes .*--data.exclude results$"
     ):
         (tmp_path / "train/results").rmdir()
         scan(tmp_path, changes=ClassChanges(["old"]))

@@ -125,6 +125,9 @@ def test_many_classes_are_not_listed(colours, caplog):
     names = [f"class {i}" for i in range(20)]
     images.scanned = replace(images.scanned, class_names=names, splits={"train": train})
     assert reported(caplog, images)[0].endswith("; 20 classes in train: 1 to 2 images each")
+    caplog.clear()
+    images.scanned.splits["train"] = train.take(np.arange(20))
+    assert reported(caplog, images)[0].endswith("; 20 classes in train: 1 image each")
 
 
 def test_doubts(tmp_path):

@@ -308,7 +308,9 @@ def _check_known(
     ]
     if not is_known:
         hints.append(_exclusion_advice(unknown))
-    message = f"{folder} holds {_class_list(unknown)} unknown to training, whose classes are {', '.join(class_names)}"
+    message = (
+        f"{folder} has {_class_list(unknown)}, not in the training classes {', '.join(class_names)}"
+    )
     raise ValueError("; ".join([message, *hints]))
 
 

@@ -117,7 +117,7 @@ class TableSource:
             unknown = [label for label in labels if label not in known]
             if unknown:
                 classes = ", ".join(class_names)
-                text = f"{unknown[0]!r} is unknown to training, whose classes are {classes}"
+                text = f"{unknown[0]!r} is not in the training classes {classes}"
                 fault = Fault(row, rows.lines[row], column, text)
                 name = shlex.quote(unknown[0])
                 or_skip = with_option("data.exclude", ", or skip the class with {} " + name)
