@@ -159,8 +159,8 @@ def build(backbone: str, num_classes: int, image_size: int | None = None) -> nn.
     if side := vit_size(backbone, image_size):
         if side % (patch := int(backbone.rpartition("_")[2])):
             raise WrongUsage(
-                f"{backbone} does not support images of {side}x{side} pixels: its patches have {patch}, of which "
-                "image_size must be a multiple"
+                f"{backbone} does not support images of {side}x{side} pixels: image_size must be a multiple of the "
+                f"side of its patches, {patch}"
             )
         options = {"image_size": side}
     return _with_xavier_head(

@@ -173,7 +173,9 @@ FINETUNE = MappingProxyType(
         "torch": Rule("text", is_text, True),
         "precision": one_of(*_PRECISIONS, *_PRECISIONS_OF_GPUS, None),
         "data_fingerprint": _TEXT,
-        "seen": Rule("names and sizes of images, as many of each, and num_train of them", is_seen),
+        "seen": Rule(
+            "tensors of one length with the names and sizes of images, and num_train", is_seen
+        ),
         "data_class": Rule(
             f"one of {', '.join(DATA_CLASSES)}, or a class of another module", is_data_class
         ),
@@ -295,7 +297,7 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
     ):
         refuse(
             file,
-            "datamodule_hyper_parameters holds more or other values than arguments of a data class",
+            "datamodule_hyper_parameters has too many values, or values that are not plain",
         )
     _check_resized_side(data, file)
     check_section(

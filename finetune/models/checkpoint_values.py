@@ -321,7 +321,7 @@ def check_section(
             if not rule.accepts(values[key]):
                 refuse(file, f"{name} is {format_value(values[key])}, expected {rule.expected}")
         elif is_closed:
-            refuse(file, f"{name} is an unknown key; only a newer finetune may have written it")
+            refuse(file, f"{name} is an unknown key: update finetune, if a newer version wrote it")
 
 
 def format_value(value: Any) -> str:

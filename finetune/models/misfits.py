@@ -17,16 +17,16 @@ def advice(names: Collection[str], backbone: str) -> str:
     own = _names(backbone)
     has_option = bool(option("model.backbone"))
     if len(own & set(names)) >= _OTHER_CODE * len(own):
-        return f"It is of another network{': name that one with --backbone' if has_option else ''}"
+        return f"It is of another network{': pass its name as --backbone' if has_option else ''}"
     twin = (
         backbone.removeprefix(PREFIX).partition(".")[0] if is_timm(backbone) else PREFIX + backbone
     )
     if _is_known(twin) and len(_names(twin) & set(names)) >= (1 - _OTHER_CODE) * len(names):
-        return f"It is of {twin}{f': take --backbone {twin}' if has_option else ''}"
+        return f"It is of {twin}{f': pass --backbone {twin}' if has_option else ''}"
     origin = "timm" if is_timm(backbone) else "torchvision"
     return (
-        f"Its entries are named by other code ({min(names)}, where this network has {min(own)}): take the file that "
-        f"{origin} publishes, or rename the entries"
+        f"Its parameters have the names of other code ({min(names)}, where this network has {min(own)}): pass the file "
+        f"that {origin} publishes, or rename them"
     )
 
 

@@ -129,7 +129,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     architecture = config["architecture"]
     expected = timm_name(backbone).partition(".")[0]
     if architecture != expected:
-        hint = with_option("model.backbone", f": take {{}} {PREFIX}{architecture}")
+        hint = with_option("model.backbone", f": pass {{}} {PREFIX}{architecture}")
         raise WrongUsage(f"{path} is of {architecture}, not of {expected}{hint}")
     args = config.get("model_args") or {}
     if not isinstance(args, dict):

@@ -25,6 +25,16 @@ _RENAMED = {
 }
 
 
+# Entries in which trainers store the state dict, the preferred one first. Averaged weights (EMA) usually predict
+# better, and timm's own loader prefers them too.
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
+_STATES = (*_AVERAGED, "state_dict", "model_state_dict", "model")
+_MAX_NESTED = 3
+_SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
+
+EXPORTED = "finetune"  # key in the metadata of files of `finetune export`
+
+
 @dataclass(frozen=True)
 class Pretrained:
     """Weights as read, before they are loaded into a network.
@@ -56,16 +66,6 @@ class Pretrained:
                 buffer.copy_(values)
 
 
-# Entries in which trainers store the state dict, the preferred one first. Averaged weights (EMA) usually predict
-# better, and timm's own loader prefers them too.
-_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
-_STATES = (*_AVERAGED, "state_dict", "model_state_dict", "model")
-_MAX_NESTED = 3
-_SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
-
-EXPORTED = "finetune"  # key in the metadata of files of `finetune export`
-
-
 def check_single_network(pretrained: Pretrained) -> None:
     """Check that weights belong to one network.
 
@@ -74,8 +74,8 @@ def check_single_network(pretrained: Pretrained) -> None:
     """
     if any(key.startswith("members.0.") for key in pretrained.state):
         raise WrongUsage(
-            f"{pretrained.origin} holds several networks, where one is wanted: take what a fit with "
-            "--members 1 has written"
+            f"{pretrained.origin} holds the networks of an ensemble, and one network is needed: pass a checkpoint of a "
+            "fit with --members 1"
         )
 
 

@@ -108,7 +108,7 @@ def check_weights(weights: str, backbone: str) -> None:
 def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained:
     folder = download_model(weights)
     if not is_timm(backbone):
-        hint = with_option("model.backbone", ": name that one with {}")
+        hint = with_option("model.backbone", ": pass it as {}")
         raise WrongUsage(f"{weights} is of {backbone_of(folder)}, not of {backbone}{hint}")
     pretrained = read_timm(str(folder), backbone, image_size)
     return replace(pretrained, origin=name_with_commit(weights, folder))

@@ -117,6 +117,6 @@ def test_a_vit_has_positions_for_the_images_size(backbone, image_size, num):
 def test_a_size_that_a_vits_patches_do_not_fill_is_reported():
     with pytest.raises(
         WrongUsage,
-        match="48x48 pixels: its patches have 32, of which image_size must be a multiple$",
+        match="48x48 pixels: image_size must be a multiple of the side of its patches, 32$",
     ):
         build("vit_b_32", 3, 48)

@@ -286,7 +286,7 @@ def test_a_data_class_of_another_module_may_have_arguments_of_its_own(earlier):
     known = with_value(known, (OURS, "data_class"), "mine.Slides")
     check_checkpoint(known, "some.ckpt")
     for value in (BOMB, DEEP, META):
-        with pytest.raises(ValueError, match="datamodule_hyper_parameters holds"):
+        with pytest.raises(ValueError, match="datamodule_hyper_parameters has too many values"):
             check_checkpoint(with_value(known, (DATA, "magnification"), value), "some.ckpt")
     with pytest.raises(ValueError, match="batch_size is 0"):  # ours stay bounded
         check_checkpoint(with_value(known, (DATA, "batch_size"), 0), "some.ckpt")

@@ -37,45 +37,45 @@ def unconverted(backbone: str) -> list[str]:
         (
             lambda: names(TORCHVISION),
             TIMM,
-            "It is of efficientnet_b0: take --backbone efficientnet_b0",
+            "It is of efficientnet_b0: pass --backbone efficientnet_b0",
         ),
         (
             lambda: names(TIMM),
             TORCHVISION,
-            "It is of timm/efficientnet_b0: take --backbone timm/efficientnet_b0",
+            "It is of timm/efficientnet_b0: pass --backbone timm/efficientnet_b0",
         ),
         (
             lambda: names(TORCHVISION),
             f"{TIMM}.ra_in1k",
-            "It is of efficientnet_b0: take --backbone efficientnet_b0",
+            "It is of efficientnet_b0: pass --backbone efficientnet_b0",
         ),
         (
             lambda: names("resnet34"),
             "resnet18",
-            "It is of another network: name that one with --backbone",
+            "It is of another network: pass its name as --backbone",
         ),
         (
             lambda: names("timm/tf_efficientnet_lite1"),
             LITE,
-            "It is of another network: name that one with --backbone",
+            "It is of another network: pass its name as --backbone",
         ),
         (
             lambda: unconverted(LITE),
             LITE,
-            "Its entries are named by other code (_blocks.0.0._bn0.bias, where ",
+            "Its parameters have the names of other code (_blocks.0.0._bn0.bias, where ",
         ),
         (
             lambda: unconverted(LITE),
             LITE,
-            "): take the file that timm publishes, or rename the entries",
+            "): pass the file that timm publishes, or rename them",
         ),
         (
             lambda: unconverted(LITE),
             "resnet18",
-            "): take the file that torchvision publishes, or rename the entries",
+            "): pass the file that torchvision publishes, or rename them",
         ),
         # a network of ours has no twin
-        (lambda: ["layers.0.weight"], "lenet", "): take the file that "),
+        (lambda: ["layers.0.weight"], "lenet", "): pass the file that "),
     ],
 )
 def test_there_is_one_thing_to_do(given, backbone, reported):
@@ -91,7 +91,7 @@ def test_it_is_reported_with_what_does_not_fit(tmp_path):
     torch.save(dict.fromkeys(unconverted(LITE), torch.ones(1)), tmp_path / "unconverted.pth")
     for name, reported in (
         ("lite1", "It is of another network: "),
-        ("unconverted", "named by other code"),
+        ("unconverted", "have the names of other code"),
     ):
         with pytest.raises(
             ValueError, match=f"{name}.pth does not fit {LITE}: .*{reported}"
@@ -104,7 +104,7 @@ def test_weights_of_torchvision_report_it_too():
     state = {name: torch.ones(1) for name in names("resnet34")}
     with pytest.raises(
         ValueError,
-        match=r"the file does not fit this network; .*It is of another network: name that",
+        match=r"the file does not fit this network; .*It is of another network: pass its name",
     ):
         load_weights(build("resnet18", 2), Pretrained(state, None, "the file"), "resnet18")
     good = build("resnet18", 2).state_dict()

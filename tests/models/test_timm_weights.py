@@ -238,7 +238,7 @@ def test_weights_of_several_networks_and_damaged_ones_are_refused_in_a_line(tmp_
         {f"members.0.{key}": value for key, value in network.state_dict().items()},
         tmp_path / "two.pt",
     )
-    with pytest.raises(ValueError, match=r"two\.pt holds several networks, where one is wanted"):
+    with pytest.raises(ValueError, match=r"two\.pt holds the networks of an ensemble, and one"):
         read_timm(str(tmp_path / "two.pt"), "timm/resnet18")
     torch.save(network.state_dict(), tmp_path / "one.pt")
 

@@ -100,7 +100,7 @@ def test_weights_of_several_networks_are_refused_in_a_line_and_nothing_is_copied
     ours = build(SMALL, 3)
     before = {key: value.clone() for key, value in ours.state_dict().items()}
     with pytest.raises(
-        WrongUsage, match=r"two\.ckpt holds several networks, where one is wanted: take what"
+        WrongUsage, match=r"two\.ckpt holds the networks of an ensemble, .*--members 1"
     ):
         load_weights(ours, read_weights(str(tmp_path / "two.ckpt"), SMALL))
     assert all(value.equal(before[key]) for key, value in ours.state_dict().items())
