@@ -86,8 +86,8 @@ def _tree_of(address: Address) -> Tree:
     try:
         items = list(_items_in(f"{api}/tree/{commit}", address.key))
     except errors.RemoteEntryNotFoundError:  # perhaps it is a file
-        asked = {"paths": [address.key], "expand": False}
-        items = _list_of(_answer(f"{api}/paths-info/{commit}", asked)) if address.key else []
+        form = {"paths": [address.key], "expand": False}
+        items = _list_of(_answer(f"{api}/paths-info/{commit}", form)) if address.key else []
     place = str(address._replace(key=""))
     objects = {
         f"{place}/{item['path']}": _described_object(item, address.key)
@@ -101,9 +101,9 @@ def _items_in(api: str, folder: str) -> Iterator[dict[str, Any]]:
     """Yield what is in a folder and its subfolders, as the hub describes it."""
     url = f"{api}/{quote(folder, safe='')}" if folder else api
     query = "recursive=true"
-    asked = {""}
+    queries = {""}
     while True:
-        asked.add(query)
+        queries.add(query)
         answer = _answer(f"{url}?{query}")
         yield from _list_of(answer)
         link = answer.links.get("next")
@@ -111,7 +111,7 @@ def _items_in(api: str, folder: str) -> Iterator[dict[str, Any]]:
             return
         # only the place in the list: the token is not sent to another server that a link names
         query = urlsplit(link["url"]).query
-        if query in asked:
+        if query in queries:
             raise StorageError(_unexpected("the link to the next page of a list is invalid"))
 
 
@@ -157,13 +157,13 @@ def _unexpected(what: str) -> str:
     return f"{constants.ENDPOINT} does not answer as the hub does ({what}): check HF_ENDPOINT"
 
 
-def _answer(url: str, sent: dict[str, Any] | None = None) -> Any:
-    """Return the answer of the hub to a request, which sends a form if there is one."""
+def _answer(url: str, form: dict[str, Any] | None = None) -> Any:
+    """Return the answer of the hub to a request: a POST with a form if there is one, else a GET."""
     answer = http_backoff(
-        "GET" if sent is None else "POST",
+        "GET" if form is None else "POST",
         url,
         max_retries=_NUM_RETRIES,
-        data=sent,
+        data=form,
         headers=build_hf_headers(),
         timeout=_ANSWER_SECONDS,
     )

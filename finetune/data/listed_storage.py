@@ -1,7 +1,7 @@
 """Storage at addresses that lists a folder once and answers all questions about its files from this list.
 
-A file is read in one request, and one that was replaced since is noticed. Nothing is read outside of the listed
-folders, which commands have from the user.
+A file is read in one request. If it was replaced since its folder was listed, this is an error; pieces of a file are
+read without this check. Nothing is read outside of the listed folders, which commands have from the user.
 
 A client of obstore does not survive a fork: the child would hang. DataLoader workers therefore get the content of files
 from the main process; see `fetching`.

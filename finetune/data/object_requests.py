@@ -29,7 +29,7 @@ _LONGEST_PAUSE = 5.0
 _ANSWER_SECONDS = 30.0  # for one answer; a stalled request is repeated after it
 _CONNECT_SECONDS = 5.0
 
-# The environment variables of each scheme, as obstore reads them.
+# The environment variables that set the endpoint of each scheme.
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
@@ -216,6 +216,9 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     text = str(error).partition("\n\nDebug source:")[0]
     if _is_bucket_missing(text):
         return _bucket_missing(path)
+    # before the search for words below, which the name may contain
+    if isinstance(error, exceptions.InvalidPathError):
+        return _invalid_name(path, text)
     scheme = parse_address(path).scheme
     credentials = _CREDENTIALS[scheme]
     code = re.search(r"<Code>([\w.]{1,50})</Code>", text)
@@ -234,14 +237,17 @@ def _in_plain_words(path: str, error: BaseException) -> str:
     if is_refused or re.search(r"status code: 40[13]\b|AccessDenied|InvalidAccessKeyId", text):
         reason = f" ({code[1]})" if code else ""
         return f"{path}: access denied{reason}: check {credentials}, and the permissions there"
-    if isinstance(error, exceptions.InvalidPathError):
-        match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
-        if match is None:
-            return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
-        name = shown(match[1])
-        return f"{path}: an object has the name {name!r}: {_UNSUPPORTED_NAME}. Rename or delete it"
     reason = _without_urls(text.partition(" - ")[2].partition("<")[0] or text).rstrip(": ")
-    return f"{path}: the storage gives no answer, or an unexpected one ({reason})"
+    return f"{path}: the storage does not answer, or not as expected ({reason}): check the address and the network"
+
+
+def _invalid_name(path: str, text: str) -> str:
+    """Return a message about an object whose name obstore refuses, from the text of its error."""
+    match = re.search(r'Path "(.*)"(?: contained|: Encountered)', text, re.DOTALL)
+    if match is None:
+        return f"{path}: a name of an object is unsupported: {_without_urls(text)}"
+    name = shown(match[1])
+    return f"{path}: an object has the name {name!r}: {_UNSUPPORTED_NAME}. Rename or delete it"
 
 
 def _without_urls(text: str) -> str:

@@ -47,16 +47,16 @@ class WebStorage(ListedStorage):
         paths = [self.normal(path) for path in paths]
         inside = [path for path in dict.fromkeys(paths) if self._tree(path) is not None]
         unknown = [path for path in inside if self._listed(path) is None]
-        # a thread that fetches files must not wait for another one
+        # A thread that fetches files asks for one file. It must not wait for other such threads, as map_files does.
         is_single = len(unknown) <= 1
-        items = map(self._found, unknown) if is_single else map_files(self._found, unknown)
+        items = map(self._head_of, unknown) if is_single else map_files(self._head_of, unknown)
         for path, item in zip(unknown, items, strict=True):
             tree = self._tree(path)
             if tree is not None and item is not None:
                 tree.objects[path] = item
         return [self._listed(path) for path in paths]
 
-    def _found(self, path: str) -> Object | None:
+    def _head_of(self, path: str) -> Object | None:
         return self._head(parse_address(path), object_requests.START_SECONDS)
 
     def _key(self, address: Address) -> str:

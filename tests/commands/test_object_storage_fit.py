@@ -382,7 +382,7 @@ def test_a_server_that_is_gone_ends_the_run_in_one_line(
     options = [*QUICKEST, "--trainer.max_epochs", 2, "--data.on_bad_image", "skip"]
     options += NO_CACHE
     text = error_line(cli, "fit", place, *options, "--name", "run")
-    assert f"{place}/train/" in text and "gives no answer, or an unexpected one" in text
+    assert f"{place}/train/" in text and "does not answer, or not as expected" in text
     server.start()
     in_second_epoch(lambda: None)
     STORAGES.pop("s3")

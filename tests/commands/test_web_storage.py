@@ -186,7 +186,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, place, colours, cli, monk
     assert "is a web page, not the index" in line("fit", place.replace("/set", "/app"), *QUICKEST)
     monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
     server.fault = lambda method, path: "unavailable"
-    assert "gives no answer, or an unexpected one" in line(*at_root, place)
+    assert "does not answer, or not as expected" in line(*at_root, place)
     for out in (("fit", colours, "--out", place), ("pack", colours, place)):
         assert "can only be read" in line(*out)
 

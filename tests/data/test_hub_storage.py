@@ -235,7 +235,7 @@ def test_a_hub_that_is_gone_and_a_deleted_repository_are_reported(server, monkey
     image = f"{PLACE}/set/train/red/00.png"
     for fault, text in (("limited", "429"), ("unavailable", "503"), ("cut", "")):
         server.fault = lambda method, path, fault=fault: fault
-        with pytest.raises(StorageError, match=f"{image}: the storage gives no answer.*{text}"):
+        with pytest.raises(StorageError, match=f"{image}: the storage does not answer.*{text}"):
             open_file(image)
     server.fault = lambda method, path: "unavailable"
     with pytest.raises(StorageError, match=f"cannot list {PLACE}/set: .* status 503"):
