@@ -30,14 +30,14 @@ from finetune.data.storage import (
     Place,
     Starts,
     Storage,
-    in_block,
+    block_number,
     is_local,
     storage_of,
 )
 from finetune.system.messages import WrongUsage, shown
 
-BLOCK = 512  # bytes; a file in a tar begins and ends at a multiple of it
-RECORD = 20 * BLOCK  # the size of a tar is a multiple of it
+TAR_BLOCK = 512  # bytes; a file in a tar begins and ends at a multiple of it
+TAR_RECORD = 20 * TAR_BLOCK  # the size of a tar is a multiple of it
 _NEAR = 32  # rows after that of the last path, among which the next one is looked for first
 _LARGEST_PLACE = 2**50  # bytes; larger numbers are no places in a file
 _DIGEST = re.compile("[0-9a-f]{16}")
@@ -49,21 +49,21 @@ def content_digest(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
 
-def in_blocks(num_bytes: int, block: int = BLOCK) -> int:
-    """Return a number of bytes, rounded up to complete blocks."""
+def padded_size(num_bytes: int, block: int = TAR_BLOCK) -> int:
+    """Return the size of some bytes in a tar: rounded up to complete blocks."""
     return -(-num_bytes // block) * block
 
 
 @dataclass(frozen=True)
 class PackIndex:
-    """Where the images of a packed folder are, N, sorted by path: 36 bytes an image, and its path.
+    """Where the N images of a packed folder are, sorted by path. It takes 36 bytes for each image, and its path.
 
     Attributes:
         paths: Path of each image in the folder.
         shards: Number of the shard of each image, (N,) int32.
         offsets: Where the bytes of each image begin in the shard, (N,) int64.
-        sizes: Their number, (N,) int64.
-        digests: Their `content_digest`, (N,) uint64.
+        sizes: Number of bytes of each image, (N,) int64.
+        digests: The `content_digest` of each image, (N,) uint64.
         has_labels: Whether the rows have labels, as those of a packed table do.
     """
 
@@ -186,7 +186,7 @@ class PackedStorage:
 
     def _read(self) -> None:
         place = f"{self.folder}/{INDEX}"
-        self._state = self._backing.stats([place], skip=False)
+        self._index_stats = self._backing.stats([place], skip=False)
         with self._backing.open_file(place) as file:
             self.index = read_index(file, place)
         self._check_shards()
@@ -201,7 +201,7 @@ class PackedStorage:
         links = {entry.path for entry in self._backing.entries(self.folder) if entry.is_link}
         sizes = self._backing.stats(paths, skip=True).sizes.tolist()
         for i, (path, size, end) in enumerate(zip(paths, sizes, ends.tolist(), strict=True)):
-            expected = in_blocks(in_blocks(end) + 2 * BLOCK, RECORD)
+            expected = padded_size(padded_size(end) + 2 * TAR_BLOCK, TAR_RECORD)
             if size == expected and path not in links:
                 continue
             if path in links:
@@ -220,8 +220,8 @@ class PackedStorage:
 
     def refresh(self, folder: str) -> None:
         self._backing.refresh(self.folder)
-        state = self._backing.stats([f"{self.folder}/{INDEX}"], skip=False)
-        if np.array_equal(state.times, self._state.times):
+        index_stats = self._backing.stats([f"{self.folder}/{INDEX}"], skip=False)
+        if np.array_equal(index_stats.times, self._index_stats.times):
             self._check_shards()
         else:
             self._read()
@@ -246,7 +246,7 @@ class PackedStorage:
         paths = self.index.paths
         row = self._next
         if row >= len(paths) or paths[row] != inside:
-            # those of a split are not far apart
+            # the images of a split are not far apart
             last = min(row + _NEAR, len(paths))
             row = bisect_left(paths, inside, row, last)
             if row == last or paths[row] != inside:
@@ -315,8 +315,8 @@ class PackedStorage:
 
     def blocks(self, paths: Sequence[str]) -> np.ndarray:
         rows = np.fromiter((self._existing_row(path) for path in paths), np.int64, len(paths))
-        first = self.index.shards[rows].astype(np.int64) * (in_block(_LARGEST_PLACE) + 1)
-        return first + in_block(self.index.offsets[rows])
+        first = self.index.shards[rows].astype(np.int64) * (block_number(_LARGEST_PLACE) + 1)
+        return first + block_number(self.index.offsets[rows])
 
     def contents(self, paths: Sequence[str]) -> list[bytes]:
         rows = [self._existing_row(path) for path in paths]

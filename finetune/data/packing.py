@@ -4,6 +4,7 @@ The tar files are shards as webdataset reads them: each image follows its label,
 order. `PackedStorage` reads the images of a packed folder.
 """
 
+import errno
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from finetune.data.datasets.sources import choose_source
 from finetune.data.fetching import Content, fetch_ahead
 from finetune.data.limits import MAX_BYTES
 from finetune.data.pack_place import INDEX, shard_name
-from finetune.data.packed_storage import BLOCK, RECORD, content_digest, in_blocks
+from finetune.data.packed_storage import TAR_BLOCK, TAR_RECORD, content_digest, padded_size
 from finetune.data.samples import Samples
 from finetune.data.splits import hashes
 from finetune.data.storage import file_stats, kind_of, open_file, refresh, storage_of
@@ -238,7 +239,7 @@ class Shards:
                 self._tar.fileobj.close()
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self._target.local)  # for the message: writing does not set it
-            if self._target.is_remote:
+            if self._target.is_remote and error.errno == errno.ENOSPC:
                 error.strerror = (
                     f"{error.strerror}: a shard does not fit there (set TMPDIR to a larger one)"
                 )
@@ -255,9 +256,9 @@ class Shards:
         """
         key, suffix = os.path.splitext(name)
         # with a header of each file, and two blocks at the end of the tar
-        num_bytes = in_blocks(len(content)) + in_blocks(len(label[1])) + 4 * BLOCK
+        num_bytes = padded_size(len(content)) + padded_size(len(label[1])) + 4 * TAR_BLOCK
         if self._tar is not None:
-            size = in_blocks(self._tar.offset + num_bytes, RECORD)
+            size = padded_size(self._tar.offset + num_bytes, TAR_RECORD)
             if size > self._num_bytes:
                 self.close()
         if self._tar is None:
@@ -267,7 +268,7 @@ class Shards:
             info = tarfile.TarInfo(member)
             info.size = len(data)
             self._tar.addfile(info, io.BytesIO(data))
-        return self._tar.offset - in_blocks(len(content))
+        return self._tar.offset - padded_size(len(content))
 
     def close(self) -> None:
         """Complete the last shard. The next image begins a new one."""
@@ -407,7 +408,10 @@ def _content(path: str, contents: Mapping[str, Content]) -> bytes:
     content = contents.get(path)
     if content is None:
         with open_file(path) as file:
-            content = file.read(MAX_BYTES + 1)
+            try:
+                content = file.read(MAX_BYTES + 1)
+            except OSError as error:  # of a failing disk: it does not name the file
+                raise OSError(error.errno, error.strerror, path) from error
     if isinstance(content, OSError):
         raise content
     if len(content) > MAX_BYTES:

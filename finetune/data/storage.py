@@ -60,8 +60,12 @@ class FileStats:
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
-def in_block(begin: Any) -> Any:
-    """Return the number of the block in which an image (or images, (N,)) of a shard begins."""
+def block_number(begin: Any) -> Any:
+    """Return the number of the block of a shard in which an image begins.
+
+    Args:
+        begin: Place of its first byte; of several images as an array (N,), whose numbers are also (N,).
+    """
     return begin // BLOCK_BYTES
 
 
@@ -81,7 +85,7 @@ class Place(NamedTuple):
     @property
     def block(self) -> tuple[str, int]:
         """The block of the shard in which the image begins."""
-        return self.shard, in_block(self.begin)
+        return self.shard, block_number(self.begin)
 
 
 class Entry(NamedTuple):

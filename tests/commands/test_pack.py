@@ -1,13 +1,16 @@
 """`finetune pack`: commands take the packed folder, and a fit on it ends in the weights of the folder."""
 
 import errno
+import io
 import os
 import re
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -439,6 +442,31 @@ def test_a_stopped_pack_leaves_nothing_and_can_be_repeated(
     assert files_in(there, server) == []
     pack(str(colours), there, shard_mb=0.05)
     assert len(files_in(there, server)) > 10  # the control
+
+
+class FailingDisk(io.BytesIO):
+    def read(self, *_) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("fails", ["image", "shard"])
+def test_a_disk_that_fails_is_named(colours, tmp_path, monkeypatch, fails):
+    image = min((colours / "train/red").glob("*.png"))
+
+    def open_failing(path: str) -> BinaryIO:
+        return FailingDisk() if path == str(image) else open_file(path)
+
+    def fail_to_close(tar: tarfile.TarFile) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    if fails == "image":
+        monkeypatch.setattr(packing, "open_file", open_failing)
+    else:  # control
+        monkeypatch.setattr(tarfile.TarFile, "close", fail_to_close)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        pack(str(colours), str(tmp_path / "packed"))
+    expected = image if fails == "image" else tmp_path / "packed"
+    assert caught.value.filename == str(expected) and not list(tmp_path.glob("packed/*"))
 
 
 def test_of_two_packs_into_one_folder_one_is_refused(server, colours, there):

@@ -18,7 +18,7 @@ from finetune.data import packed_storage
 from finetune.data.addresses import StorageError
 from finetune.data.contents import file_digests
 from finetune.data.pack_place import INDEX, pack_above
-from finetune.data.packed_storage import BLOCK, RECORD, PackedStorage, in_blocks
+from finetune.data.packed_storage import TAR_BLOCK, TAR_RECORD, PackedStorage, padded_size
 from finetune.data.packing import Target, find_source, pack_images
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.samples import PathList
@@ -391,7 +391,7 @@ def test_rows_of_a_split_are_found_near_the_last_one(tmp_path, monkeypatch, num_
     ]
     write_rows(tmp_path, rows)
     with open(tmp_path / "shard-00000.tar", "wb") as shard:
-        shard.truncate(in_blocks(in_blocks(3999) + 2 * BLOCK, RECORD))
+        shard.truncate(padded_size(padded_size(3999) + 2 * TAR_BLOCK, TAR_RECORD))
     monkeypatch.setattr(packed_storage, "_NEAR", num_near)
     storage = PackedStorage(str(tmp_path), LocalStorage(finds_packs=False))
     num_read = 0
