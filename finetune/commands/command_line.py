@@ -25,7 +25,7 @@ from finetune.commands.run_places import (
 )
 from finetune.data.addresses import (
     check_address,
-    check_is_written,
+    check_is_writable,
     check_scheme,
     is_address,
     is_in_bucket,
@@ -213,7 +213,7 @@ def _take_paths_of_pack(command: str, line: ParsedLine) -> None:
     out = line.positionals.pop()
     check_scheme(out)
     if is_address(out):
-        check_is_written(out, f"finetune {command} FOLDER OUT")
+        check_is_writable(out, f"finetune {command} FOLDER OUT")
         check_address(out)
     _take_folder(command, "folder", line)
     line.positionals.append(out)

@@ -7,7 +7,7 @@ from typing import Any
 from finetune.commands.options import flag_names
 from finetune.data.addresses import (
     check_address,
-    check_is_written,
+    check_is_writable,
     check_scheme,
     is_address,
     is_in_bucket,
@@ -30,7 +30,7 @@ def check_run_address(command: str, full: str, address: str) -> None:
     Raises:
         WrongUsage: The command takes no address there, or the address is invalid.
     """
-    check_is_written(address, flag_names(command, full))
+    check_is_writable(address, flag_names(command, full))
     is_checkpoint = full == "ckpt_path" and command in _READERS
     is_written = command == "fit" and full in ("trainer.default_root_dir", "resume")
     if is_checkpoint or is_written:

@@ -130,12 +130,12 @@ def repository_of(address: Address) -> HubAddress:
 
 
 def check_scheme(path: str) -> None:
-    """Refuse an address that is no path and no address of images, such as S3://bucket or ftp://server.
+    """Check that a text that looks like an address is one of images: S3://bucket and ftp://server are not.
 
     The message does not contain the address, which may have a password or a signature.
 
     Raises:
-        WrongUsage: It is such an address.
+        WrongUsage: It is another address, and there is no file with this name.
     """
     match = _ANY_ADDRESS.match(path)
     if match is None or is_address(path) or os.path.exists(path):
@@ -182,7 +182,7 @@ def real_place(path: str) -> str:
 
 
 def check_is_local(root: str | os.PathLike[str]) -> None:
-    """Refuse an address for a data set that is downloaded.
+    """Check that the folder of a data set that is downloaded is not an address.
 
     Raises:
         WrongUsage: It is an address.
@@ -207,8 +207,8 @@ def check_address(path: str) -> None:
         check_hub_client(str(address))
 
 
-def check_is_written(path: str, what: str) -> None:
-    """Refuse an address that can only be read.
+def check_is_writable(path: str, what: str) -> None:
+    """Check that an address is not one of those that can only be read.
 
     Args:
         path: The address.

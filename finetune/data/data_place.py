@@ -1,4 +1,4 @@
-"""Where the images of a data module lie: in a folder, or in the files of a table."""
+"""The place of the images of a data module: a folder, or a table of their paths."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def at_place(arguments: Mapping[str, Any], explicit: Collection[str]) -> dict[st
 
     Args:
         arguments: The arguments of the earlier data module.
-        explicit: Names of the arguments that the command gives.
+        explicit: Names of the arguments that the command sets.
     """
     dropped: Collection[str] = ()
     if "table" in explicit and "root" not in explicit:

@@ -87,21 +87,26 @@ class Fetched(Generic[_Group]):
 
 
 class _Request(NamedTuple):
-    """A request for one or more files, and which of them a file is."""
+    """The request for a file. It may be a request for several files.
+
+    Attributes:
+        contents: The content of its files.
+        position: The position of this file among them.
+    """
 
     contents: Future[list[Content]]
     position: int
 
 
 @dataclass(eq=False)
-class _Planned(Generic[_Group]):
-    """A group whose files are known.
+class _PlannedGroup(Generic[_Group]):
+    """A group of files that will be needed, and the requests for those of them that were sent.
 
     Attributes:
         group: The group.
         sizes: Size of each of its files in object storage in bytes, by path; 0 if it is unknown.
         places: Where those in packed folders are.
-        requests: The requests for files that were sent.
+        requests: The requests for its files that were sent, by path.
     """
 
     group: _Group
@@ -125,14 +130,16 @@ class _PackedFile(NamedTuple):
 
     place: Place
     path: str
-    needed_by: _Planned[Any]
+    needed_by: _PlannedGroup[Any]
 
     def size(self) -> int:
         return self.place.end - self.place.begin
 
 
 class _Plan(Generic[_Group]):
-    """The groups after those that are being fetched. Neighbours in a shard are read together, by one request.
+    """The groups after those that are being fetched: a look ahead for files that are neighbours in a shard.
+
+    Neighbours are requested together, although only the group of one of them is needed now.
 
     Args:
         groups: The groups.
@@ -146,7 +153,7 @@ class _Plan(Generic[_Group]):
         files_of: Callable[[_Group], Mapping[str, int]],
         num_groups: int,
     ) -> None:
-        self.planned: deque[_Planned[_Group]] = deque()
+        self.planned: deque[_PlannedGroup[_Group]] = deque()
         self._groups = iter(groups)
         self._files_of = files_of
         self._num_groups = num_groups
@@ -155,9 +162,9 @@ class _Plan(Generic[_Group]):
         # the packed files of planned groups that are not requested yet, by their block
         self._blocks: defaultdict[tuple[str, int], list[_PackedFile]] = defaultdict(list)
 
-    def take(self) -> _Planned[_Group] | None:
+    def take(self) -> _PlannedGroup[_Group] | None:
         """Return the next group, with all its files requested; None after the last group."""
-        while self._is_short():
+        while self._needs_group():
             try:
                 group = next(self._groups)
             except StopIteration:
@@ -173,16 +180,16 @@ class _Plan(Generic[_Group]):
                 self._request(first, path)
         return first
 
-    def _is_short(self) -> bool:
+    def _needs_group(self) -> bool:
+        """Return whether to look at another group for neighbours of the planned files."""
         if len(self.planned) < self._num_groups:
             return True
-        # other files have no neighbours
-        has_neighbours = bool(self.planned[-1].places)
-        return (
-            has_neighbours and self._num_files < _NUM_PLANNED and self._num_bytes < _BYTES_PLANNED
-        )
+        # only files in packed folders have neighbours
+        is_packed = bool(self.planned[-1].places)
+        return is_packed and self._num_files < _NUM_PLANNED and self._num_bytes < _BYTES_PLANNED
 
     def _append(self, group: _Group) -> None:
+        """Plan a group: look up its files, but request none."""
         sizes = {path: n for path, n in self._files_of(group).items() if not is_local(path)}
         places: dict[str, Place] = {}
         for path in sizes:
@@ -190,14 +197,14 @@ class _Plan(Generic[_Group]):
             place = None if pack is None else pack.place(path)
             if place is not None:
                 places[path] = place
-        planned = _Planned(group, sizes, places)
+        planned = _PlannedGroup(group, sizes, places)
         for path, place in places.items():
             self._blocks[place.block].append(_PackedFile(place, path, planned))
         self.planned.append(planned)
         self._num_files += len(sizes)
         self._num_bytes += sum(sizes.values())
 
-    def _request(self, planned: _Planned[_Group], path: str) -> None:
+    def _request(self, planned: _PlannedGroup[_Group], path: str) -> None:
         """Request a file, with its neighbours that a planned group needs."""
         place = planned.places.get(path)
         if place is None:
@@ -256,31 +263,31 @@ def fetch_ahead(
     Raises:
         StorageError: The storage cannot be reached, or a file was replaced.
     """
-    waiting: deque[_Planned[_Group]] = deque()
+    requested: deque[_PlannedGroup[_Group]] = deque()
     plan = _Plan(groups, files_of, num_planned)
     num_files = 0
     num_bytes = 0
 
     def fill() -> None:
         nonlocal num_files, num_bytes
-        while not waiting or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD):
+        while not requested or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD):
             group = plan.take()
             if group is None:
                 return
-            waiting.append(group)
+            requested.append(group)
             num_files += max(1, len(group.sizes))
             num_bytes += sum(group.sizes.values())
 
     try:
         fill()
-        while waiting:
-            first = waiting.popleft()
+        while requested:
+            first = requested.popleft()
             num_files -= max(1, len(first.sizes))
             num_bytes -= sum(first.sizes.values())
             fill()  # before the wait: a group may be as large as all that is fetched ahead
             yield Fetched(first.group, first.take_contents(while_waiting))
     finally:
-        for group in (*waiting, *plan.planned):
+        for group in (*requested, *plan.planned):
             for request in group.requests.values():
                 request.contents.cancel()
 

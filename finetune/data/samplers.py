@@ -78,8 +78,8 @@ def packed_window(paths: Sequence[str], size: int) -> ShuffleWindow:
     Raises:
         WrongUsage: The images are not in one packed folder.
     """
-    packs = {id(pack): pack for pack in map(pack_of, paths)}
-    pack = next(iter(packs.values()))
+    packs = set(map(pack_of, paths))
+    pack = next(iter(packs))
     if len(packs) > 1 or pack is None:
         raise WrongUsage(
             f"data.shuffle_window {size}: the training images are not in one packed folder: pack them with finetune "

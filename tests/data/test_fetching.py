@@ -136,7 +136,7 @@ def place(begin: int, size: int) -> Place:
     ],
 )  # fmt: skip
 def test_gaps_up_to_a_limit_are_read(places, expected):
-    group = fetching._Planned(None, {}, {})
+    group = fetching._PlannedGroup(None, {}, {})
     files = [fetching._PackedFile(place, str(i), group) for i, place in enumerate(places)]
     together = fetching._neighbours(files, files[0])
     assert [int(file.path) for file in together] == expected
