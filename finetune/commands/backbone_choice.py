@@ -37,13 +37,13 @@ from finetune.models.candidates import (
     AUTO,
     DEFAULT,
     Candidate,
-    built_in,
+    built_in_candidates,
     cached_file,
+    candidate_names,
     is_choice,
     is_published,
     is_reachable,
-    names,
-    server,
+    weights_server,
 )
 from finetune.models.hub import is_hub
 from finetune.models.timm_backbones import backbone_of, folder_of
@@ -140,7 +140,7 @@ def _rank_candidates(
     )
     began = time.monotonic()
     reachable: dict[str, bool] = {}
-    by_name = dict(zip(names(candidates), candidates, strict=True))
+    by_name = dict(zip(candidate_names(candidates), candidates, strict=True))
     networks = {
         name: partial(_load, name, candidate, config, explicit, split, reachable)
         for name, candidate in by_name.items()
@@ -298,7 +298,7 @@ def _weights_here(candidate: Candidate, reachable: dict[str, bool]) -> str:
     if file is not None:
         # torchvision's weights are read by name, which checks their hash; timm would query the hub first.
         return str(file) if candidate.backbone.startswith("timm/") else candidate.weights
-    address = server(candidate)
+    address = weights_server(candidate)
     if address not in reachable:
         reachable[address] = bool(address) and is_reachable(address)
     if not reachable[address]:
@@ -325,7 +325,7 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
         )
     if backbone == AUTO:
         return (
-            built_in()
+            built_in_candidates()
             if weights == DEFAULT
             else [_candidate_of_weights(part) for part in _parts(weights)]
         )

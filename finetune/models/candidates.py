@@ -42,12 +42,12 @@ def is_choice(backbone: object) -> bool:
     return isinstance(backbone, str) and (backbone == AUTO or "," in backbone)
 
 
-def built_in() -> list[Candidate]:
+def built_in_candidates() -> list[Candidate]:
     """Return the candidates of `auto`. Those of timm are included only if it is installed."""
     return [Candidate(name) for name in BUILT_IN if has_timm() or not is_timm(name)]
 
 
-def names(candidates: Sequence[Candidate]) -> list[str]:
+def candidate_names(candidates: Sequence[Candidate]) -> list[str]:
     """Return a name for each candidate: its network, and its weights too if several candidates have that network."""
     backbones = [candidate.backbone for candidate in candidates]
     return [
@@ -76,7 +76,7 @@ def is_published(candidate: Candidate) -> bool:
     return bool(_url(candidate))
 
 
-def server(candidate: Candidate) -> str:
+def weights_server(candidate: Candidate) -> str:
     """Return the address of the server of published weights; "" if the hub is set to offline."""
     if is_timm(candidate.backbone):
         from huggingface_hub import constants

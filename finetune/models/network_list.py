@@ -7,14 +7,13 @@ importing these libraries takes seconds and building their networks minutes. Thi
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
-# names of timm's files of weights, in folders and on the hub, the preferred one first
+# Names of timm's files of weights, in folders and on the hub, the preferred one first.
 TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -42,13 +41,13 @@ class ListedNetwork:
     def is_of_timm(self) -> bool:
         return self.name.startswith("timm/")
 
-    def is_local(self, environ: Mapping[str, str] = os.environ) -> bool:
+    def is_local(self) -> bool:
         """Return whether the published weights are in the cache of torch or of the Hugging Face hub."""
         if not self.location:
             return False
         if not self.is_of_timm:
-            return (torch_cache(environ) / self.location).is_file()
-        return _is_in_hub_cache(hub_cache(environ), self.location)
+            return (torch_cache() / self.location).is_file()
+        return _is_in_hub_cache(hub_cache(), self.location)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -62,21 +61,22 @@ class ListedNetwork:
         }
 
 
-def torch_cache(environ: Mapping[str, str] = os.environ) -> Path:
+def torch_cache() -> Path:
     """Return the folder in which torch caches weights. As `torch.hub.get_dir`."""
-    home = environ.get("TORCH_HOME") or f"{_cache_home(environ)}/torch"
+    home = os.environ.get("TORCH_HOME") or f"{_cache_home()}/torch"
     return Path(home).expanduser() / "hub" / "checkpoints"
 
 
-def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+def hub_cache() -> Path:
     """Return the folder in which the client of the Hugging Face hub caches files. As `huggingface_hub.constants`."""
-    home = environ.get("HF_HOME") or f"{_cache_home(environ)}/huggingface"
-    folder = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    home = os.environ.get("HF_HOME") or f"{_cache_home()}/huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    folder = named or f"{home}/hub"
     return Path(os.path.expandvars(folder)).expanduser()
 
 
-def _cache_home(environ: Mapping[str, str]) -> str:
-    return environ.get("XDG_CACHE_HOME") or "~/.cache"
+def _cache_home() -> str:
+    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
 
 
 def _is_in_hub_cache(folder: Path, repository: str) -> bool:

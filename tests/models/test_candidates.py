@@ -15,12 +15,12 @@ from finetune.models.backbones import build
 from finetune.models.candidates import (
     BUILT_IN,
     Candidate,
-    built_in,
+    built_in_candidates,
     cached_file,
+    candidate_names,
     is_choice,
     is_reachable,
-    names,
-    server,
+    weights_server,
 )
 from finetune.models.timm_backbones import is_timm, pretrained_cfg
 from finetune.runs.licence import is_restricted, licence
@@ -45,7 +45,7 @@ def test_sizes_are_timms_and_the_licence_is_permissive(backbone):
 
 
 def test_all_of_them_are_supported_and_the_smallest_comes_first():
-    for candidate in built_in():
+    for candidate in built_in_candidates():
         with torch.device("meta"):
             assert build(candidate.backbone, 3, 224) is not None
     assert list(BUILT_IN.values()) == sorted(BUILT_IN.values())
@@ -53,14 +53,14 @@ def test_all_of_them_are_supported_and_the_smallest_comes_first():
 
 def test_without_timm_its_networks_are_no_candidates(monkeypatch):
     monkeypatch.setattr(module, "has_timm", lambda: False)
-    assert [candidate.backbone for candidate in built_in()] == [
+    assert [candidate.backbone for candidate in built_in_candidates()] == [
         name for name in BUILT_IN if not is_timm(name)
     ]
 
 
 def test_networks_are_named_by_their_weights_only_where_they_must_be():
     listed = [Candidate("resnet18", "a.pt"), Candidate("resnet18", "b.pt"), Candidate("resnet50")]
-    assert names(listed) == ["resnet18=a.pt", "resnet18=b.pt", "resnet50"]
+    assert candidate_names(listed) == ["resnet18=a.pt", "resnet18=b.pt", "resnet50"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_was_downloaded_before_is_found(tmp_path, monkeypatch):
     file.touch()
     # whose DEFAULT is V2
     assert cached_file(asked) == file and cached_file(Candidate("resnet50")) is None
-    assert server(asked) == "https://download.pytorch.org"
+    assert weights_server(asked) == "https://download.pytorch.org"
 
 
 def test_what_the_hub_keeps_is_found(tmp_path, monkeypatch):
