@@ -15,6 +15,9 @@ from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine, format_lin
 from finetune.commands.suggestions import nearest_flag
 from finetune.system.messages import WrongUsage
 
+# Options that need no value.
+_SWITCHES = ("resume", *LOGGERS)
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -74,35 +77,48 @@ def command_line(
             f"options maps full names to values, such as {{'data.val_fraction': 0.2}}, not {options!r}"
         )
     line = ParsedLine()
-    switches = ("resume", *LOGGERS)
-    for place, values in (("", words), ("options", options)):
-        for name, value in values.items():
-            if not isinstance(name, str):
-                raise TypeError(
-                    f"options has the name {name!r}: names are text, such as 'data.val_fraction'"
-                )
-            full = in_full(command, name)
-            if any(in_full(command, other) == full for other, _ in line.flags):
-                raise WrongUsage(
-                    f"{flag_names(command, full)} is set twice: as {name!r} in options, too"
-                )
-            if (name in ALONE and name not in switches) or name.endswith(".help"):
-                raise WrongUsage(f"--{name} only prints: it is for the command line")
-            if name not in switches:
-                line.flags.append((name, _text(value, f"{place}[{name!r}]" if place else name)))
-            elif value:
-                line.flags.append((name, None if value is True else _text(value, name)))
+    for name, value in words.items():
+        _append(line, command, name, value, name)
+    for name, value in options.items():
+        _append(line, command, name, value, f"options[{name!r}]")
     arguments = format_line(command, line)
     if folder is None:
         return arguments
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"the folder of images is a path, not {folder!r}")
     path = os.fsdecode(folder)
-    return (
-        [*arguments, "--", path]
-        if is_flag(path) or path == "--"
-        else [arguments[0], path, *arguments[1:]]
-    )
+    if is_flag(path) or path == "--":
+        return [*arguments, "--", path]
+    return [arguments[0], path, *arguments[1:]]
+
+
+def _append(line: ParsedLine, command: str, name: object, value: Any, shown: str) -> None:
+    """Append an option to a line, or nothing for a switch that is off.
+
+    Args:
+        line: The line, which is changed.
+        command: The command.
+        name: The short word or the full name of the option.
+        value: Its value.
+        shown: The name of the argument in messages.
+
+    Raises:
+        TypeError: The name is not text, or the value cannot be written on a command line.
+        WrongUsage: The option is on the line already, or only prints.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"options has the name {name!r}: names are text, such as 'data.val_fraction'"
+        )
+    full = in_full(command, name)
+    if any(in_full(command, other) == full for other, _ in line.flags):
+        raise WrongUsage(f"{flag_names(command, full)} is set twice: as {name!r} in options, too")
+    if (name in ALONE and name not in _SWITCHES) or name.endswith(".help"):
+        raise WrongUsage(f"--{name} only prints: it is for the command line")
+    if name not in _SWITCHES:
+        line.flags.append((name, _text(value, shown)))
+    elif value:
+        line.flags.append((name, None if value is True else _text(value, shown)))
 
 
 def _text(value: Any, name: str) -> str:

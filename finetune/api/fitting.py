@@ -212,8 +212,8 @@ def _run(arguments: list[str]) -> str | os.PathLike[str]:
 
 def _raise_in_one_line(error: Exception) -> NoReturn:
     """Raise an error with the message of one line that the command would print."""
-    chain: list[BaseException] = [error]
     line = one_line(error)
+    outer = error
     error = unwrap(error)  # type: ignore[assignment]
     kinds: tuple[type[Exception], ...] = (
         FileNotFoundError,
@@ -227,12 +227,19 @@ def _raise_in_one_line(error: Exception) -> NoReturn:
         raise error
     if line.startswith("out of"):
         # A notebook keeps the last error. Its frames hold the tensors that have filled the memory.
-        for link in chain:
-            traceback.clear_frames(link.__traceback__)
-            chain += [
-                other
-                for other in (link.__cause__, link.__context__)
-                if other is not None and other not in chain
-            ]
+        _clear_frames(outer)
         raise MemoryError(line) from None
     raise (kind or ValueError)(line) from error
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Release the local variables of the frames in an error's traceback, and in those of its causes."""
+    waiting = [error]
+    cleared: list[BaseException] = []
+    while waiting:
+        link = waiting.pop()
+        traceback.clear_frames(link.__traceback__)
+        cleared.append(link)
+        for other in (link.__cause__, link.__context__):
+            if other is not None and other not in cleared:
+                waiting.append(other)

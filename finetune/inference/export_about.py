@@ -31,21 +31,11 @@ def about(
         agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
             their key in the description.
     """
-    size = predictor.image_size
-    how = predictor.preparation
-    resized = resized_side(size, how.get("crop_share", CROP_SHARE))
-    ways = {
-        "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
-        "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",
-        "whole": f"resize to {size} x {size} pixels",
-        "pad": f"resize until the longer side has {size} pixels, put it in the middle of {size} x {size} pixels; the "
-        f"rest is {PADDING}",
-    }
-    preparation = f"{ways[how['resize']]}; {how.get('interpolation', 'bilinear')}, antialiased where it gets smaller"
     calibration = predictor.calibration
     if format == "timm":
         calibration = without_scaling(calibration)
     is_any = input_size == "any_size"
+    preparation = _preparation(predictor)
     return {
         "format": format,
         "backbone": predictor.backbone,
@@ -63,6 +53,22 @@ def about(
         "versions": predictor.versions,
         **{name: _as_plain(agreement) for name, agreement in agreements.items()},
     }
+
+
+def _preparation(predictor: Predictor) -> str:
+    """Return how images are resized and cropped, in words."""
+    size = predictor.image_size
+    settings = predictor.preparation
+    resized = resized_side(size, settings.get("crop_share", CROP_SHARE))
+    steps = {
+        "shorter_side": f"resize until the shorter side has {resized} pixels, then take the middle {size} x {size}",
+        "squash": f"resize to {resized} x {resized} pixels, then take the middle {size} x {size}",
+        "whole": f"resize to {size} x {size} pixels",
+        "pad": f"resize until the longer side has {size} pixels, put it in the middle of {size} x {size} pixels; the "
+        f"rest is {PADDING}",
+    }
+    interpolation = settings.get("interpolation", "bilinear")
+    return f"{steps[settings['resize']]}; {interpolation}, antialiased where it gets smaller"
 
 
 def _inputs_and_outputs(predictor: Predictor, format: str, is_any: bool) -> dict[str, Any]:

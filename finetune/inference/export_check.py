@@ -24,7 +24,7 @@ _TIE = 1e-6
 _ROUNDS = 7
 _CALLS = 5
 
-_MOST_TIMED = 4  # images of their original size, which may be large
+_NUM_CUT = 4  # images of any size that are held in memory and cut to pieces: they may be large
 # From images (N, h, w, 3) uint8, prepared or not, to probabilities (N, K).
 PredictionFunction = Callable[[np.ndarray], np.ndarray]
 
@@ -108,7 +108,7 @@ def compare_any_size(
         images: Any number of images. Only the first few are held in memory; the others one at a time.
     """
     rest = iter(images)
-    first = list(islice(rest, _MOST_TIMED))
+    first = list(islice(rest, _NUM_CUT))
     pieces = (piece for image in first for piece in _pieces(image))
     singles = (image[None] for image in chain(first, pieces, rest))
     pairs = (np.stack([image, image[::-1]]) for image in first)
@@ -158,13 +158,13 @@ def time_in_turns(
 
     The runs take turns, so that other load on the machine affects both.
     """
-    seconds: tuple[list[float], list[float]] = [], []
+    milliseconds: tuple[list[float], list[float]] = [], []
     for i in range(_ROUNDS):
         image = images[i % len(images)][None]
-        for run, taken in zip((first, second), seconds, strict=True):
+        for run, taken in zip((first, second), milliseconds, strict=True):
             for _ in range(_CALLS - 1):
                 run(image)
             began = time.perf_counter()
             run(image)
             taken.append(1000 * (time.perf_counter() - began))
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+    return statistics.median(milliseconds[0]), statistics.median(milliseconds[1])

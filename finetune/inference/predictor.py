@@ -79,15 +79,7 @@ class Predictor:
         self.batch_size: int = data.get("batch_size", 64)
         self._transforms: dict[int, A.Compose] = {}
         self.device = torch.device(device)
-        kind = "cuda" if self.device.type == "cuda" else "cpu"
-        self.precision = precision or automatic_precision(kind, checkpoint, is_resumed=False)
-        # as a Trainer does on a CPU
-        if kind == "cpu" and self.precision == "16-mixed":
-            self.precision = "bf16-mixed"
-        if self.precision not in (*_TRUE, *_MIXED):
-            raise WrongUsage(
-                f"precision {self.precision!r} is not supported; valid are {', '.join((*_TRUE, *_MIXED))}"
-            )
+        self.precision = _resolved_precision(precision, self.device, checkpoint)
         settings = model_settings(checkpoint)
         self.class_names: list[str] = settings["class_names"]
         self.backbone: str = settings["backbone"]
@@ -208,6 +200,25 @@ class Predictor:
 
     def _pixels(self, images: np.ndarray) -> Tensor:
         return torch.from_numpy(images).to(self.device).permute(0, 3, 1, 2)
+
+
+def _resolved_precision(
+    precision: str | None, device: torch.device, checkpoint: dict[str, Any]
+) -> str:
+    """Return the precision to compute in; see `Predictor`.
+
+    Raises:
+        WrongUsage: It is not supported.
+    """
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    resolved = precision or automatic_precision(kind, checkpoint, is_resumed=False)
+    # as a Trainer does on a CPU
+    if kind == "cpu" and resolved == "16-mixed":
+        return "bf16-mixed"
+    if resolved not in (*_TRUE, *_MIXED):
+        valid = ", ".join((*_TRUE, *_MIXED))
+        raise WrongUsage(f"precision {resolved!r} is not supported; valid are {valid}")
+    return resolved
 
 
 def device_named(name: str) -> torch.device:

@@ -170,7 +170,7 @@ def compare(
     """Measure the float file and the int8 file on the chosen images of a split."""
     probabilities: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     runs = (load_exported(source), load_exported(target))
-    images = np.empty(0)
+    images = np.empty(0)  # after the loop: the last batch, which is timed
     for i, images in enumerate(prepared_batches(predictor, split, chosen, "measuring int8")):
         names = [split.paths[int(k)] for k in chosen[i * _BATCH_SIZE : (i + 1) * _BATCH_SIZE]]
         for run, parts in zip(runs, probabilities, strict=True):

@@ -124,18 +124,18 @@ def _put_calibration_into_head(network: nn.Module, predictor: Predictor) -> None
 def _preparation(predictor: Predictor) -> dict[str, Any]:
     """Return the preparation of images as timm describes it."""
     size = predictor.image_size
-    how = predictor.preparation
-    resized = (
-        size if how["resize"] == "whole" else resized_side(size, how.get("crop_share", CROP_SHARE))
-    )
+    settings = predictor.preparation
+    resized = size
+    if settings["resize"] != "whole":
+        resized = resized_side(size, settings.get("crop_share", CROP_SHARE))
     share = size / resized
     if math.floor(size / share) != resized:  # how timm computes the resized side
         share = size / (resized + 0.5)
     return {
         "input_size": [3, size, size],
-        "interpolation": how.get("interpolation", "bilinear"),
+        "interpolation": settings.get("interpolation", "bilinear"),
         "crop_pct": share,
-        "crop_mode": _CROP_MODES[how["resize"]],
+        "crop_mode": _CROP_MODES[settings["resize"]],
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),
     }
