@@ -26,12 +26,14 @@ _COLUMNS = 8
 
 
 def _number(name: str, text: str | None) -> float | int | None:
+    """Return a value of a column of metrics.csv; None if it was not logged."""
     if not text:
         return None
     return int(text) if name in ("epoch", "step") else float(text)
 
 
 def _history(run: Path) -> list[dict[str, float | int | None]]:
+    """Return the rows of a run's metrics.csv; see `FittedRun.history`."""
     rows = read_metrics(run / "metrics.csv")
     return [{name: _number(name, text) for name, text in row.items()} for row in rows]
 
@@ -94,6 +96,7 @@ class FittedRun:
         return self.result.get("test/mAP")
 
     def _counts(self) -> tuple[int, int]:
+        """Return the number of test images, and of those that are classified correctly; 0 if nothing was tested."""
         matrix = self.result.get("confusion_matrix") or []
         return sum(map(sum, matrix)), sum(row[i] for i, row in enumerate(matrix))
 

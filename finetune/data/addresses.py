@@ -68,7 +68,7 @@ def is_in_bucket(path: object) -> bool:
 
 
 def _scheme(path: object) -> str:
-    """Return the beginning of an address; "" for a path."""
+    """Return the scheme of an address, such as s3; "" for a path."""
     return path.partition("://")[0] if isinstance(path, str) and "://" in path else ""
 
 

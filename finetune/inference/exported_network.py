@@ -46,7 +46,9 @@ class ExportedNetwork(nn.Module):
         logits = self.logits(images)
         if logits.shape != (len(images), self.num_classes):
             shape = f"its logits of {len(images)} images have the shape {logits.shape}"
-            raise ValueError(f"{self.path} names {self.num_classes} classes, but {shape}")
+            raise ValueError(
+                f"{self.path} describes {self.num_classes} classes, but {shape}: export the checkpoint again"
+            )
         return torch.from_numpy(logits).to(pixels.device, pixels.dtype)
 
 

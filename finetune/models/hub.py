@@ -71,6 +71,9 @@ def parse_hub_address(path: str) -> HubAddress:
 def check_hub_client(what: str) -> None:
     """Check that the hub's client is installed.
 
+    Args:
+        what: What needs it, for the message: an address or a command.
+
     Raises:
         WrongUsage: It is not.
     """

@@ -134,7 +134,8 @@ def test_a_graph_of_other_classes_than_it_names_is_reported(exported):
     pixels = torch.zeros(2, 3, 28, 28)
     assert ExportedNetwork(str(exported), 3)(pixels).shape == (2, 3)
     with pytest.raises(
-        ValueError, match=r"names 2 classes, but its logits of 2 images have the shape \(2, 3\)"
+        ValueError,
+        match=r"describes 2 classes, but its logits of 2 images have the shape \(2, 3\): export",
     ):
         ExportedNetwork(str(exported), 2)(pixels)
     network = pickle.loads(pickle.dumps(ExportedNetwork(str(exported), 3)))
