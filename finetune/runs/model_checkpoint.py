@@ -336,10 +336,11 @@ def check_weights(trainer: pl.Trainer) -> None:
 
 
 def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
-    rates = ", ".join(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
+    groups = trainer.optimizers[0].param_groups
+    rates = ", ".join(dict.fromkeys(f"{group['lr']:.3g}" for group in groups))
     return ValueError(
-        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged; a lower "
-        f"--model.optimizer.init_args.lr may help (the rates now: {rates}). No checkpoint has that step"
+        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try a lower --lr (the rates now: "
+        f"{rates}). No checkpoint has that step"
     )
 
 

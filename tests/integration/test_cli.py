@@ -736,7 +736,8 @@ def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, c
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3]
     sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
     with pytest.raises(
-        ValueError, match=r"train/loss is nan in epoch 1: training has diverged; a lower .*1e\+25"
+        ValueError,
+        match=r"train/loss is nan in epoch 1: training has diverged. Try a lower --lr .*1e\+25",
     ):
         cli(*fit, *sgd)
     assert not list(tmp_path.glob("runs/fit/version_0/**/*.ckpt"))
