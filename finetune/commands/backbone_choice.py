@@ -177,13 +177,14 @@ def describe_ranking(record: dict[str, Any]) -> list[str]:
     rows = []
     for row in record["rows"]:
         of = "" if row["num_images"] == best["num_images"] else f" of {row['num_images']} images"
-        rows.append(f"{row['name']} {100 * row['accuracy']:.1f} %{of} ({duration(row['seconds'])})")
+        scores = f"{row['loss']:.3f}, {100 * row['accuracy']:.1f} %"
+        rows.append(f"{row['name']} {scores}{of} ({duration(row['seconds'])})")
     images = f"{best['num_images']} training images"
     if best["num_images"] < record["num_train"]:
         images = f"{best['num_images']} of {record['num_train']} training images"
     lines = [
         f"backbone {best['name']}, chosen in {duration(record['seconds'])} by the cross-validated log loss of a head "
-        f"on frozen features of {images}; {record.get('metric', _ACCURACY)} there: {', '.join(rows)}"
+        f"on frozen features of {images}; log loss and {record.get('metric', _ACCURACY)} there: {'; '.join(rows)}"
     ]
     if record["is_cut"]:
         untried = f"; not tried: {', '.join(record['untried'])}" if record["untried"] else ""

@@ -120,15 +120,14 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     assert (
         f"backbone small_cnn={files.seeing}, chosen in" in line and "of 53 training images" in line
     )
-    assert (
-        f"{100 * seeing['accuracy']:.1f} %" in line and f"{100 * blind['accuracy']:.1f} %" in line
-    )
+    for row in (seeing, blind):
+        assert f"{row['name']} {row['loss']:.3f}, {100 * row['accuracy']:.1f} % (" in line
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
     assert str(files.lenet) in skipped and "does not fit" in skipped
-    assert "; accuracy there: " in line
+    assert "; log loss and accuracy there: " in line
     # with several labels the head predicts the rarest one
     (line, *_) = describe_ranking({**ranking, "metric": "accuracy on the rarest label"})
-    assert "; accuracy on the rarest label there: " in line
+    assert "; log loss and accuracy on the rarest label there: " in line
 
 
 @pytest.mark.slow
