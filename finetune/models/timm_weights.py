@@ -129,7 +129,7 @@ def _convert(
         if isinstance(error, RuntimeError):  # names or shapes differ
             to_do = f". {advice(pretrained.state, backbone)}"
         raise ValueError(
-            f"{pretrained.origin} does not fit {backbone}: {_short(reason(error))}{to_do}"
+            f"{pretrained.origin} does not fit {backbone}: {_short(_without_heading(reason(error)))}{to_do}"
         ) from error
     # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
     may_miss = (head, "head.norm.")
@@ -188,6 +188,11 @@ def _pool(network: nn.Module) -> str | None:
         if isinstance(pool, str) or hasattr(pool, "pool_type"):
             return pool if isinstance(pool, str) else pool.pool_type
     return None
+
+
+def _without_heading(text: str) -> str:
+    """Return a message of `load_state_dict` without its heading and its last full stop; others unchanged."""
+    return re.sub(r"^Error\(s\) in loading state_dict for \w+: (.*?)\.?$", r"\1", text)
 
 
 def _short(text: str) -> str:

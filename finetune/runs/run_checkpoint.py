@@ -40,7 +40,12 @@ def checkpoint_of(path: str) -> tuple[str, str]:
         folder.glob("*/*/checkpoints/*.ckpt")
     )
     newest = max(runs, key=os.path.getmtime, default=None)
-    hint = f"; did you mean {newest.parents[1]}?" if newest else ""
+    if newest:
+        hint = f"; did you mean {newest.parents[1]}?"
+    elif (folder / "model.safetensors").is_file():
+        hint = ", nor a folder of timm: it has no config.json next to model.safetensors"
+    else:
+        hint = ""
     raise WrongUsage(f"the folder {path} is not a run: it has no checkpoints/best.ckpt{hint}")
 
 

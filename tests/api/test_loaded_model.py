@@ -87,6 +87,11 @@ def test_a_run_a_checkpoint_and_public_names_are_the_same(model, calibrated, tmp
         load(tmp_path / "none.ckpt")
     with pytest.raises(ValueError, match="is not a run: it has no checkpoints/best.ckpt"):
         load(tmp_path)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="nor a folder of timm: it has no config.json next to"):
+        load(weights)
 
 
 def test_an_image_is_the_same_from_wherever_it_comes(model, colours, monkeypatch):

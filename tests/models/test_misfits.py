@@ -74,6 +74,15 @@ def unconverted(backbone: str) -> list[str]:
             "resnet18",
             "): pass the file that torchvision publishes, or rename them",
         ),
+        (
+            lambda: [name for name in names(LITE) if name != "blocks.3.0.bn1.weight"],
+            LITE,
+            "The file is incomplete: get it again",
+        ),
+        # all of them, so shapes differ
+        (lambda: names(LITE), LITE, "It is of another network: "),
+        # a smaller network with the same names
+        (lambda: names("resnet18"), "resnet34", "It is of another network: "),
         # a network of ours has no twin
         (lambda: ["layers.0.weight"], "lenet", "): pass the file that "),
     ],
@@ -88,9 +97,16 @@ def test_it_is_reported_with_what_does_not_fit(tmp_path):
         timm.create_model("tf_efficientnet_lite1", num_classes=2).state_dict(),
         tmp_path / "lite1.pth",
     )
+    missing = timm.create_model("tf_efficientnet_lite0", num_classes=2).state_dict()
+    del missing["blocks.3.0.bn1.weight"]
+    torch.save(missing, tmp_path / "missing.pth")
     torch.save(dict.fromkeys(unconverted(LITE), torch.ones(1)), tmp_path / "unconverted.pth")
     for name, reported in (
         ("lite1", "It is of another network: "),
+        (
+            "missing",
+            'Missing key.s. in state_dict: "blocks.3.0.bn1.weight". The file is incomplete',
+        ),
         ("unconverted", "have the names of other code"),
     ):
         with pytest.raises(
