@@ -1,7 +1,8 @@
-"""Fetches the content of files in object storage before it is needed, in threads of the main process.
+"""Fetches the content of files at addresses before it is needed, in threads of the main process.
 
-Clients of object storage do not survive a fork, so DataLoader workers cannot read from it. The main process sends them
-the content of the files with the indices of a batch. Errors of the storage are raised in the main process.
+Clients of object storage, of the hub and of web servers do not survive a fork, so DataLoader workers cannot read from
+there. The main process sends them the content of the files with the indices of a batch. Errors of the storage are
+raised in the main process.
 """
 
 import io

@@ -100,7 +100,8 @@ class Entry(NamedTuple):
 class Storage(Protocol):
     """A place of files. Paths are text, with / between their parts. It is used in threads.
 
-    Only `LocalStorage` is used in forked workers: they get the content of other files from the main process.
+    Forked workers use only `LocalStorage`, and packed folders on a disk. They get the content of other files from the
+    main process.
     """
 
     def refresh(self, folder: str) -> None:

@@ -12,7 +12,7 @@ Export:
 - `end_to_end` is the exported module, from pixels to probabilities. `calibrated_head` moves the calibration into the
   head, for files without it.
 - `exporters` writes it to files. `export_check` verifies a file against the checkpoint.
-- `timm_folder` writes a network of timm as a folder that timm and its hub can read.
+- `timm_folder` writes a network as a folder that timm and the Hugging Face hub can read.
 - `coreml_package` writes a package for Apple's systems.
 - `quantize` writes an int8 file. `any_size` writes a file that accepts images of any size.
 - `export_about` describes a file in JSON.

@@ -94,8 +94,8 @@ def write_weights(module: EndToEnd, image_size: int, description: str, path: Pat
     path.write_bytes(save(state, {KEY: description}))
 
 
-# The suffix of each format and the function that writes it. `finetune export --format` has the same names, and
-# `export_check.load_exported` reads each suffix.
+# The suffix of each format that is a file, and the function that writes it. `finetune export --format` has these names,
+# and those of two folders. `export_check.load_exported` reads each suffix.
 WRITERS = {
     "onnx": (".onnx", write_onnx),
     "openvino": (".xml", write_openvino),

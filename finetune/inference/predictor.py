@@ -38,7 +38,7 @@ class Predictor:
     Args:
         ckpt_path: A checkpoint of `finetune fit`, or a file of `finetune export`.
         device: The device to compute on.
-        precision: As `trainer.precision` of `finetune predict`; null for its default on this device.
+        precision: As `trainer.precision` of `finetune predict`; None for its default on this device.
         checkpoint: The content of the checkpoint, if `read_checkpoint` has read it already.
 
     Attributes:
