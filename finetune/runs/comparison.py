@@ -291,7 +291,7 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
                 ["" if value is None else f"{value:.4f}" for value in values],
             )
     yield "seconds", [f"{sum(run.seconds.values()):.0f}" if run.seconds else "" for run in runs]
-    yield "best epoch", [str(run.best[0] if run.best else "") for run in runs]
+    yield "best.ckpt", [run.weights_of_best for run in runs]
     for keys in _SETTINGS:
         values = [run.setting(*keys) for run in runs]
         if any(value != values[0] for value in values):

@@ -84,11 +84,10 @@ def headline(run: RunRecord) -> Headline:
         comment = f"Always predicting {name}: {percent(baseline)}."
         return Headline("test", num_correct / max(1, num), num, comment, baseline)
     if run.best and run.validated:
-        epoch, _ = run.best
         accuracy, num = run.validated
         metric = "mAP" if run.has_labels else "accuracy"
         comment = (
-            f"Not tested. best.ckpt is from epoch {epoch}, chosen on these images, "
+            f"Not tested. best.ckpt ({run.weights_of_best}) was chosen on these images, "
             f"so this {metric} may be slightly too high."
         )
         bounds = approximate_interval(accuracy, run.num_trials) if run.has_labels else None

@@ -158,7 +158,7 @@ def _summary(run: RunRecord) -> Iterator[tuple[str, str]]:
     if size:
         yield "image size", f"{size} pixels"
     if run.best:
-        yield "best.ckpt", f"epoch {run.best[0]}"
+        yield "best.ckpt", run.weights_of_best
     if run.seconds:
         yield "time", _duration(sum(run.seconds.values()))
     yield "run", run.name
@@ -195,7 +195,10 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
 
 def training_charts(run: RunRecord) -> Iterator[str]:
     """Yield charts of the loss, the metrics and the learning rates, if they were logged."""
-    best = (run.best[0], "best.ckpt") if run.best else None
+    best = None
+    share = run.interpolation.share if run.interpolation else 1.0
+    if run.best and share > 0:  # otherwise best.ckpt has the weights before training
+        best = (run.best[0], "best.ckpt" if share == 1 else "part of best.ckpt")
     for what in ("loss", "mAP", "f1_micro") if run.has_labels else ("loss", "accuracy"):
         train = "train/loss_epoch" if what == "loss" else f"train/{what}"
         lines = {

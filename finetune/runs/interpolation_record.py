@@ -60,6 +60,18 @@ class Interpolation:
         )
         return cls(plain["share"], candidates, plain["num_images"], metric)
 
+    def weights(self, epoch: int) -> str:
+        """Return which weights best.ckpt has, in few words.
+
+        Args:
+            epoch: The epoch of the fine-tuned weights, counted from one.
+        """
+        if self.share == 0:
+            return "before training"
+        if self.share == 1:
+            return f"epoch {epoch}"
+        return f"{100 * self.share:.0f} % of the way to epoch {epoch}"
+
     def message(self, epoch: int | None = None) -> str:
         """Return a sentence on the weights of best.ckpt and why they were chosen.
 
@@ -73,10 +85,12 @@ class Interpolation:
         elif self.share == 1:
             weights = f"the fine-tuned weights{of_epoch}"
         else:
-            weights = f"{100 * self.share:.0f} % of the way from the start to the fine-tuned weights{of_epoch}"
+            way = f"{100 * self.share:.0f} % of the way from the start to the fine-tuned weights{of_epoch}"
+            weights = f"{way}, since neither is clearly better"
         names = {"before training": 0.0, "fine-tuned": 1.0, "chosen": self.share}
         values = ", ".join(f"{name} {self._values(by_share[at])}" for name, at in names.items())
-        return f"{weights}, by the loss on {self.num_images} validation images: {values}"
+        comma = "" if 0 < self.share < 1 else ","
+        return f"{weights}{comma} by the loss on {self.num_images} validation images: {values}"
 
     def _values(self, candidate: InterpolatedWeights) -> str:
         """Return the loss and the score of a candidate."""

@@ -141,6 +141,14 @@ class RunRecord:
         return began.strftime("%Y-%m-%d %H:%M")
 
     @property
+    def weights_of_best(self) -> str:
+        """Which weights best.ckpt has, in few words, such as `epoch 3`; "" without a validation."""
+        if self.best is None:
+            return ""
+        epoch = self.best[0]
+        return self.interpolation.weights(epoch) if self.interpolation else f"epoch {epoch}"
+
+    @property
     def why_best(self) -> str:
         """Which weights best.ckpt has, and why; "" without a validation."""
         if self.best and self.interpolation:

@@ -17,7 +17,7 @@ from finetune.runs.comparison import write_comparison
 from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline
 from finetune.runs.highlights import ImageViewer
-from finetune.runs.html_report import write_report
+from finetune.runs.html_report import training_charts, write_report
 from finetune.runs.record import read_run
 
 LABELS = [0] * 6 + [1] * 3 + [2] * 3
@@ -123,12 +123,32 @@ def test_a_run_without_a_test_split_is_described_by_its_validation_and_one_with_
 ):
     (run / "test.json").unlink()
     assert str(headline(read_run(run))).startswith(
-        "validation accuracy 75.0 %. Not tested. best.ckpt is from epoch 3"
+        "validation accuracy 75.0 %. Not tested. best.ckpt (epoch 3) was chosen on these images, so"
     )
     for name in ("about.json", "steps.csv", "test_predictions.csv", "seconds.json"):
         (run / name).unlink()
     text = page_of(run, None, is_running=True)
     assert "nothing was validated or tested" in text and 'http-equiv="refresh"' in text
+
+
+@pytest.mark.parametrize(
+    ("share", "weights", "marks"),
+    [
+        (0, "before training", set()),
+        (0.75, "75 % of the way to epoch 3", {"part of best.ckpt"}),
+        (1, "epoch 3", {"best.ckpt"}),
+    ],
+)
+def test_the_page_names_the_weights_that_the_validation_chose(run, share, weights, marks):
+    candidates = [{"share": at, "loss": 0.5, "accuracy": 0.5} for at in (0, 0.75, 1)]
+    kept = {"share": share, "num_images": 40, "candidates": candidates}
+    (run / "kept_weights.json").write_text(json.dumps(kept))
+    text = page_of(run, None)
+    assert f"<dd>{weights}</dd>" in text
+    charts = "".join(training_charts(read_run(run)))
+    assert set(re.findall(r">\s*((?:part of )?best.ckpt)\s*<", charts)) == marks
+    (run / "test.json").unlink()
+    assert f"best.ckpt ({weights}) was chosen" in headline(read_run(run)).comment
 
 
 @pytest.mark.usefixtures("without_charts")

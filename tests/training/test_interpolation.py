@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -122,6 +123,10 @@ def test_candidates_of_several_labels_have_a_mean_average_precision():
             r", by the loss on 60 validation images: before training 0\.\d{4} \(mAP [01]\.\d{3}\), fine-tuned ",
             interpolation.message(),
         )
+        assert "clearly better" not in interpolation.message()
+    half = replace(interpolation.candidates[0], share=0.5)
+    mean = replace(interpolation, share=0.5, candidates=(*interpolation.candidates, half))
+    assert ", since neither is clearly better by the loss on 60 " in mean.message()
     # the control: one class an image has an accuracy, as in checkpoints of earlier versions
     plain["candidates"][0]["accuracy"] = plain["candidates"][0].pop("mAP")
     assert not is_interpolation(plain)
