@@ -50,7 +50,7 @@ from finetune.models.timm_backbones import backbone_of, folder_of
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.resume import Start
 from finetune.runs.run_checkpoint import checkpoint_of
-from finetune.system.messages import NotFound, WrongUsage, reason
+from finetune.system.messages import NotFound, WrongUsage, counted, reason
 from finetune.system.progress import duration, track
 
 log = logging.getLogger(__name__)
@@ -134,8 +134,8 @@ def _rank_candidates(
     split = data.splits["train"]
     budget = _BUDGET_SECONDS if options.minutes is None else _BUDGET_SHARE * 60 * options.minutes
     log.info(
-        "ranking %d networks by their features, in at most about %s",
-        len(candidates),
+        "ranking %s by features, in at most about %s",
+        counted(len(candidates), "network"),
         duration(budget),
     )
     began = time.monotonic()

@@ -261,8 +261,11 @@ def _lock_finished(parts: Parts) -> None:
 def _print_finished(parts: Parts, why: str) -> None:
     if not parts.trainer.is_global_zero:
         return
-    what = "the run %s is finished, with %s. Raise the limit to prolong it, or start a new run without --resume"
-    log.info(what, parts.run.place, why)
+    if parts.model.is_solved:
+        to_do = "More epochs would not change its head, which is solved; start a new run without --resume"
+    else:
+        to_do = "Raise the limit to continue it, or start a new run without --resume"
+    log.info("the run %s is finished, with %s. %s", parts.run.place, why, to_do)
     print(f"run in {parts.run.place}", flush=True)
 
 

@@ -57,7 +57,7 @@ def log_overview(
     weights = data.splits["train"].weights
     if weights is not None:
         lines.insert(1, _image_weights(weights))
-    doubtful = [*data_warnings(data), *few_validation_images(trainer, data)]
+    doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
     look = first_look(data.splits, data.class_names, data.scanned.folder, data.table)
     doubtful += filter(None, [look.line(), frames_line(look.listing.paths)])
     for line in lines:
@@ -120,16 +120,20 @@ def _classes_of_weight_0(data: ImageDataModule) -> Iterator[str]:
         yield f"all training images of {_some(lacking)} have the weight 0: these classes are not trained"
 
 
-def few_validation_images(trainer: pl.Trainer, data: ImageDataModule) -> Iterator[str]:
+def few_validation_images(
+    trainer: pl.Trainer, model: Classifier, data: ImageDataModule
+) -> Iterator[str]:
     """Yield a warning if the best epoch and the temperature are chosen on few validation images."""
     if "val" in data.splits:
         num = num_within(trainer.limit_val_batches, len(data.splits["val"]), data.batch_size)
         if 0 < num < _FEW_TO_CHOOSE:
             images = counted(num, "image")
             chosen = "temperature" if data.label_kind == "single" else "thresholds"
+            uncertain = f"the choice of the best epoch and the {chosen} are"
+            if model.is_solved:  # in a single epoch
+                uncertain = f"the {chosen} {'is' if chosen == 'temperature' else 'are'}"
             yield (
-                f"val has only {images}: the choice of the best epoch and the {chosen} are uncertain. "
-                "Use a larger --data.val_fraction, or more images"
+                f"val has only {images}: {uncertain} uncertain. Use a larger --data.val_fraction, or more images"
             )
 
 

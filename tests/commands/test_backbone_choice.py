@@ -279,7 +279,10 @@ def test_two_processes_have_one_choice(files, colours, tmp_path):
     ]
     result = processes.finetune("fit", colours, *given, "--devices", 2, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("chosen in") == 1 and result.stderr.count("ranking 2 networks") == 1
+    assert (
+        result.stderr.count("chosen in") == 1
+        and result.stderr.count("ranking 2 networks by features") == 1
+    )
     assert settings(tmp_path / "runs/fit/version_0")["model"]["weights"] == str(files.seeing)
 
 

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,7 +183,14 @@ def test_few_images_to_choose_an_epoch_by(colours, num, limit, expected):
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, limit_val_batches=limit
     )
-    assert list(overview.few_validation_images(trainer, images)) == expected
+    model = SimpleNamespace(is_solved=False)
+    assert list(overview.few_validation_images(trainer, model, images)) == expected
+    solved = SimpleNamespace(is_solved=True)  # in one epoch
+    of_temperature = [
+        text.replace("the choice of the best epoch and the temperature are", "the temperature is")
+        for text in expected
+    ]
+    assert list(overview.few_validation_images(trainer, solved, images)) == of_temperature
 
 
 def cropped(root: Path, sizes: list[tuple[int, int]], **options) -> str:
