@@ -21,7 +21,7 @@ from finetune.commands.backbone_choice import candidates_of
 from finetune.features.backbone_ranking import cross_validated_scores, rank, stratified_order
 from finetune.features.image_features import Features, image_features
 from finetune.features.logistic_regression import fit_head
-from finetune.models.candidates import Candidate, names
+from finetune.models.candidates import Candidate, candidate_names
 from finetune.models.timm_backbones import describe, is_timm
 
 _TRAIN_SHARE = 0.7
@@ -89,7 +89,7 @@ def trial(
 def row(folder: Path, candidates: Sequence[Candidate], args: argparse.Namespace) -> list[str]:
     """Return the table's row of a set."""
     arrays = [features(candidate, folder, args.size, args.features) for candidate in candidates]
-    listed = names(candidates)
+    listed = candidate_names(candidates)
     table = {
         name: np.concatenate([one["train"], one["test"]])
         for name, one in zip(listed, arrays, strict=True)
@@ -119,7 +119,7 @@ def main() -> None:
     candidates = candidates_of("auto", args.weights)
     head = [
         "set",
-        *names(candidates),
+        *candidate_names(candidates),
         "chosen",
         "mean of the chosen",
         "points behind the best mean",
