@@ -26,6 +26,7 @@ from finetune.cli import main
 from finetune.cli import run as run_command
 from finetune.commands import export as export_command
 from finetune.commands.export_target import put_file_in_place, workplace
+from finetune.commands.int8_data import int8_data
 from finetune.data.decode import decode
 from finetune.data.seen_record import SeenRecord, unpack_record
 from finetune.data.splits import hashes
@@ -635,5 +636,5 @@ def test_the_lines_of_the_guide_run_in_javascript(of_any_size):
 def test_int8_takes_the_classes_in_the_order_of_the_run(run, colours):
     checkpoint = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     names = ["red", "blue", "green"]
-    data = export_command._data(checkpoint, str(colours), names)
+    data = int8_data(checkpoint, str(colours), names)
     assert data.class_names == names and "red" in str(data.splits["train"].paths[0])

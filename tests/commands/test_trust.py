@@ -361,7 +361,7 @@ def test_no_other_way_of_reading_it_imports_anything_either(
     refusals = (
         "would import hostile",
         "is not a valid checkpoint: hyper_",
-        "own data sets, not hostile.Data",
+        "data modules of finetune only, and the checkpoint is of a hostile.Data",
     )
     assert any(refusal in line for refusal in refusals), line
     assert not (tmp_path / "listened").exists()
