@@ -45,7 +45,7 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     """Yield items, and show the progress on stderr if it takes more than a few seconds.
 
     Args:
-        items: The items; producing or processing them takes time.
+        items: The items; producing or processing them takes time. They may be produced in batches.
         num: The number of items.
         what: A short description of the job.
     """
@@ -54,19 +54,25 @@ def track(items: Iterable[_T], num: int, what: str) -> Iterator[_T]:
     task = progress.add_task(what, total=num)
     began = time.monotonic()
     is_shown = False
+    before = 0.0  # when the item before came
+    processed = 0.0  # when it was processed
     try:
         for i, item in enumerate(items):
             elapsed = time.monotonic() - began
+            # the items of a batch come at once, so the time so far is that of i items only before a new batch
+            is_measured = i > 0 and elapsed - before >= processed / (2 * i)
+            before = elapsed
             if screen.is_terminal and elapsed > _QUIET and not is_shown:
                 progress.start()
                 is_shown = True
-            elif elapsed > _QUIET_LOG and i and not is_shown:
-                left = max(1, round(elapsed / i * (num - i)))
+            elif elapsed > _QUIET_LOG and is_measured and not is_shown:
+                left = max(1, round(processed / i * (num - i)))
                 print(
                     f"{what}: {i:,} of {num:,}, about {left:,} s left", file=sys.stderr, flush=True
                 )
                 is_shown = True
             yield item
+            processed = time.monotonic() - began
             progress.advance(task)
     finally:
         if screen.is_terminal and is_shown:  # stopping a bar that was not started prints a line

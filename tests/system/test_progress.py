@@ -5,6 +5,9 @@ import pty
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import pytest
 
 from finetune.system import progress
 from finetune.system.progress import duration, track
@@ -20,13 +23,41 @@ def test_items_come_through_and_what_is_quick_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_log_gets_one_line_with_the_time_that_is_left(capsys, monkeypatch):
-    clock = iter(range(0, 1000, 2))  # two seconds an item
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert len(list(track(range(10), 10, "letters"))) == 10
-    out, err = capsys.readouterr()
-    # 3 looks at the clock for 2 items
-    assert out == "" and err == "letters: 2 of 10, about 24 s left\n"
+class _Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def produce(self, num: int, batch_size: int, seconds: float) -> Iterator[int]:
+        """Yield numbers, in batches of this size that take this many seconds each."""
+        for i in range(num):
+            if i % batch_size == 0:
+                self.seconds += seconds
+            yield i
+
+
+@pytest.mark.parametrize(
+    ("batches", "processing", "line"),
+    [
+        ((1, 2), 0, "letters: 2 of 96, about 188 s left\n"),
+        ((1, 0), 2, "letters: 3 of 96, about 186 s left\n"),
+        ((32, 8), 0, "letters: 32 of 96, about 16 s left\n"),  # not 760 s, as after one item
+        ((96, 8), 0, ""),  # nothing is left
+    ],
+)
+def test_a_log_gets_one_line_with_the_time_that_is_left(
+    capsys, monkeypatch, batches, processing, line
+):
+    clock = _Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    size, seconds = batches
+    for _ in track(clock.produce(96, size, seconds), 96, "letters"):
+        clock.seconds += processing
+    assert capsys.readouterr() == ("", line)
 
 
 def test_the_last_of_few_items_is_no_division_by_zero(capsys, monkeypatch):
