@@ -32,8 +32,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
             message = str(error)
-            # This word is in the message of torch's writer if the disk is full, but not in errors of a GPU.
-            if "inline_container" in message:
+            # This word is in the message of torch's writer if a write has failed, but not in errors of a GPU.
+            if "inline_container" in message and isinstance(error.__context__, OSError):
+                message = str(error.__context__)
+            elif "inline_container" in message:
                 free = shutil.disk_usage(target.parent).free / 1e6
                 message = f"the disk is full: {free:.0f} MB are free without the incomplete file ({message})"
             raise OSError(f"the checkpoint {target} could not be written: {message}") from error

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import threading
 from pathlib import Path
 
@@ -87,6 +88,18 @@ def test_a_full_disk_leaves_the_previous_one_whole_and_nothing_else(
     assert os.listdir(target.parent) == (["last.ckpt"] if has_previous else [])
     if has_previous:
         assert value(target) == 1
+
+
+def test_a_limit_of_the_file_size_is_no_full_disk(target):
+    """torch's writer raises another error, whose message does not say why the write has failed."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="could not be written: .*File too large$"):
+            AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(100_000)}, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(target.parent) == []
 
 
 def test_control_written_in_place_the_previous_one_is_lost(target, monkeypatch):
