@@ -125,8 +125,8 @@ def make_app(
         assert isinstance(error, HTTPException)
         paths = " ".join(route.path for route in routes)
         messages = {
-            404: f"there is nothing at {shown(request.url.path)[:80]!r}, but at {paths}",
-            405: f"{request.method} is not for {request.url.path}: /predict takes POST, the others GET",
+            404: f"there is no route {shown(request.url.path)[:80]!r}; the routes are {paths}",
+            405: f"{request.url.path} does not take {request.method}: /predict takes POST, the others GET",
         }
         message = messages.get(error.status_code, error.detail)
         return Refused(error.status_code, message, headers=dict(error.headers or {})).response()
