@@ -88,7 +88,7 @@ def send(path: str, request: Callable[[], _Result]) -> _Result:
     except FileNotFoundError as error:
         if _is_bucket_missing(str(error)):
             raise StorageError(_bucket_missing(path)) from None
-        if "status code: 405" in str(error):
+        if re.search("HEAD .* status code: 405", str(error)):
             raise StorageError(
                 f"{path}: the server refuses HEAD requests, which return the sizes of images: allow them there, "
                 "or copy the images to a disk"

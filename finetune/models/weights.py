@@ -182,15 +182,18 @@ def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | Non
             for k, (actual, needed) in shapes.items()
             if actual != needed
         ],
-        # for example in VGG-16's weights "features"
-        "not finite": [k for k, value in loaded.items() if not value.isfinite().all()],
     }
     lines = [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]
     if lines:
-        is_other = any(keys for kind, keys in problems.items() if kind != "not finite")
-        to_do = f". {advice(pretrained.state, backbone)}" if backbone and is_other else ""
+        to_do = f". {advice(pretrained.state, backbone)}" if backbone else ""
         raise ValueError(
             f"{pretrained.origin} does not fit this network; {'; '.join(lines)}{to_do}"
+        )
+    # for example in VGG-16's weights "features"
+    not_finite = [k for k, value in loaded.items() if not value.isfinite().all()]
+    if not_finite:
+        raise ValueError(
+            f"{pretrained.origin} has values that are NaN or infinite, in {_some(not_finite)}: pass other weights"
         )
     own.update(loaded)
     # The network's own state dict has version numbers of modules. torchvision's MNASNet does not load without them.
