@@ -98,7 +98,11 @@ def test_a_try_is_not_what_resume_continues_in(colours, cli, tmp_path, run_to_go
 @pytest.mark.parametrize("is_rank_zero", [True, False])
 def test_a_finished_run_is_reported_once_and_not_by_each_rank(is_rank_zero, caplog, capsys):
     trainer = SimpleNamespace(is_global_zero=is_rank_zero)
-    parts = SimpleNamespace(trainer=trainer, run=SimpleNamespace(place="runs/fit/version_0"))
+    parts = SimpleNamespace(
+        trainer=trainer,
+        model=SimpleNamespace(is_solved=False),
+        run=SimpleNamespace(place="runs/fit/version_0"),
+    )
     with caplog.at_level("INFO", "finetune"):
         _print_finished(parts, "trainer.max_epochs 1")
     assert caplog.text.count("is finished, with trainer.max_epochs 1") == int(is_rank_zero)

@@ -397,7 +397,7 @@ INVALID: dict[str, tuple[str, dict[str, Any], str]] = {
     "run": (
         "finetune",
         {"seen": {"names": torch.zeros(2), "num_train": 2}},
-        "seen is of type dict, expected names",
+        "seen is of type dict, expected tensors",
     ),
     "callbacks": (
         "callbacks",
