@@ -22,6 +22,7 @@ from finetune.commands.help_pages import help_page
 from finetune.commands.options import SETTINGS, WORDS
 from finetune.commands.parsed_line import parse_line
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
+from finetune.system import openmp
 from finetune.system.interpreter import enter_utf8_mode, install_unraisable_hook
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.option_names import only_settings
@@ -247,9 +248,10 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             raise ValueError(
                 f"{os.fsencode(undecodable[0])!r} is not UTF-8, as configs and checkpoints are: rename it"
             )
-        if command != "fit" and "torch" not in sys.modules:
-            # Waiting OpenMP threads free the cores for image decoding: an eighth faster. Training does not gain.
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        if command == "fit":
+            openmp.sleep_soon()
+        else:
+            openmp.sleep_at_once()
         in_full = in_full_spelling(arguments)
         if command == "fit" and is_cross_validation(in_full):
             with _exit_at_signals_without_raising():
@@ -290,9 +292,8 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
 
     if command in WORDS:
         arguments = with_images(in_full_spelling([command, *arguments]))[1:]
-    if command == "serve" and "torch" not in sys.modules:
-        # as for predict: the cores are needed for decoding
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if command == "serve":
+        openmp.sleep_at_once()
     module, _, name = OWN[command][0].partition(":")
     with _exit_at_signals_without_raising():
         function = getattr(importlib.import_module(module), name)

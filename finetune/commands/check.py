@@ -35,6 +35,7 @@ from finetune.data.datasets.sources import choose_source
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_file import check_supported, is_table
 from finetune.data.tables.table_rows import TableOptions
+from finetune.system import openmp
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage, as_wrong_usage, counted, reason, shown
 from finetune.system.progress import track
@@ -183,9 +184,7 @@ def label_network(
         image_size = preparation["image_size"]
     if weights is None:
         return None
-    if "torch" not in sys.modules:
-        # waiting OpenMP threads free the cores for image decoding
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    openmp.sleep_at_once()
     import torch  # takes seconds
 
     from finetune.features.image_features import Features

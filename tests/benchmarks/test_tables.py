@@ -98,6 +98,7 @@ SOURCES = {
     "labels/labels": Source(
         many("labels.__main__"), ("mAP", "f1_micro"), ("NOTEBOOK.md", "labels.md")
     ),
+    "peers/busy_machine": Source(one("busy_machine", "peers.busy_machine"), ("seconds",)),
     "peers/compare": Source(many("peers.documents"), ("seconds", "rate", "date")),
     "quality/quality": Source(
         lambda found: script("quality.documents").blocks(found), ("accuracy", "date")

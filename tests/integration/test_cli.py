@@ -29,40 +29,42 @@ from finetune.runs.metrics_csv import read_metrics
 
 
 @pytest.mark.parametrize(
-    ("command", "given", "expected"),
+    ("command", "environment", "expected"),
     [
-        ("predict", None, "passive"),
-        ("test", None, "passive"),
-        ("predict", "active", "active"),
-        ("fit", None, None),
+        ("predict", {}, {"OMP_WAIT_POLICY": "passive"}),
+        ("test", {}, {"OMP_WAIT_POLICY": "passive"}),
+        ("fit", {}, {"GOMP_SPINCOUNT": "10000"}),
+        *[
+            (command, environment, environment)
+            for command, environment in (
+                ("predict", {"OMP_WAIT_POLICY": "active"}),
+                ("fit", {"OMP_WAIT_POLICY": "active"}),
+                ("fit", {"GOMP_SPINCOUNT": "7"}),
+            )
+        ],
     ],
 )
-def test_waiting_threads_leave_the_cores_to_what_reads_images(
-    monkeypatch, tmp_path, command, given, expected
+def test_waiting_threads_leave_the_cores_to_others(
+    monkeypatch, tmp_path, command, environment, expected
 ):
     monkeypatch.chdir(tmp_path)
     Path("x.ckpt").touch()
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setitem(
         sys.modules,
         "finetune.commands.lightning_cli",
         SimpleNamespace(run_lightning=lambda arguments, **_: None),
     )
-    # as at the start of a process: torch reads it when it is imported
+    # as at the start of a process: torch reads them when it is imported
     monkeypatch.delitem(sys.modules, "torch")
-    run(
-        [
-            command,
-            *(
-                {"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}.get(
-                    command, ["x.ckpt"]
-                )
-            ),
-        ]
-    )
-    assert os.environ.get("OMP_WAIT_POLICY") == expected
+    arguments = {"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}
+    run([command, *arguments.get(command, ["x.ckpt"])])
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 # A process of a group of one; NCCL, which needs GPUs, is gloo under its name, and leaving it takes for ever.
