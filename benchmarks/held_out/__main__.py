@@ -50,6 +50,7 @@ RECIPES = {
     "label smoothing 0.1": ["--model.label_smoothing=0.1"],
     "layer decay 0.8": ["--model.layer_decay=0.8"],
     "batches of 16": ["--batch=16"],
+    "two members": ["--members=2"],
     CO_TUNING: [],
     "the former defaults": FORMER,
     "the former defaults from the fitted head": FITTED_HEAD,
