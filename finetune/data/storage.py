@@ -383,7 +383,7 @@ def refresh(folder: str | os.PathLike[str]) -> None:
 
 
 def _pack_above_address(storage: Storage, path: str) -> str | None:
-    """Return the packed folder that an address lies in, or that it is; None if there is none."""
+    """Return the packed folder of an address: the folder itself, or one that contains it. None if there is none."""
     address = storage.normal(path)
     places = [address]
     if storage.kind(address) is None:  # perhaps an image or a folder in a packed one
