@@ -19,7 +19,6 @@ Weights and checkpoints:
 - `weights`: finds pretrained weights by name or file, and loads them into a network.
 - `source_head`: initializes a head with rows of the head of pretrained weights.
 - `hub`: downloads weights that the user names on the Hugging Face hub.
-- `misfits`: advice for weights that do not fit a network.
 - `safe_load`: reads untrusted files of torch without running code from them.
 - `checkpoint_sections`: the keys of a checkpoint, with a rule for each value.
 - `checkpoint_values`: these rules.

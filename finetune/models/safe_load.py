@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from finetune.system.messages import shown
 
 _OBJECT = re.compile(r"GLOBAL (\S+)")  # in torch's error message
 _LONGEST_NAME = 100
-_PATHS = ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 
 
 class _Ignored:
@@ -27,55 +27,37 @@ class _Ignored:
         pass
 
 
-class _PlainDict:
-    """Replaces a subclass of dict by a plain dict. The unpickler adds its items."""
-
-    def __new__(cls, *args: Any) -> Any:
-        return {}
-
-
-# Classes and functions that other trainers save next to the weights, for arguments, settings and scores. The real ones
-# are never imported or called.
-_IGNORED = (
-    "argparse.Namespace",  # timm, torchvision's references
-    "types.SimpleNamespace",
-    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
-    *(
-        f"numpy.{core}.multiarray.{name}"
-        for core in ("core", "_core")
-        for name in ("scalar", "_reconstruct")
-    ),
-    "numpy.dtype",
-    "numpy.ndarray",
-    *(
-        f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str", "tuple")
-    ),  # types as values
-    "typing.Any",
-    "omegaconf.base.ContainerMetadata",  # Hydra, in the hyperparameters of Lightning
-    "omegaconf.base.Metadata",
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
-    *(
-        f"omegaconf.nodes.{kind}Node"
-        for kind in ("Any", "Boolean", "Bytes", "Enum", "Float", "Integer", "Path", "String")
-    ),
-)
-_DICTS = (
-    "collections.defaultdict",
-    "lightning.fabric.utilities.data.AttributeDict",
-    "lightning_fabric.utilities.data.AttributeDict",
-    "pytorch_lightning.utilities.parsing.AttributeDict",
-)
+# What the training scripts of timm and torchvision save next to the weights: their arguments, and scores of NumPy. The
+# real classes and functions are never imported or called.
 _STAND_INS: list[Any] = [
-    *((_Ignored, name) for name in _IGNORED),
-    *((_PlainDict, name) for name in _DICTS),
+    (_Ignored, name)
+    for name in (
+        "argparse.Namespace",
+        "numpy.core.multiarray.scalar",
+        "numpy._core.multiarray.scalar",
+        "numpy.dtype",
+    )
 ]
+
+
+COMPRESSED = (
+    "is a compressed archive, and torch writes without compression: save it again with torch.save"
+)
+
+
+def is_compressed(path: str | Path) -> bool:
+    """Return whether a file is a compressed archive. Unpacked, a small one could take all memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
+        return False  # another kind of file, or damaged: its reader says so
 
 
 def load_weights_file(path: str | Path) -> Any:
     """Return the tensors and plain values of a file that any trainer has saved, on the CPU. No code from it runs.
 
-    Objects of `_IGNORED` are skipped. All other objects are errors.
+    Objects of `_STAND_INS` are skipped. All other objects are errors.
 
     Raises:
         pickle.UnpicklingError: The file holds another object; see `named_object`.
@@ -98,7 +80,7 @@ def load_safely(path: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file does not come from torch, is damaged, or holds other objects.
+        ValueError: The file does not come from torch, is damaged or compressed, or holds other objects.
     """
     if not Path(path).is_file():
         hint = (
@@ -111,7 +93,9 @@ def load_safely(path: str | Path) -> Any:
         head = file.read(8)
     # torch reads a file that is not a zip archive as a pickle of its early versions. Our checkpoints are zip archives.
     reason = f"it begins with {repr(head)[1:]}, unlike what torch writes" if head else "it is empty"
-    if head.startswith(b"PK"):
+    if is_compressed(path):
+        reason = f"it {COMPRESSED}"
+    elif head.startswith(b"PK"):
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # the unpickler raises errors of many types

@@ -12,7 +12,6 @@ from torch import nn
 
 from finetune.models.backbones import grey_levels
 from finetune.models.hub import quiet_hub
-from finetune.models.misfits import advice
 from finetune.models.network_list import TIMM_WEIGHT_FILES
 from finetune.models.timm_backbones import (
     Description,
@@ -125,18 +124,14 @@ def _convert(
     except WrongUsage:
         raise
     except Exception as error:  # timm's converters raise errors of many types
-        to_do = ""
-        if isinstance(error, RuntimeError):  # names or shapes differ
-            to_do = f". {advice(pretrained.state, backbone)}"
         raise ValueError(
-            f"{pretrained.origin} does not fit {backbone}: {_short(_without_heading(reason(error)))}{to_do}"
+            f"{pretrained.origin} does not fit {backbone}: {_short(_without_heading(reason(error)))}"
         ) from error
     # Published weights of ConvNeXt (FCMAE) and DaViT (Florence-2) end before the head's norm.
     may_miss = (head, "head.norm.")
     if missing := [key for key in missing if not key.startswith(may_miss)]:
-        to_do = f". {advice(pretrained.state, backbone)}"
         raise ValueError(
-            f"{pretrained.origin} does not fit {backbone}: it lacks {_short(', '.join(missing))}{to_do}"
+            f"{pretrained.origin} does not fit {backbone}: it lacks {_short(', '.join(missing))}"
         )
     if pool is not None and (own := _pool(source)) not in (None, pool):
         raise WrongUsage(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from finetune.models.checkpoint_sections import REQUIRED_SECTIONS, check_checkpoint
 from finetune.models.checkpoint_values import are_class_names
-from finetune.models.safe_load import load_weights_file, named_object
+from finetune.models.safe_load import COMPRESSED, is_compressed, load_weights_file, named_object
 from finetune.system.files import check_no_lfs_pointer
 from finetune.system.messages import WrongUsage, fault_of_names
 
@@ -25,10 +25,8 @@ _RENAMED = {
 }
 
 
-# Entries in which trainers store the state dict, the preferred one first. Averaged weights (EMA) usually predict
-# better, and timm's own loader prefers them too.
-_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict")
-_STATES = (*_AVERAGED, "state_dict", "model_state_dict", "model")
+# Entries in which trainers store the state dict.
+_STATES = ("state_dict", "model_state_dict", "model")
 _MAX_NESTED = 3
 _SAVE = "Save the weights alone: torch.save(model.state_dict(), FILE)"
 
@@ -46,7 +44,6 @@ class Pretrained:
         mean: Mean of the pixels of each channel (3, 1, 1) in grey levels, if the weights state a normalization.
         std: Standard deviation of the same pixels (3, 1, 1).
         licence: For weights of an earlier fit: the licence of the weights from which that fit started.
-        averaged: The name of the entry of the file, if the weights are averaged ones (EMA).
         has_wide_head: Whether the head takes the features of several stages, for weights of an earlier fit.
     """
 
@@ -56,7 +53,6 @@ class Pretrained:
     mean: Tensor | None = None
     std: Tensor | None = None
     licence: str | None = None
-    averaged: str | None = None
     has_wide_head: bool = False
 
     def write_normalization(self, mean: Tensor, std: Tensor) -> None:
@@ -125,6 +121,8 @@ def _read_safetensors(path: Path) -> Pretrained:
 
 
 def _read_torch(path: Path) -> Pretrained:
+    if is_compressed(path):
+        raise ValueError(f"{path} {COMPRESSED}")
     try:
         content = load_weights_file(path)
     except Exception as error:  # arbitrary bytes make the unpickler raise anything
@@ -136,7 +134,7 @@ def _read_torch(path: Path) -> Pretrained:
         raise ValueError(f"{path} {reason}") from error
     if isinstance(content, dict) and content.keys() >= REQUIRED_SECTIONS:
         check_checkpoint(content, path)
-    state, averaged = _state_dict(content)
+    state = _state_dict(content)
     if not _is_state_dict(state):
         raise ValueError(
             f"{path} is not a state dict: it contains other objects than named tensors. {_SAVE}"
@@ -147,7 +145,7 @@ def _read_torch(path: Path) -> Pretrained:
             state = {
                 key: value for key, value in state.items() if key.startswith("model.")
             } or state
-        return Pretrained(current_names(state), None, str(path), averaged=averaged)
+        return Pretrained(current_names(state), None, str(path))
     return _own_weights(content, state, path)
 
 
@@ -175,20 +173,15 @@ def _own_weights(content: dict[str, Any], state: dict[str, Tensor], path: Path) 
     )
 
 
-def _state_dict(content: Any) -> tuple[Any, str | None]:
-    """Return the state dict in the content of a file, and the name of its entry if it holds averaged weights."""
-    averaged = None
+def _state_dict(content: Any) -> Any:
+    """Return the state dict in the content of a file; the content itself if it has no entry for one."""
     for _ in range(_MAX_NESTED):
         entries = content if isinstance(content, dict) else {}
         name = next((n for n in _STATES if isinstance(entries.get(n), dict) and entries[n]), None)
         if name is None:
             break
-        averaged = name if name in _AVERAGED else averaged
         content = content[name]
-    # torch.optim.swa_utils.AveragedModel stores its number of updates in n_averaged
-    if averaged and isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key != "n_averaged"}
-    return content, averaged
+    return content
 
 
 def _is_state_dict(value: Any) -> bool:

@@ -1,7 +1,6 @@
 """Pretrained weights: finding them by name or file, and loading them into a network, with or without the head."""
 
 import hashlib
-import logging
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +14,6 @@ from torchvision import models
 from finetune.models.backbones import SMALL_NETWORKS, grey_levels, vit_size
 from finetune.models.hub import download_model, is_hub, name_with_commit
 from finetune.models.image_classifier import ImageClassifier
-from finetune.models.misfits import advice
 from finetune.models.stages import head_name
 from finetune.models.timm_backbones import backbone_of, is_timm
 from finetune.models.timm_weights import check_timm_weights, read_timm
@@ -23,8 +21,6 @@ from finetune.models.weight_files import Pretrained, check_single_network, curre
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import NotFound, WrongUsage
 from finetune.system.option_names import with_option
-
-log = logging.getLogger(__name__)
 
 _MOST_NAMED = 3  # parameters that a message names for each problem
 # Usual suffixes of files of weights.
@@ -153,13 +149,12 @@ def _read_published(weights: Any) -> Pretrained:
     )
 
 
-def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | None = None) -> None:
+def load_weights(network: nn.Module, pretrained: Pretrained) -> None:
     """Copy all weights except the head into a network, in place. If any does not fit, none is copied.
 
     Args:
         network: The network to change.
         pretrained: The weights.
-        backbone: The name of the network, for advice in the error message; None for no advice.
 
     Raises:
         WrongUsage: The weights belong to an ensemble.
@@ -185,10 +180,7 @@ def load_weights(network: nn.Module, pretrained: Pretrained, backbone: str | Non
     }
     lines = [f"{kind}: {_some(keys)}" for kind, keys in problems.items() if keys]
     if lines:
-        to_do = f". {advice(pretrained.state, backbone)}" if backbone else ""
-        raise ValueError(
-            f"{pretrained.origin} does not fit this network; {'; '.join(lines)}{to_do}"
-        )
+        raise ValueError(f"{pretrained.origin} does not fit this network; {'; '.join(lines)}")
     # for example in VGG-16's weights "features"
     not_finite = [k for k, value in loaded.items() if not value.isfinite().all()]
     if not_finite:
@@ -212,10 +204,8 @@ def load_pretrained(
         image_size: Side of the images in pixels, for networks with position embeddings.
     """
     pretrained = read_weights(weights, backbone, image_size)
-    if pretrained.averaged:
-        log.info("%s: taking the averaged weights, %s", pretrained.origin, pretrained.averaged)
     for network in model.members:
-        load_weights(network, pretrained, backbone)
+        load_weights(network, pretrained)
     pretrained.write_normalization(model.mean, model.std)
     return pretrained
 

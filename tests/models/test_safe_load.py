@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from finetune.models.safe_load import load_safely
+from finetune.models.weight_files import read_file
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 
 
@@ -35,7 +37,7 @@ class Code:
     [
         ("photo.jpg", r"begins with '\xff\xd8\xff\xe0"),
         ("fit.yaml", "begins with 'model:"),
-        ("other.zip", "an archive of something else"),
+        ("other.zip", "it is a compressed archive"),
         ("empty", "it is empty"),
         ("half", ""),
         ("code", "holds io.open, which is neither a tensor nor a plain value"),
@@ -94,3 +96,16 @@ def test_what_torch_has_written_is_given_back(tmp_path):
     assert torch.equal(
         load_safely(tmp_path / "a.ckpt")["state_dict"]["weight"], WEIGHTS["state_dict"]["weight"]
     )
+
+
+def test_a_compressed_checkpoint_is_refused_before_it_takes_memory(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "stored.ckpt")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.ckpt") as stored,
+        zipfile.ZipFile(tmp_path / "a.ckpt", "w", zipfile.ZIP_DEFLATED) as deflated,
+    ):
+        for entry in stored.infolist():
+            deflated.writestr(entry.filename, stored.read(entry))
+    for read in (load_safely, read_checkpoint, AtomicCheckpointIO().load_checkpoint, read_file):
+        with pytest.raises(ValueError, match=r"a\.ckpt.* is a compressed archive"):
+            read(tmp_path / "a.ckpt")
