@@ -1,5 +1,6 @@
 """`finetune check`: find faults of a data set before training on it."""
 
+import json
 import os
 import sys
 import time
@@ -99,6 +100,7 @@ def check(
             )
         for file in ("check.html", "check.json"):
             check_target(Path(output, file), "--out")
+        _check_is_ours(Path(output))
         if lists is not None:
             check_target(Path(lists, "unreadable.txt"), "--lists")
         options = TableOptions(
@@ -127,8 +129,8 @@ def check(
         seconds = time.perf_counter() - began
         Path(output).mkdir(parents=True, exist_ok=True)
         network_name = network.name if network else ""
-        write_page(Path(output, "check.html"), listing, findings, seconds, network_name)
         write_json(Path(output, "check.json"), listing, findings, network_name)
+        write_page(Path(output, "check.html"), listing, findings, seconds, network_name)
         num_unlisted = 0 if lists is None else write_lists(Path(lists), listing, findings)
     except OSError as error:
         raise WrongUsage(reason(error)) from error
@@ -141,6 +143,24 @@ def check(
             f"{counted(num_unlisted, 'file')} with a line break in the name cannot be listed: see check.json"
         )
     sys.exit(any(finding.is_judged for finding in findings))
+
+
+def _check_is_ours(folder: Path) -> None:
+    """Make sure that check.html and check.json of a folder, if it has any, are those of an earlier check.
+
+    Raises:
+        WrongUsage: They are not.
+    """
+    if not any((folder / name).exists() for name in ("check.html", "check.json")):
+        return
+    try:
+        is_ours = "findings" in json.loads((folder / "check.json").read_text("utf-8"))
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    if not is_ours:
+        raise WrongUsage(
+            f"{folder} has a check.html or check.json that finetune did not write: pass --out FOLDER"
+        )
 
 
 def _print_lists(folder: str, findings: list[Finding]) -> None:

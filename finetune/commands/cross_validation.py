@@ -62,7 +62,7 @@ from finetune.runs.run_lock import (
     release_run,
     wait_for_children,
 )
-from finetune.runs.run_search import now, read_about, runs_of
+from finetune.runs.run_search import now, read_about, runs_of, write_about
 from finetune.runs.statistics import percent
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, be_quiet, only_errors
@@ -273,6 +273,7 @@ def _begin_or_continue(line: ParsedLine) -> tuple[Path, FoldRecord, list[tuple[s
     record = FoldRecord(num_folds, flags, os.getcwd())
     check_folds(record, [])
     folder = Run(root, "fit", name=name).choose()
+    write_about(folder, {})  # first, since a folder without it is not taken for a run
     write_folds(folder, record)
     return folder, record, []
 
@@ -323,17 +324,13 @@ def _number(text: str) -> int:
 def _write_beginning(folder: Path, command: str) -> None:
     """Write how the cross-validation began, or went on, into about.json."""
     about = read_about(folder)
-    if about:
+    if "command" in about:
         went_on_by = [*about.get("went_on_by", []), command]
         about = {name: about[name] for name in ("command", "began", "folder") if name in about}
         about["went_on_by"] = went_on_by
     else:
         about = {"command": command, "began": now(), "folder": os.getcwd()}
-    _write_about(folder, about)
-
-
-def _write_about(folder: Path, about: dict[str, Any]) -> None:
-    replace_text(folder / "about.json", json.dumps(about, indent=2) + "\n")
+    write_about(folder, about)
 
 
 def _fold_command(
@@ -399,7 +396,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
         result["test_folder"] = _test_together(folder, record, arguments)
     write_results(folder / "test.json", result)
     _write_seconds(folder, runs)
-    _write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
+    write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
     _print_result(result, calibration.describe(result["class_names"])[1:])
     _report(folder, read_run(folder))
     if missed := calibration.describe_unreached_aim(result["class_names"]):

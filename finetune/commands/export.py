@@ -212,11 +212,14 @@ def _export_timm(
     target = Path(output) if output else Path(ckpt_path).with_suffix(".timm")
     if target.exists() and not target.is_dir():
         raise WrongUsage(f"--out {target}: --format timm writes a folder, and this is a file")
-    for name in (README, DESCRIPTION, *TIMM_FILES):
+    has_others = target.is_dir() and any(not path.name.startswith(".") for path in target.iterdir())
+    if has_others and not (target / DESCRIPTION).is_file():
+        raise WrongUsage(f"--out {target} has files of others: name a new folder")
+    for name in (DESCRIPTION, README, *TIMM_FILES):
         check_target(target / name, "--out")
     with verified_timm_folder(ckpt_path, checkpoint, verify_on) as (folder, verified):
         num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        put_folder_in_place(folder, target, (README, DESCRIPTION, *TIMM_FILES))
+        put_folder_in_place(folder, target, (DESCRIPTION, README, *TIMM_FILES))
     print(
         f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
     )

@@ -1,6 +1,6 @@
 """`finetune runs`: list the runs beneath a folder, or delete some; without torch, so that it answers at once."""
 
-import sys
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +11,16 @@ from rich.text import Text
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.addresses import is_address
-from finetune.runs.fold_record import fold_runs, has_folds, read_folds
-from finetune.runs.removal import Removal, plan_removal
-from finetune.runs.run_table import FINISHED, RUNNING, SORT_KEYS, RunRow, as_json, run_table
+from finetune.runs.removal import check_removable, delete_run
+from finetune.runs.run_table import (
+    FINISHED,
+    RUNNING,
+    SORT_KEYS,
+    RunRow,
+    as_json,
+    run_table,
+    size_of,
+)
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
 
 _WIDTH = 160  # of a table that is not shown on a terminal
@@ -27,14 +34,13 @@ Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no
 for example:
   finetune runs
   finetune runs results --sort accuracy
-  finetune runs rm runs/fit/version_3"""
+  finetune runs rm runs/fit/version_3 --yes"""
 _DELETE = """\
-Deletes runs, after it has printed what that frees. It asks on a terminal; elsewhere it needs --yes. It refuses
-a folder that is not a run, a run that is being written, and links that lead out of it.
+Deletes the files that finetune wrote in the folders of runs. Other files in them stay, and are printed. A folder
+that is not a run, and a run that is being written, are refused.
 
 for example:
-  finetune runs rm runs/fit/version_3
-  finetune runs rm runs/fit/version_* --last --yes"""
+  finetune runs rm runs/fit/version_3 --yes"""
 
 
 def runs(arguments: Sequence[str]) -> None:
@@ -48,7 +54,7 @@ def runs(arguments: Sequence[str]) -> None:
 def _list(arguments: Sequence[str]) -> None:
     parser = OneLineErrorParser(
         prog="finetune runs",
-        usage="finetune runs [FOLDER] [--sort KEY] [--json]\n       finetune runs rm RUN [RUN ...] [--last] [--yes]",
+        usage="finetune runs [FOLDER] [--sort KEY] [--json]\n       finetune runs rm RUN [RUN ...] --yes",
         description=_LIST,
         formatter_class=PlainHelpFormatter,
     )
@@ -171,59 +177,29 @@ def _duration(seconds: float) -> str:
 def _remove(arguments: Sequence[str]) -> None:
     parser = OneLineErrorParser(
         prog="finetune runs rm",
-        usage="finetune runs rm RUN [RUN ...] [--last] [--yes]",
+        usage="finetune runs rm RUN [RUN ...] --yes",
         description=_DELETE,
         formatter_class=PlainHelpFormatter,
     )
     parser.command = "runs rm"  # two words, for messages
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="Folder of a run.")
-    parser.add_argument(
-        "--last",
-        action="store_true",
-        help="Keep the run with its best.ckpt, and delete only what resuming needs: last.ckpt, start.ckpt and the "
-        "state of the optimizer in best.ckpt. The run must be finished; it cannot be resumed afterwards.",
-    )
-    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
+    parser.add_argument("--yes", action="store_true", help="Delete; without it, sizes are printed.")
     options = parser.parse_args(list(arguments))
-    if not options.runs:
-        raise WrongUsage("name the folder of a run: finetune runs rm RUN")
     if any(map(is_address, options.runs)):
         raise WrongUsage("finetune runs rm deletes runs in local folders, not in object storage")
-    folders = [Path(run).expanduser() for run in options.runs]
-    if options.last:
-        folders = [part for folder in folders for part in _with_own_state(folder)]
-    removals = [plan_removal(folder, only_last=options.last) for folder in _different(folders)]
-    for removal in removals:
-        print(f"{shown(removal.run)}: {removal.text}, {bytes_text(removal.num_bytes)}")
-    total = bytes_text(sum(removal.num_bytes for removal in removals))
-    if not any(removal.has_any for removal in removals):
-        print("nothing to delete")
-        return
-    if not options.yes and not _is_confirmed(removals, total):
-        print("nothing was deleted")
-        return
-    freed = sum(removal.execute() for removal in removals)
-    print(f"freed {bytes_text(freed)}")
-
-
-def _with_own_state(folder: Path) -> list[Path]:
-    """Return the runs that have the state of training: those of the folds of a cross-validation, or the run itself."""
-    if has_folds(folder):
-        return [fold for fold in fold_runs(folder, read_folds(folder).num_folds) if fold.exists()]
-    return [folder]
-
-
-def _different(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders without those that are named twice."""
-    return list({folder.resolve(): folder for folder in folders}.values())
-
-
-def _is_confirmed(removals: Sequence[Removal], total: str) -> bool:
-    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()):
-        raise WrongUsage(f"nothing was deleted: pass --yes to delete this and free {total}")
-    what = counted(len(removals), "run")
-    try:
-        answer = input(f"Delete this of {what} and free {total}? [y/N] ")
-    except EOFError:
-        return False
-    return answer.strip().lower() in ("y", "yes")
+    folders = {Path(os.path.realpath(run)): Path(run).expanduser() for run in options.runs}.values()
+    for folder in folders:
+        check_removable(folder)
+    size = bytes_text(sum(size_of([folder]) for folder in folders))
+    if not options.yes:
+        raise WrongUsage(
+            f"nothing was deleted: pass --yes to delete {counted(len(folders), 'run')}, {size}"
+        )
+    for folder in folders:
+        kept = delete_run(folder)
+        print(
+            f"deleted {shown(folder)}"
+            + (", but for files that finetune did not write:" if kept else "")
+        )
+        for path in kept:
+            print(f"  kept {shown(path)}")

@@ -1,7 +1,6 @@
 """A run is a folder, `<root>/<command>/version_N` or a name, with config, metrics, checkpoints and predictions."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from finetune.runs.fold_record import has_folds
 from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
 from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
-from finetune.runs.run_search import is_numbered, now, read_about
+from finetune.runs.run_search import is_numbered, is_run_folder, now, read_about, write_about
 from finetune.runs.run_upload import RunUpload
 from finetune.runs.side_files import continue_side_file, is_about
 from finetune.system.files import is_unfinished, replace_text
@@ -206,9 +205,8 @@ class Run:
     def mark_ended(self) -> None:
         """Write the time of the run's end to about.json, unless it is there already."""
         about = {} if self.path is None else read_about(self.path)
-        if about and "ended" not in about:
-            text = json.dumps(about | {"ended": now()}, indent=2)
-            replace_text(self.file("about.json"), text + "\n")
+        if self.path is not None and about and "ended" not in about:
+            write_about(self.path, about | {"ended": now()})
 
     def discard_if_empty(self) -> None:
         """Delete the folder that this command has created if it contains neither results nor logged metrics."""
@@ -285,7 +283,7 @@ def check_unused(folder: Path) -> None:
         WrongUsage: The name is in use.
         ValueError: Another process is about to train there.
     """
-    if folder.is_dir() and not folder.is_symlink() and not has_result(folder):
+    if folder.is_dir() and not folder.is_symlink() and _is_ours(folder) and not has_result(folder):
         check_free(folder)
     elif os.path.lexists(folder):
         can_go_on = last_checkpoint(folder).is_file() or has_folds(folder)
@@ -301,10 +299,16 @@ def _clear(folder: Path) -> None:
     Raises:
         WrongUsage: Another process has had a result there in the meantime.
     """
-    if has_result(folder):
-        check_unused(folder)
+    check_unused(folder)
     for name in [*_OF_NO_RESULT - {LOCK, CHILDREN_LOCK}, "steps.csv"]:
         (folder / name).unlink(missing_ok=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder is that of a run, or has nothing but locks and temporary files."""
+    locks = {LOCK, CHILDREN_LOCK, *_OF_LOCAL_COPIES}
+    others = (path for path in folder.iterdir() if path.name not in locks)
+    return is_run_folder(folder) or all(map(is_unfinished, others))
 
 
 def check_name(name: str) -> None:
@@ -374,12 +378,11 @@ class RunFolder(pl.Callback):
             )
         if self.run.path is not None and trainer.is_global_zero and (is_new or stage == "fit"):
             began = f"# It began from {shown(self.run.began_from)}\n" if self.run.began_from else ""
+            if (
+                self.run.about is not None
+            ):  # first, since a folder without it is not taken for a run
+                write_about(self.run.path, self._about(self.run.about))
             replace_text(self.run.file("config.yaml"), began + self.text())
-            if self.run.about is not None:
-                replace_text(
-                    self.run.file("about.json"),
-                    json.dumps(self._about(self.run.about), indent=2) + "\n",
-                )
             self.run.send()
 
     def on_exception(self, *_: Any) -> None:

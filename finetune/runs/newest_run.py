@@ -183,8 +183,8 @@ def check_has_last(run: Path) -> None:
     has_best = (run / "checkpoints" / "best.ckpt").is_file()
     if has_best and not last_checkpoint(run).is_file() and has_ended(run):
         raise WrongUsage(
-            f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (by --keep_last false, or finetune runs "
-            f"rm --last); start a new run from its weights: finetune fit FOLDER --weights {run}"
+            f"{shown_place(run)} cannot be resumed: its last.ckpt was deleted (--keep_last false); "
+            f"start a new run from its weights: finetune fit FOLDER --weights {run}"
         )
 
 

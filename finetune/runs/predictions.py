@@ -152,7 +152,7 @@ class PredictionWriter(pl.Callback):
             self._part = io.StringIO(newline="")
             return
         if trainer.is_global_zero:
-            remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.*.part*"))
+            remove_dead(self.place.parent.glob(f".{glob.escape(self.place.name)}.????????.part*"))
         if self._is_sent(trainer):
             self._part = io.StringIO(newline="")
             return

@@ -4,14 +4,16 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from finetune import __version__
 from finetune.runs.local_copies import local_root
+from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage
 
-COMMANDS = ("fit", "validate", "test", "predict")  # the commands that leave runs
+MARK = "finetune"  # key of about.json with the version that wrote a run
 _DEPTH = 6  # levels of folders below the one that is searched
 # A folder with any of these files is a run that has begun.
 _MARKS = ("config.yaml", ".lock", "checkpoints/last.ckpt")
@@ -66,13 +68,8 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder is the folder of a run. It may have been moved."""
-    if not path.is_dir():
-        return False
-    place = Path(os.path.abspath(path))
-    if place.parent.name in COMMANDS and is_numbered(place.name):
-        return any((path / mark).is_file() for mark in _MARKS)
-    return (path / "config.yaml").is_file() and bool(read_about(path))
+    """Return whether `fit` wrote a folder. It may have been moved."""
+    return MARK in read_about(path)
 
 
 def start_time(run: Path) -> float:
@@ -101,6 +98,12 @@ def read_about(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
+
+
+def write_about(run: Path, about: Mapping[str, Any]) -> None:
+    """Write a run's about.json, with the mark of a run."""
+    text = json.dumps({MARK: __version__, **about}, indent=2)
+    replace_text(run / "about.json", text + "\n")
 
 
 def has_ended(run: Path) -> bool:

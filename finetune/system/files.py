@@ -158,7 +158,7 @@ def unfinished(target: Path) -> list[Path]:
 
 def unfinished_matching(folder: Path, pattern: str) -> list[Path]:
     """Return the temporary files that killed processes have left of the files in a folder that match a pattern."""
-    return list(folder.glob(f".{pattern}.*.tmp"))
+    return [path for path in folder.glob(f".{pattern}.*.tmp") if is_unfinished(path)]
 
 
 def is_unfinished(path: Path) -> bool:

@@ -55,6 +55,15 @@ def test_a_sound_set_is_clean(cli, images, tmp_path, capsys):
     assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
 
 
+@pytest.mark.parametrize("name", ["check.html", "check.json"])
+def test_files_of_another_tool_are_not_replaced(cli, images, tmp_path, name):
+    (tmp_path / name).write_text('{"of": "another tool"}')
+    with pytest.raises(WrongUsage, match="pass --out FOLDER"):
+        cli("check", images)
+    assert (tmp_path / name).read_text() == '{"of": "another tool"}'
+    assert run(cli, images, "--out", "own") == run(cli, images, "--out", "own") == 0
+
+
 def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, images, tmp_path, capsys):
     a = images / "train/a"
     (a / "0.jpg").write_bytes((a / "0.jpg").read_bytes()[:900])

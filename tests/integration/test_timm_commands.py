@@ -25,6 +25,7 @@ from finetune.inference import timm_folder
 from finetune.inference.predictor import Predictor
 from finetune.models.timm_backbones import describe
 from finetune.models.timm_weights import read_timm
+from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
 
@@ -167,6 +168,11 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
     checkpoint["finetune"]["calibration"]["temperature"] = 0.5
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
+    Path("mushrooms").mkdir()
+    Path("mushrooms/README.md").write_text("mine")
+    with pytest.raises(WrongUsage, match="has files of others"):
+        cli("export", fitted, "--format", "timm", "--out", "mushrooms")
+    Path("mushrooms/README.md").unlink()
     cli("export", fitted, "--format", "timm", "--out", "mushrooms", "--verify_on", colours / "test")
     assert "same classes" in capsys.readouterr().out
     ours = Predictor(fitted / "checkpoints/best.ckpt")

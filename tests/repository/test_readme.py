@@ -64,7 +64,7 @@ def test_commands_exist_with_their_options(line):
 OURS = ["README.md", *(f"docs/{name}.md" for name in ("data", "training", "devices", "results"))]
 OURS += [f"docs/{name}.md" for name in ("predict", "python", "faq")]
 OTHERS = {"help", "check", "shm-size"}  # of every command, of `report`, of docker
-OTHERS |= {"json", "sort", "last", "yes"}  # of `runs` and `runs rm`
+OTHERS |= {"json", "sort", "yes"}  # of `runs` and `runs rm`
 
 
 @pytest.mark.parametrize("page", OURS)

@@ -135,16 +135,16 @@ def test_a_failed_rename_leaves_the_previous_one(target, monkeypatch):
 def test_leftovers_of_killed_processes_are_removed_and_other_files_are_not(target):
     target.parent.mkdir(parents=True)
     for name in (
-        ".last.ckpt.123.tmp",
-        ".last.ckpt.99999.tmp",
-        ".best.ckpt.123.tmp",
+        ".last.ckpt.0a1b2c3d.tmp",
+        ".last.ckpt.99999999.tmp",
+        ".best.ckpt.0a1b2c3d.tmp",
         "last.ckpt.tmp",
         "notes.txt",
     ):
         (target.parent / name).write_bytes(b"half")
     AtomicCheckpointIO().save_checkpoint(state(1), target)
     assert sorted(os.listdir(target.parent)) == [
-        ".best.ckpt.123.tmp",
+        ".best.ckpt.0a1b2c3d.tmp",
         "last.ckpt",
         "last.ckpt.tmp",
         "notes.txt",

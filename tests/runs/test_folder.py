@@ -76,7 +76,7 @@ def test_a_named_run_does_not_continue_one_that_was_killed_before_its_first_resu
     run = tmp_path / "fit/mine"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("about.json", "seconds.json", "loggers.json", "checkpoints/start.ckpt"):
-        (run / name).write_text("{}")
+        (run / name).write_text('{"finetune": "0.1.0"}')
     (run / "steps.csv").write_text("step,epoch,lr-SGD\n3,0,0.1\n")
     assert Run(tmp_path, "fit", name="mine").choose() == run
     assert [path.name for path in run.rglob("*") if path.is_file()] == [".lock"]
@@ -249,6 +249,7 @@ def test_how_a_run_began_stays_in_about_json_when_others_continue_with_it(run):
         callback(run).setup(trainer(0, []), None, "fit")
     reported = json.loads(run.file("about.json").read_text())
     assert reported == {
+        "finetune": "0.1.0",
         "command": "first",
         "lines": ["pretrained"],
         "root": "third",

@@ -388,7 +388,10 @@ def test_two_that_write_one_file_at_once_leave_one_of_both_whole(run, tmp_path):
 
 
 def test_what_a_killed_one_left_goes_after_a_day(run):
-    old, new = run.path / ".predictions.csv.1234.part0", run.path / ".predictions.csv.5678.part0"
+    old, new = (
+        run.path / ".predictions.csv.12345678.part0",
+        run.path / ".predictions.csv.87654321.part0",
+    )
     for part in (old, new):
         part.touch()
     os.utime(old, (0, 0))

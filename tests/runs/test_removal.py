@@ -1,5 +1,6 @@
-"""Only runs are deleted, only completely, and only while no process writes them."""
+"""Only runs are deleted, only the files that finetune wrote, and only while no process writes them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from run_folders import write_run
 from run_holders import another
 
 from finetune.runs.fold_record import FoldRecord, write_folds
-from finetune.runs.removal import delete_run, plan_removal
+from finetune.runs.removal import check_removable, delete_run
 from finetune.system.messages import WrongUsage
 
 
@@ -22,71 +23,76 @@ def run(tmp_path) -> Path:
 
 
 def test_a_run_is_deleted_whole(run):
-    planned = plan_removal(run)
-    assert planned.num_bytes == sum(
-        file.stat().st_size for file in run.rglob("*") if file.is_file()
-    )
-    assert run.is_dir()
-    assert planned.execute() == planned.num_bytes
+    for name in ("wandb/run-1/files/a.wandb", "checkpoints/best.timm/model.safetensors"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    assert delete_run(run) == []
     assert not run.exists() and run.parent.is_dir()
 
 
-def test_what_is_no_run_is_refused(run, tmp_path):
-    (tmp_path / "data/cat").mkdir(parents=True)
-    for folder in (tmp_path, tmp_path / "data", run.parent, run.parents[1], run / "checkpoints"):
+def test_files_of_others_in_a_run_stay(run, tmp_path):
+    own = ["notes.txt", "checkpoints/mine.pt", "fit/fold_1/thesis.tex", "sub/config.yaml"]
+    for name in own:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("mine")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/best.ckpt").touch()
+    (run / "tensorboard").symlink_to(tmp_path / "outside")
+    assert delete_run(run) == sorted(run / name for name in [*own, "tensorboard"])
+    assert sorted(path for path in run.rglob("*") if path.is_file()) == sorted(
+        run / name for name in own
+    )
+    assert (tmp_path / "outside/best.ckpt").exists()
+
+
+@pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
+def test_what_is_no_run_is_refused(run, tmp_path, about):
+    other = tmp_path / "project/fit/version_3"
+    (other / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "checkpoints/last.ckpt", ".lock", "thesis.txt"):
+        (other / name).touch()
+    (other / "about.json").write_text(about)
+    for folder in (other, tmp_path, run.parent, run / "checkpoints", run / "config.yaml"):
         with pytest.raises(WrongUsage, match="is not the folder of a run"):
-            plan_removal(folder)
-    with pytest.raises(FileNotFoundError):
-        plan_removal(tmp_path / "nowhere")
-    with pytest.raises(WrongUsage):
-        plan_removal(run / "config.yaml")
-
-
-def test_links_are_refused(run, tmp_path):
+            check_removable(folder)
     (tmp_path / "link").symlink_to(run)
-    with pytest.raises(WrongUsage, match="symbolic link"):
-        plan_removal(tmp_path / "link")
-    (run / "wandb").mkdir()
-    (run / "wandb/latest").symlink_to(run / "checkpoints")  # which does not lead out
-    plan_removal(run)
-    outside = tmp_path / "outside"
-    shutil.move(run / "checkpoints", outside)
-    (run / "checkpoints").symlink_to(outside)
-    for only_last in (False, True):
-        with pytest.raises(WrongUsage, match="leads out of the run"):
-            plan_removal(run, only_last)
-    assert (outside / "last.ckpt").is_file()
+    with pytest.raises(WrongUsage, match="is not the folder of a run"):
+        check_removable(tmp_path / "link")
+    with pytest.raises(FileNotFoundError):
+        check_removable(tmp_path / "nowhere")
 
 
 def test_a_run_that_is_being_written_is_refused(run):
     process = another(run)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        for act in (plan_removal, delete_run):
+        for act in (check_removable, delete_run):
             with pytest.raises(ValueError, match="another process"):
                 act(run)
     finally:
         process.communicate()
     assert (run / "test.json").is_file()
-    plan_removal(run)
-
-
-def test_last_ckpt_of_an_unfinished_run_stays(run):
-    (run / "test.json").unlink()
-    with pytest.raises(WrongUsage, match="is unfinished, not finished"):
-        plan_removal(run, only_last=True)
-    (run / "test.json").write_text('{"test/accuracy": 1}')
-    with pytest.raises(WrongUsage, match=r"no best\.ckpt"):
-        plan_removal(run, only_last=True)
+    check_removable(run)
 
 
 def test_a_fold_is_only_deleted_with_its_cross_validation(run):
     full = write_run(run.parent / "version_1", [0, 1, 2], np.eye(3))
     fold = full / "fit/fold_1"
     shutil.copytree(run, fold)
-    plan_removal(fold)  # the control: no cross-validation
+    check_removable(fold)  # the control: no cross-validation
     write_folds(full, FoldRecord(2, [], "."))
-    (fold / "checkpoints/best.ckpt").write_bytes(b"")
     with pytest.raises(WrongUsage, match=r"finetune runs rm \S+/runs/fit/version_1$"):
-        plan_removal(fold)
-    plan_removal(full)
+        check_removable(fold)
+    check_removable(full)
+    assert delete_run(full) == [] and not full.exists()
+
+
+def test_a_name_does_not_take_the_folder_of_another_tool(tmp_path):
+    from finetune.runs.folder import Run
+
+    (tmp_path / "fit/mine").mkdir(parents=True)
+    (tmp_path / "fit/mine/config.yaml").write_text("of another tool")
+    (tmp_path / "fit/mine/about.json").write_text(json.dumps({"name": "an app"}))
+    with pytest.raises(WrongUsage, match="fit/mine exists already"):
+        Run(tmp_path, "fit", name="mine").choose()
+    assert (tmp_path / "fit/mine/config.yaml").read_text() == "of another tool"

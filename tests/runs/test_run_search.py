@@ -13,7 +13,7 @@ from finetune.runs.run_search import find_runs, is_run_folder, now, runs_of, sta
 def write(folder: Path, began: str = "", **about: object) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text("{}")
-    (folder / "about.json").write_text(json.dumps({"began": began, "command": "fit", **about}))
+    (folder / "about.json").write_text(json.dumps({"finetune": "0.1.0", "began": began, **about}))
     return folder
 
 
@@ -67,10 +67,10 @@ def test_what_is_the_folder_of_a_run(tmp_path):
     (tmp_path / "project/checkpoints").mkdir(parents=True)  # of somebody's own project
     (tmp_path / "project/config.yaml").write_text("{}")
     assert not is_run_folder(tmp_path / "project")
-    (tmp_path / "fit/version_0").mkdir(parents=True)
+    (tmp_path / "fit/version_0/checkpoints").mkdir(parents=True)  # of another tool
+    (tmp_path / "fit/version_0/checkpoints/last.ckpt").touch()
+    (tmp_path / "fit/version_0/about.json").write_text('{"began": "today"}')
     assert not is_run_folder(tmp_path / "fit/version_0")
-    (tmp_path / "fit/version_0/.lock").touch()
-    assert is_run_folder(tmp_path / "fit/version_0")
 
 
 def test_a_named_run_is_taken_for_a_run_before_it_has_a_checkpoint(tmp_path):

@@ -67,7 +67,7 @@ def write_labels_run(
     split = {"origin": "", "counts": counts, "num_images": len(y)}
     about = {"command": "finetune fit", "root": "photos", "lines": [], "fingerprint": "f00d"}
     splits = dict.fromkeys(("train", "val", "test"), split)
-    (folder / "about.json").write_text(json.dumps({**about, "splits": splits}))
+    (folder / "about.json").write_text(json.dumps({"finetune": "0.1.0", **about, "splits": splits}))
     epochs = [
         {"step": 3, "epoch": 0, "val/loss": 0.9, "val/mAP": 0.5, "val/f1_micro": 0.5},
         {"step": 3, "epoch": 0, "train/loss_epoch": 1.1, "train/f1_micro": 0.4},

@@ -52,7 +52,7 @@ def write_run(
         "lines": ["training: on 1"],
     }
     (folder / "about.json").write_text(
-        json.dumps({**about, "doubts": [], "fingerprint": "f00d", **settings})
+        json.dumps({"finetune": "0.1.0", **about, "doubts": [], "fingerprint": "f00d", **settings})
     )
     (folder / "seconds.json").write_text(
         json.dumps({"preparing": 1.5, "training": 10.0, "validating": 0, "testing": 2})

@@ -132,7 +132,7 @@ def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path):
 def test_what_a_killed_process_left_is_found_where_a_link_leads(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link.csv").symlink_to(tmp_path / "disk/real.csv")
-    left = tmp_path / "disk/.real.csv.1234.tmp"
+    left = tmp_path / "disk/.real.csv.0a1b2c3d.tmp"
     left.touch()
     assert unfinished(tmp_path / "link.csv") == [left]
 
@@ -263,8 +263,8 @@ def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path, monkeypat
 @pytest.mark.parametrize("name", ["a", "a**b", "[x]", "a?"])
 def test_what_a_killed_process_left_is_found_whatever_the_name(tmp_path, name):
     for left in (name, "x"):
-        (tmp_path / f".{left}.1234.tmp").touch()
-    assert unfinished(tmp_path / name) == [tmp_path / f".{name}.1234.tmp"]
+        (tmp_path / f".{left}.0a1b2c3d.tmp").touch()
+    assert unfinished(tmp_path / name) == [tmp_path / f".{name}.0a1b2c3d.tmp"]
     assert {*unfinished_matching(tmp_path, "*")} == {*tmp_path.iterdir()}
 
 
