@@ -95,7 +95,8 @@ def average_precision(counts: Tensor) -> Tensor:
     harmonic = torch.digamma(above + both + 1) - torch.digamma(above + 1)
     of_bin = slope * both + (first - slope * (above + 1)) * harmonic
     share = positives / both.clamp_min(1)
-    return (share * of_bin).sum(dim=1) / positives.sum(dim=1)
+    # rounding may carry a perfect order above 1
+    return ((share * of_bin).sum(dim=1) / positives.sum(dim=1)).clamp(max=1)
 
 
 def mean_average_precision(of_classes: Tensor) -> Tensor:

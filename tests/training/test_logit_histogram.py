@@ -6,6 +6,7 @@ import torch
 from metric_parts import put_together
 from sklearn.metrics import average_precision_score
 
+from finetune.runs.best_epoch import standard_error
 from finetune.training.logit_histogram import (
     NUM_BINS,
     LogitHistogram,
@@ -15,6 +16,7 @@ from finetune.training.logit_histogram import (
     logit_at,
     mean_average_precision,
 )
+from finetune.training.task import task_for
 
 
 def drawn(
@@ -61,6 +63,15 @@ def test_equal_logits_count_in_the_mean_of_their_orders():
     each = [(1 + 2 / rank) / 2 for rank in (2, 3, 4)]
     found = average_precision(histogram(logits, labels))
     assert float(found[0]) == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_a_perfect_order_has_an_average_precision_of_at_most_one():
+    """Rounding must not carry it above: a fit takes the root of m (1 - m) for the standard error."""
+    logits = torch.linspace(6, -6, 200)[:, None]
+    for num in range(1, 150):
+        labels = (torch.arange(200) < num).float()[:, None]
+        score = task_for("several", ["cat"]).score(logits, labels)
+        assert 1 - 1e-12 < score <= 1 and standard_error(score, num) < 1e-6
 
 
 def test_a_label_without_images_is_undefined_and_does_not_count():
