@@ -43,6 +43,16 @@ class Rates(LearningRateMonitor):
         self.last = {str(name): float(rate) for name, rate in state_dict.get("last", {}).items()}
 
 
+def gentler_training(trainer: pl.Trainer) -> str:
+    """Return what to set where training breaks a network: a wider precision, or a lower rate than the full ones."""
+    if str(trainer.precision) == "16-true":
+        return "--precision 32-true or bf16-mixed, since 16-true has no numbers above 65,504"
+    # a schedule changes `lr`, to 0 after its last step
+    groups = trainer.optimizers[0].param_groups
+    rates = dict.fromkeys(f"{group.get('initial_lr', group['lr']):.3g}" for group in groups)
+    return f"a lower --lr (its full rates: {', '.join(rates)})"
+
+
 @dataclass(frozen=True)
 class Limits:
     """What can end a fit.

@@ -20,7 +20,13 @@ from finetune.runs.best_epoch import highest_of, lowest_acceptable
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.folder import Run
 from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
-from finetune.runs.lightning_callbacks import Limits, Rates, enter_epoch, keep_patience
+from finetune.runs.lightning_callbacks import (
+    Limits,
+    Rates,
+    enter_epoch,
+    gentler_training,
+    keep_patience,
+)
 from finetune.runs.metrics_csv import MetricsCSV
 from finetune.runs.predictions import FILES
 from finetune.system.files import link
@@ -336,11 +342,9 @@ def check_weights(trainer: pl.Trainer) -> None:
 
 
 def _diverged(trainer: pl.Trainer, text: str) -> ValueError:
-    groups = trainer.optimizers[0].param_groups
-    rates = ", ".join(dict.fromkeys(f"{group['lr']:.3g}" for group in groups))
     return ValueError(
-        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try a lower --lr (the rates now: "
-        f"{rates}). No checkpoint has that step"
+        f"{text} in epoch {trainer.current_epoch + 1}: training has diverged. Try {gentler_training(trainer)}. "
+        "No checkpoint has that step"
     )
 
 

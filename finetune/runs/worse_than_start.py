@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 
 from finetune.data.samplers import evaluated_targets
 from finetune.models.stages import batch_norms
+from finetune.runs.lightning_callbacks import gentler_training
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +50,12 @@ class WorseThanStart(pl.Callback):
 
 
 def _message(trainer: pl.Trainer, pl_module: Any, value: float, start: float) -> str:
-    rates = ", ".join(
-        dict.fromkeys(f"{group['lr']:.3g}" for group in trainer.optimizers[0].param_groups)
-    )
+    advice = gentler_training(trainer)
     if batch_norms(pl_module.network) and not pl_module.has_fixed_statistics:
-        advice = "Try --model.freeze_batch_norm true, or a lower --lr"
-    else:
-        advice = "Try a lower --lr"
+        advice = f"--model.freeze_batch_norm true, or {advice}"
     now = f"{pl_module.task.monitor} {value:.4f}"
     return (
         f"training makes the network worse: {now}, and {start:.4f} with the frozen features and the "
-        f"fitted head that it started from. {advice} (the rates now: {rates}). "
+        f"fitted head that it started from. Try {advice}. "
         "At the end the start is chosen if it is still better"
     )

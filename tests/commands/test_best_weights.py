@@ -89,7 +89,7 @@ def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, cap
         for record in caplog.records
         if "makes the network worse" in record.getMessage()
     ]
-    assert len(warnings) == 1 and "Try a lower --lr (the rates now: 1" in warnings[0]
+    assert len(warnings) == 1 and "Try a lower --lr (its full rates: 1" in warnings[0]
     best, start = checkpoint("best"), checkpoint("start")
     assert best["finetune"]["interpolation"]["share"] == 0
     assert all(value.equal(start["state_dict"][name]) for name, value in best["state_dict"].items())
