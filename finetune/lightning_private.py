@@ -81,20 +81,6 @@ def process_group_timeout(strategy: Any) -> timedelta | None:
     return getattr(strategy, "_timeout", None)
 
 
-def call_after_setup(strategy: Any, function: Callable[[], None]) -> None:
-    """Call a function each time that a strategy has set up its processes.
-
-    No hook of callbacks is called before `prepare_data`, in which other ranks may wait for a download.
-    """
-    set_up = strategy.setup_environment
-
-    def set_up_and_call() -> None:
-        set_up()
-        function()
-
-    strategy.setup_environment = set_up_and_call
-
-
 def set_ddp_argument(strategy: "DDPStrategy", name: str, value: Any) -> None:
     """Set an argument of DistributedDataParallel.
 

@@ -117,6 +117,11 @@ def _nondeterministic(text: str) -> str | None:
 def _lost_process(error: BaseException, text: str) -> str | None:
     """Return a line if processes of several devices could not communicate."""
     kind = type(error).__name__
+    if waited := re.search(r"Timed out waiting (\d+)ms", text):
+        return (
+            f"another process has not answered for {int(waited[1]) / 1000:g} s: the process, its machine or the "
+            "network has stopped; continue with the same command and --resume"
+        )
     if "connectFullMesh" in text:
         rank = os.environ.get("RANK", "0")
         address = text.rpartition("remote=")[2]

@@ -13,9 +13,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
 from finetune.commands.fit_summary import has_panel
-from finetune.distributed.heartbeat import watch_ranks
 from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
-from finetune.distributed.ranks import take_over
+from finetune.distributed.ranks import LimitWaits, take_over
 from finetune.distributed.signals import StopAtOnce
 from finetune.inference.tta import AverageFlip
 from finetune.runs.best_epoch import MONITOR
@@ -89,6 +88,7 @@ def complete(
         folder,
         LoggedConfig(folder),
         StopAtOnce(),
+        LimitWaits(),
     ]
     if run.command == "fit":
         callbacks += _callbacks_of_fit(run, options, config["val_check_interval"], monitor)
@@ -231,7 +231,6 @@ def make_ready(trainer: Trainer) -> Trainer:
             f"several devices would validate by different clocks, and wait for one another: {hint}"
         )
     take_over(trainer)
-    watch_ranks(trainer)
     # Lightning reads the rank from the environment, which may still have that of another job.
     if trainer.world_size == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 - `launch`: the processes that torchrun or srun has started.
 - `ranks`: end the processes that Lightning has started if one of them ends.
-- `heartbeat`: end the run if a rank neither works nor ends.
 - `child_command`: a `finetune` command in a subprocess.
 - `signals`: stop all ranks at the same step.
 - `collectives`: all-reduce and process groups.

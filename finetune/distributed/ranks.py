@@ -1,7 +1,7 @@
 """End the processes of a run together: the other ranks end if rank 0 ends, and rank 0 ends if one of them fails.
 
-This is for the processes that Lightning starts, one for each further device of the machine. torchrun and srun end
-theirs themselves.
+All ranks end if one of them neither works nor ends. The rest is for the processes that Lightning starts, one for each
+further device of the machine. torchrun and srun end theirs themselves.
 """
 
 import os
@@ -9,14 +9,16 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+import torch.distributed as dist
 
 from finetune import lightning_private
 from finetune.system.terminal import write_line
 
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
-
+LONGEST_WAIT = timedelta(minutes=10)  # for another rank, in training and evaluation
 _RANK_ZERO = "FINETUNE_FIRST_PROCESS"  # environment variable: the pid of rank 0
 PARENT = "FINETUNE_PARENT_PROCESS"  # environment variable: the pid of the program that has started the fit
 _GRACE = 5.0  # seconds in which rank 0 may notice by itself that another rank has ended
@@ -61,7 +63,7 @@ def _end_after(pid: int) -> None:
     os._exit(1)
 
 
-def take_over(trainer: "pl.Trainer") -> None:
+def take_over(trainer: pl.Trainer) -> None:
     """Replace Lightning's process observer and signal handlers by those of this package."""
     ending.clear()
     launcher: Any = trainer.strategy.launcher
@@ -95,21 +97,47 @@ def _observe(processes: list[subprocess.Popen]) -> None:
             os._exit(code)
         if ending.wait(_GRACE):
             time.sleep(_TIME_TO_STOP)  # in which it writes pending files and reports its own error
-        end_run(
+        write_line(
             f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
         )
+        _kill_children()
+        os._exit(1)
 
     threading.Thread(target=run, name="observe-processes", daemon=True).start()
 
 
-def end_run(message: str | None) -> NoReturn:
-    """End this process at once, and the ranks that Lightning has started if it is rank 0.
+class LimitWaits(pl.Callback):
+    """Ends a run in which a rank neither works nor ends: a machine without power, a suspended process.
 
-    Args:
-        message: What is printed before; None for nothing.
+    The other ranks then get an error from the collective in which they wait. Outside of training and evaluation they
+    wait for the timeout of the strategy, 30 minutes, since rank 0 may download weights or fit a head. A timeout that
+    the user has set for the strategy is kept.
     """
-    if message is not None:
-        write_line(message)
+
+    def _limit(self, trainer: pl.Trainer, *_: Any) -> None:
+        _set_timeout(trainer, LONGEST_WAIT)
+
+    def _restore(self, trainer: pl.Trainer, *_: Any) -> None:
+        _set_timeout(trainer, dist.default_pg_timeout)
+
+    on_train_start = on_validation_start = on_test_start = _limit  # type: ignore[assignment]
+    on_train_end = on_test_end = _restore  # type: ignore[assignment]
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Kill the other ranks, which Lightning has started, since a suspended one would not end."""
+        if "Timed out waiting" in str(exception):
+            _kill_children()
+
+
+def _set_timeout(trainer: pl.Trainer, timeout: timedelta) -> None:
+    own = lightning_private.process_group_timeout(trainer.strategy)
+    is_default = own is None or own == dist.default_pg_timeout
+    if trainer.world_size > 1 and is_default:
+        # torch has no public function for this before 2.15.
+        group: Any = dist.group.WORLD
+        group._get_backend(trainer.strategy.root_device)._set_default_timeout(timeout)
+
+
+def _kill_children() -> None:
     for process in _children:
         process.kill()
-    os._exit(1)

@@ -107,6 +107,13 @@ from finetune.system.messages import WrongUsage
             ValueError("no images of the class 'igloo' in gloo"),
             "no images of the class 'igloo' in gloo",
         ),
+        (
+            RuntimeError(
+                "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv"
+            ),
+            "another process has not answered for 600 s: the process, its machine or the network has stopped; continue "
+            "with the same command and --resume",
+        ),
         (RuntimeError("a fault of ours in igloo"), None),
         (
             RuntimeError(

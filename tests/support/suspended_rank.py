@@ -1,17 +1,18 @@
 """`python suspended_rank.py RANK STEP ARGUMENTS…`: `finetune ARGUMENTS`, in which a rank suspends itself before a step.
 
-A rank counts as lost after two seconds.
+Ranks wait four seconds for one another.
 """
 
 import os
 import signal
 import sys
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
 from forked import become_finetune
 
-from finetune.distributed import heartbeat
+from finetune.distributed import ranks
 from finetune.training.classifier import Classifier
 
 RANK, STEP = int(sys.argv[1]), int(sys.argv[2])
@@ -25,5 +26,5 @@ def training_step(self: Classifier, batch: dict[str, Any], batch_idx: int) -> An
 
 
 patch.object(Classifier, "training_step", training_step).start()
-patch.object(heartbeat, "SILENCE", 2.0).start()
+patch.object(ranks, "LONGEST_WAIT", timedelta(seconds=4)).start()
 become_finetune(sys.argv[3:])
