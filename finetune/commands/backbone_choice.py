@@ -158,6 +158,7 @@ def _rank_candidates(
             num_strata,
             budget,
             seed if type(seed) is int else 0,
+            split.groups,
         )
     gc.collect()
     if torch.cuda.is_available():

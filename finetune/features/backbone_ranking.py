@@ -13,13 +13,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from finetune.features.logistic_regression import fit_head
+from finetune.features.logistic_regression import first_of_groups, fit_head
 
 MOST_IMAGES = 1024  # images of the last round
 # images of the first round, if there are that many: 8 per class on average, but within these limits
@@ -88,6 +89,7 @@ def rank(
     num_classes: int,
     seconds: float,
     seed: int = 0,
+    groups: NDArray[np.integer] | None = None,
 ) -> Ranking:
     """Rank networks by successive halving.
 
@@ -97,10 +99,13 @@ def rank(
         num_classes: K.
         seconds: Time budget. The first usable network is always tried on the images of the first round.
         seed: Seed of the order of the images.
+        groups: Group of each image, (N,), in any numbers; None if each image is a group of its own.
     """
+    groups = np.arange(len(labels)) if groups is None else groups
     order = stratified_order(labels, seed)[: max(MOST_IMAGES, _fewest_images(num_classes))]
     candidates = [_RankedNetwork(name, load) for name, load in networks.items()]
-    halving = _SuccessiveHalving(candidates, order, labels, num_classes, time.monotonic() + seconds)
+    images = _Images(labels, groups, num_classes)
+    halving = _SuccessiveHalving(candidates, order, images, time.monotonic() + seconds)
     num = first_round(len(order), num_classes, len(networks))
     try:
         halving.run_round(num)
@@ -140,7 +145,10 @@ def stratified_order(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64
 
 
 def cross_validated_scores(
-    features: NDArray[np.floating], labels: NDArray[np.integer], num_classes: int
+    features: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    num_classes: int,
+    groups: NDArray[np.integer] | None = None,
 ) -> tuple[float, float, float]:
     """Return the cross-validated log loss and accuracy of a head at the best strength, and this strength.
 
@@ -150,9 +158,11 @@ def cross_validated_scores(
         features: (N, D).
         labels: (N,).
         num_classes: K.
+        groups: Group of each image, (N,), which no fold divides; None if each image is a group of its own.
     """
     x = _reduce_dimensions(features)
-    deals = [_folds(labels, seed) for seed in range(2 if len(labels) <= _FEW_IMAGES else 1)]
+    groups = np.arange(len(labels)) if groups is None else groups
+    deals = [_folds(labels, groups, seed) for seed in range(2 if len(labels) <= _FEW_IMAGES else 1)]
     scores = []
     for strength in _STRENGTHS:
         repeats = [_cross_validate(x, labels, num_classes, strength, folds) for folds in deals]
@@ -161,14 +171,17 @@ def cross_validated_scores(
     return min(scores)
 
 
-def _folds(labels: NDArray[np.integer], seed: int) -> NDArray[np.int64]:
-    """Return the fold of each image, (N,). The images of each class are assigned at random and evenly."""
+def _folds(
+    labels: NDArray[np.integer], groups: NDArray[np.integer], seed: int
+) -> NDArray[np.int64]:
+    """Return the fold of each image, (N,). The groups of each class are assigned at random and evenly."""
     rng = np.random.default_rng(seed)
-    folds = np.empty(len(labels), np.int64)
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
+    first, group_of = first_of_groups(groups)
+    folds = np.empty(len(first), np.int64)
+    for label in np.unique(labels[first]):
+        rows = rng.permutation(np.flatnonzero(labels[first] == label))
         folds[rows] = (label + np.arange(len(rows))) % _NUM_FOLDS
-    return folds
+    return folds[group_of]
 
 
 def _cross_validate(
@@ -182,12 +195,26 @@ def _cross_validate(
     hits = np.empty(len(labels), bool)
     for fold in np.unique(folds):
         held = folds == fold
-        fitted = held if held.all() else ~held  # a single image is both fitted and held out
+        fitted = held if held.all() else ~held  # a single group is both fitted and held out
         weight, bias = fit_head(x[fitted], labels[fitted], num_classes, strength)
         log_probabilities = log_softmax(x[held] @ weight.T + bias, axis=1)
         losses[held] = -log_probabilities[np.arange(len(log_probabilities)), labels[held]]
         hits[held] = log_probabilities.argmax(axis=1) == labels[held]
     return float(losses.mean()), float(hits.mean())
+
+
+class _Images(NamedTuple):
+    """The images of the data set, by which networks are ranked.
+
+    Attributes:
+        labels: Class index of each image, (N,).
+        groups: Group of each image, (N,).
+        num_classes: K.
+    """
+
+    labels: NDArray[np.integer]
+    groups: NDArray[np.integer]
+    num_classes: int
 
 
 class _RankedNetwork:
@@ -207,16 +234,14 @@ class _RankedNetwork:
     def update_standing(
         self,
         chosen: NDArray[np.integer],
-        labels: NDArray[np.integer],
-        num_classes: int,
+        images: _Images,
         deadline: float | None,
     ) -> None:
         """Compute the standing on some images. Only the features of new images are computed.
 
         Args:
             chosen: Indices of the images, which begin with those of the earlier rounds.
-            labels: Class index of each image of the data set.
-            num_classes: K.
+            images: All images of the data set.
             deadline: Time of `time.monotonic` at which to stop; None for no deadline.
 
         Raises:
@@ -232,7 +257,10 @@ class _RankedNetwork:
             raise Unusable("its features are not finite")
         self.parts.append(part)
         loss, accuracy, _ = cross_validated_scores(
-            np.concatenate(self.parts), labels[chosen], num_classes
+            np.concatenate(self.parts),
+            images.labels[chosen],
+            images.num_classes,
+            images.groups[chosen],
         )
         before = self.standing.seconds if self.standing else 0.0
         self.standing = Standing(
@@ -252,15 +280,13 @@ class _SuccessiveHalving:
         self,
         candidates: list[_RankedNetwork],
         order: NDArray[np.integer],
-        labels: NDArray[np.integer],
-        num_classes: int,
+        images: _Images,
         deadline: float,
     ) -> None:
         self.remaining = candidates
         self.ranking = Ranking(num_images=len(order))
         self._order = order
-        self._labels = labels
-        self._num_classes = num_classes
+        self._images = images
         self._deadline = deadline
         self._eliminated: list[_RankedNetwork] = []
 
@@ -302,7 +328,7 @@ class _SuccessiveHalving:
         deadline = self._deadline if has_any else None
         try:
             chosen = self._order[:num]
-            network.update_standing(chosen, self._labels, self._num_classes, deadline)
+            network.update_standing(chosen, self._images, deadline)
         except Unusable as error:
             self.ranking.unusable[network.name] = str(error)
             network.standing = None

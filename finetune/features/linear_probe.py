@@ -73,9 +73,9 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
     began = time.perf_counter()
     linear = head(model.network)
     x, y, indices = head_inputs(trainer, model, linear, data.loader("train"))
-    image_weights = data.splits["train"].weights
-    if image_weights is not None:
-        image_weights = image_weights[indices]
+    train = data.splits["train"]
+    image_weights = None if train.weights is None else train.weights[indices]
+    groups = None if train.groups is None else train.groups[indices]
     class_weights = model.class_weight.double().cpu().numpy()
     is_weighted = np.ones(len(y), bool) if image_weights is None else image_weights > 0
     if y.ndim == 1:
@@ -88,7 +88,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             f"{root} has no training image{some} that can be decoded: there is nothing to fit a head on"
         )
     num_images = trainer.strategy.broadcast(len(y))
-    message = trainer.strategy.broadcast(_not_finite(x, indices, data.splits["train"].paths))
+    message = trainer.strategy.broadcast(_not_finite(x, indices, train.paths))
     if message:
         raise ValueError(message)
     if trainer.is_global_zero and len(x) > 1 and np.ptp(x, axis=0).max() <= 1e-6 * np.abs(x).max():
@@ -107,6 +107,7 @@ def probe_head(trainer: pl.Trainer, model: Any, data: ImageDataModule) -> Fitted
             class_weights=class_weights,
             label_smoothing=model.label_smoothing,
             image_weights=image_weights,
+            groups=groups,
         )
         # without `out_of_fold`, which is large, and whose labels only rank 0 has
         sent = dataclasses.replace(fitted, out_of_fold=fitted.out_of_fold[:0])

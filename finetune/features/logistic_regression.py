@@ -77,12 +77,14 @@ def fit_probe(
     class_weights: Array | None = None,
     label_smoothing: float = 0.0,
     image_weights: Array | None = None,
+    groups: NDArray[np.integer] | None = None,
 ) -> Probe:
     """Fit a head at the strength with the lowest cross-validated loss; on ties at the strongest.
 
-    There are five stratified folds. Strengths are tried from the strongest to the weakest, because weak ones take
-    longest, until three in a row are worse than the best. The head is then fitted on all images at the best strength.
-    There is no cross-validation if each class has a single image, or if one fold has all images with a weight. The
+    There are five stratified folds, which do not divide groups. Strengths are tried from the strongest to the weakest,
+    because weak ones take longest, until three in a row are worse than the best. The head is then fitted on all images
+    at the best strength.
+    There is no cross-validation if each class has a single group, or if one fold has all images with a weight. The
     strength is then the middle one.
 
     Without label smoothing, a class without images gets zero weights, and odds of 1 in N at the centre. So does a
@@ -99,6 +101,7 @@ def fit_probe(
             labels it is spread over present and absent.
         image_weights: Weight of each image in the fits and in the loss, (N,), at least 0; None for 1 each. The score
             counts each image once.
+        groups: Group of each image, (N,), in any numbers; None if each image is a group of its own.
 
     Raises:
         ValueError: A strength is not positive, the features are empty or not finite, or all images have classes of
@@ -107,6 +110,7 @@ def fit_probe(
     if min(strengths) <= 0:
         raise ValueError(f"strengths must be above 0, not {min(strengths)}")
     y = np.asarray(labels)
+    groups = np.arange(len(y)) if groups is None else groups
     of_classes = (
         np.ones(num_classes) if class_weights is None else np.asarray(class_weights, np.float64)
     )
@@ -120,6 +124,7 @@ def fit_probe(
     if not is_used.all():
         features = features[is_used]
         y = y[is_used]
+        groups = groups[is_used]
         image_weights = None if image_weights is None else image_weights[is_used]
     if len(features) == 0:
         raise ValueError("there are no features")
@@ -136,7 +141,7 @@ def fit_probe(
         raise ValueError("all images have classes of weight 0")
     axes = _principal_axes(x)
     images = _Images.scaled(_product(x, axes), y, image_weights)
-    table, best, out_of_fold = _cross_validate(images, cross_entropy, strengths)
+    table, best, out_of_fold = _cross_validate(images, groups, cross_entropy, strengths)
     strength = strengths[best]
     tolerance = min(_TOLERANCE, _MAX_DISTANCE * strength)
     uses_all = np.ones((1, len(y)), bool)
@@ -198,14 +203,23 @@ def deal_folds(labels: NDArray[np.integer], groups: NDArray[np.integer]) -> NDAr
 
     Args:
         labels: Class index of each image, (N,). The class of a group is that of its first image.
-        groups: Index of the group of each image, (N,). A group is in one fold.
+        groups: Group of each image, (N,), in any numbers. A group is in one fold.
     """
-    ids, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    shuffled = np.random.default_rng(0).permutation(len(ids))
+    first, group_of = first_of_groups(groups)
+    shuffled = np.random.default_rng(0).permutation(len(first))
     order = shuffled[np.argsort(labels[first][shuffled], kind="stable")]
-    fold_of_group = np.empty(len(ids), np.int64)
-    fold_of_group[order] = np.arange(len(ids)) % NUM_FOLDS
+    fold_of_group = np.empty(len(first), np.int64)
+    fold_of_group[order] = np.arange(len(first)) % NUM_FOLDS
     return fold_of_group[group_of]
+
+
+def first_of_groups(
+    groups: NDArray[np.integer],
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Return the index of the first image of each group, sorted, (G,), and the place there of each image's, (N,)."""
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[group_of]
 
 
 @dataclass(frozen=True)
@@ -449,31 +463,33 @@ _Problem = _Softmax | _Sigmoids
 
 def _cross_validate(
     images: _Images,
+    groups: NDArray[np.integer],
     cross_entropy: _CrossEntropy | _BinaryCrossEntropy,
     strengths: Sequence[float],
 ) -> tuple[list[tuple[float, float, float]], int, Array]:
     """Return the table of strengths, the index of the best, and its out-of-fold logits, as in `Probe`."""
     y = images.y
-    folds = deal_folds(cross_entropy.strata(y), np.arange(len(y)))
+    folds = deal_folds(cross_entropy.strata(y), groups)
     held_out = np.stack([folds == fold for fold in np.unique(folds)])  # (F, N)
     best_logits = np.zeros((len(y), len(cross_entropy.class_weights)))
-    # If each class has a single image, no held-out image has a class of the fit, and the strongest penalty would win.
+    # If each class has a single group, no held-out image has a class of the fit, and the strongest penalty would win.
     # A fold that is held out may be all images that have a weight.
-    has_single_images = y.ndim == 1 and len(np.unique(y)) == len(y)
-    if has_single_images or not all(cross_entropy.is_defined(y[~rows]) for rows in held_out):
+    if _has_single_groups(y, groups) or not all(
+        cross_entropy.is_defined(y[~rows]) for rows in held_out
+    ):
         return [], len(strengths) // 2, best_logits
     best = 0
-    groups = _groups(images, cross_entropy, ~held_out)
+    batches = _batches(images, cross_entropy, ~held_out)
     paths = [
-        _path(images, cross_entropy, ~held_out[group], strengths, _TOLERANCE_OF_FOLDS)
-        for group in groups
+        _path(images, cross_entropy, ~held_out[batch], strengths, _TOLERANCE_OF_FOLDS)
+        for batch in batches
     ]
     x = images.x[:, :-1].numpy()
     table: list[tuple[float, float, float]] = []
     for i, fits in enumerate(zip(*paths, strict=True)):
         logits = np.empty(best_logits.shape)
-        for group, (weights, biases) in zip(groups, fits, strict=True):
-            for fold, weight, bias in zip(group, weights, biases, strict=True):
+        for batch, (weights, biases) in zip(batches, fits, strict=True):
+            for fold, weight, bias in zip(batch, weights, biases, strict=True):
                 rows = held_out[fold]
                 at_centre = weight @ images.centre + bias
                 logits[rows] = _product(x[rows], images.scale * weight.T) + at_centre
@@ -487,19 +503,24 @@ def _cross_validate(
     return table, best, best_logits
 
 
-def _groups(
+def _has_single_groups(y: NDArray[Any], groups: NDArray[np.integer]) -> bool:
+    """Return whether each class has the images of a single group, and images have one class each."""
+    return y.ndim == 1 and all(len(np.unique(groups[y == k])) == 1 for k in np.unique(y))
+
+
+def _batches(
     images: _Images, cross_entropy: _CrossEntropy | _BinaryCrossEntropy, is_used: NDArray[np.bool_]
 ) -> list[list[int]]:
     """Return the indices of fits that are solved together: they have the same classes, and fit into memory."""
     num_elements = max(images.x.shape) * len(cross_entropy.class_weights)
     most = max(1, _MAX_ELEMENTS // num_elements)
-    groups: dict[bytes, list[list[int]]] = {}
+    batches: dict[bytes, list[list[int]]] = {}
     for fit, rows in enumerate(is_used):
-        same = groups.setdefault(cross_entropy.solvable(images.y[rows]).tobytes(), [[]])
+        same = batches.setdefault(cross_entropy.solvable(images.y[rows]).tobytes(), [[]])
         if len(same[-1]) == most:
             same.append([])
         same[-1].append(fit)
-    return [group for same in groups.values() for group in same]
+    return [batch for same in batches.values() for batch in same]
 
 
 def _path(

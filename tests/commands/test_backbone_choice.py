@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 import yaml
-from colours import QUICKEST
+from colours import QUICKEST, draw_patients
 from command_lines import ParseOnly
 from fit_words import QUICK
 from tiers import sweep
@@ -84,7 +84,7 @@ def budgets(monkeypatch):
     """What rank was asked for: the names of the networks and the seconds; the last network wins."""
     asked = []
 
-    def rank(networks, labels, num_classes, seconds, seed):
+    def rank(networks, labels, num_classes, seconds, seed, groups):
         asked.append(
             SimpleNamespace(
                 names=list(networks), seconds=seconds, seed=seed, num_images=len(labels)
@@ -128,6 +128,16 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     # with several labels the head predicts the rarest one
     (line, *_) = describe_ranking({**ranking, "metric": "accuracy on the rarest label"})
     assert "; log loss and accuracy on the rarest label there: " in line
+
+
+def test_the_ranking_does_not_recognise_the_patients_of_held_out_images(files, tmp_path):
+    """Near copies of an image tell its patient, and nothing tells the class: a network is right by chance."""
+    folder = draw_patients(tmp_path / "patients")
+    asked = config(folder, weights=f"small_cnn={files.seeing},small_cnn={files.blind}")
+    asked["fit"].data.init_args.group_by = "folder"
+    asked["fit"].data.init_args.image_size = 28
+    choice = settle_backbone(asked, ExplicitSettings())
+    assert max(row["accuracy"] for row in choice.record["rows"]) < 0.75
 
 
 @pytest.mark.slow

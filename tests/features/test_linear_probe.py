@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from colours import draw_colours
+from colours import draw_colours, draw_patients
 from small_fits import data, fit
 
 from finetune import Classifier
@@ -56,6 +56,17 @@ def test_probe_head_starts_where_the_features_can_be_distinguished(colours, tmp_
     num_images = len(images.splits["train"])
     reported = rf"on its features: {num_images} images, [\d.]+ s, strength \S+, cross-validated accuracy (1|0\.9)"
     assert re.search(reported, caplog.text)
+
+
+def test_near_copies_of_one_patient_do_not_raise_the_cross_validated_accuracy(tmp_path, caplog):
+    """Pixels say which patient it is, but nothing about the class: half of the predictions are right by chance."""
+    images = data(draw_patients(tmp_path), group_by="folder", val_fraction=0, test_fraction=0)
+    torch.manual_seed(0)
+    model = Classifier(images.class_names, **SMALL, head_init="probe")
+    with caplog.at_level("INFO"):
+        fit(model, images, max_steps=0)
+    score = float(re.search(r"cross-validated accuracy ([\d.]+)", caplog.text)[1])
+    assert score < 0.75  # 24 patients: 2.4 deviations above chance
 
 
 @pytest.mark.parametrize("weights", ["balanced", None, "blue:2,red:0.5"])

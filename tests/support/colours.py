@@ -48,3 +48,17 @@ def draw_colours(root: Path, **num_images: int) -> Path:
                 image[:, :, channel] += 60  # BGR, as OpenCV has it
                 cv2.imwrite(str(folder / f"{i:02d}.png"), image)
     return root
+
+
+def draw_patients(root: Path, num_patients: int = 24, num_copies: int = 5) -> Path:
+    """Write near copies of an image for each patient, in `CLASS/PATIENT`. The class is independent of the image."""
+    rng = np.random.default_rng(0)
+    for patient in range(num_patients):
+        folder = root / ("sick" if patient % 2 else "well") / f"p{patient}"
+        folder.mkdir(parents=True)
+        coarse = rng.integers(20, 236, (4, 4, 3)).astype(np.uint8)
+        image = cv2.resize(coarse, (48, 48), interpolation=cv2.INTER_NEAREST)
+        for i in range(num_copies):
+            noise = rng.integers(-2, 3, image.shape)
+            cv2.imwrite(str(folder / f"{i}.png"), (image + noise).astype(np.uint8))
+    return root
