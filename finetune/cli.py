@@ -74,10 +74,6 @@ OWN = {
         "finetune.commands.list_backbones:list_backbones",
         "List the networks of torchvision and timm with size and licence",
     ),
-    "pack": (
-        "finetune.commands.pack:pack",
-        "Copy many small images into a few large files, for slow disks and buckets",
-    ),
     "review": (
         "finetune.commands.review:review",
         "Correct labels on a page, the most doubtful ones first",
@@ -120,7 +116,7 @@ TIMESTAMPED = ("fit", "validate", "test", "benchmark")  # which have --timestamp
 
 # headings of `finetune --help` and their commands
 SECTIONS = {
-    "prepare the images": ("check", "review", "pack"),
+    "prepare the images": ("check", "review"),
     "train": ("fit", "backbones", "benchmark"),
     "inspect the result": ("report", "compare", "runs", "validate", "test"),
     "use the model": ("predict", "sheet", "export", "push", "serve"),
@@ -304,7 +300,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     if command in ("backbones", "benchmark", "report", "runs"):
         function(arguments)
         return
-    has_folder = command in ("check", "review", "pack")
+    has_folder = command in ("check", "review")
     name = f"finetune {command}"
     auto_cli(
         function,

@@ -34,7 +34,6 @@ Our own commands:
   puts them in place, and `int8_data` finds the images for int8. `push` uploads a model to the Hugging Face hub.
 - `serve` answers requests.
 - `list_backbones` lists networks.
-- `pack` copies many images into few files.
 - `report` writes the report of a run, or compares several. `runs` lists and deletes runs.
 - `sheet` draws a contact sheet of predicted images.
 

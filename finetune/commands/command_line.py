@@ -25,12 +25,10 @@ from finetune.commands.run_places import (
 )
 from finetune.data.addresses import (
     check_address,
-    check_is_writable,
     check_scheme,
     is_address,
     is_in_bucket,
 )
-from finetune.data.pack_place import pack_above, table_in_pack
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.models.hub import is_hub
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
@@ -186,9 +184,6 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
     """
     if command == "review" and len(line.positionals) == 2:
         _add_flag(command, line, "run", line.positionals.pop())
-    if command == "pack":
-        _take_paths_of_pack(command, line)
-        return
     for full in POSITIONS[command]:
         if full == "ckpt_path":
             _take_checkpoint(command, line)
@@ -204,21 +199,6 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
         raise WrongUsage(f"finetune {command} takes only options, and no {line.positionals[0]!r}")
 
 
-def _take_paths_of_pack(command: str, line: ParsedLine) -> None:
-    """Check the two paths of `finetune pack`, which stay positional."""
-    if len(line.positionals) != 2:
-        raise WrongUsage(
-            f"finetune {command} takes the images and a new folder: finetune {command} FOLDER OUT"
-        )
-    out = line.positionals.pop()
-    check_scheme(out)
-    if is_address(out):
-        check_is_writable(out, f"finetune {command} FOLDER OUT")
-        check_address(out)
-    _take_folder(command, "folder", line)
-    line.positionals.append(out)
-
-
 def _take_folder(command: str, full: str, line: ParsedLine) -> None:
     """Replace a folder of images by its flag; with a config, the folder is the root of its data."""
     is_training = command in ("fit", "benchmark")
@@ -232,7 +212,6 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
     place = POSITIONS[command][full]
     folder = _only_one(f"finetune {command} {place}", line.positionals)
     check_scheme(folder)
-    folder = table_in_pack(folder) or folder
     line.positionals = [folder]
     if is_address(folder):
         check_address(folder)
@@ -345,7 +324,7 @@ def _check_images(command: str, full: str, line: ParsedLine) -> None:
         if is_address(path):
             check_address(path)
             continue
-        if not (os.path.exists(path) or pack_above(path)) and not (
+        if not os.path.exists(path) and not (
             glob.has_magic(path) and next(glob.iglob(path, recursive=True), None)
         ):
             raise NotFound(f"there is no image, folder, list or glob {path!r}{_nearest(path)}")
@@ -382,8 +361,6 @@ def _only_one(usage: str, paths: list[str]) -> str:
 def _check_folder(folder: str) -> None:
     if is_address(folder):
         return  # it is listed later
-    if pack_above(folder):
-        return
     if not os.path.exists(folder):
         raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
     if not os.path.isdir(folder):

@@ -172,21 +172,6 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
         ("what is reviewed", "of a table"),
         has_all=True,
     ),
-    "pack": Page(
-        "FOLDER|TABLE OUT [options]",
-        """\
-Copies images, byte for byte, into a few large files in the new folder OUT: .tar files (shards) that webdataset
-reads, too, and an index. The other commands take OUT instead of FOLDER, and a fit ends in the same weights.
-FOLDER and OUT may be addresses such as s3://BUCKET/FOLDER.""",
-        (
-            "finetune pack photos packed",
-            "finetune fit packed",
-            "finetune pack labels.csv packed --shard_mb 64",
-            "finetune pack photos s3://BUCKET/packed",
-        ),
-        ("the copy", "of a table"),
-        has_all=True,
-    ),
     "benchmark": Page(
         "FOLDER [options]",
         """\

@@ -92,8 +92,6 @@ not shown: push
       repo repo_id hub_id
 not shown: check review
   FOLDER, --folder FOLDER
-not shown: pack
-  FOLDER OUT, --folder FOLDER
 the measurement: benchmark
   --repeats N                              measurements of each part, of two seconds each [5]
   --devices N,N                            numbers of devices to compare, such as 1,2
@@ -152,12 +150,9 @@ what is reviewed: review
   --out, --output FILE                     the file of decisions; by default corrections.csv in FOLDER
   --weights FILE                           weights of a ResNet-18; by default the network of the run
   --port N                                 0: any free port [0]
-the copy: pack
-  --shard_mb MB                            largest size of a file of images [256]
-of a table: check review pack
+of a table: check review
   --root FOLDER                            folder of relative paths; by default that of the table
   --columns ROLE:NAME                      columns with unusual names, such as path:photo,label:breed
-of a table: check review
   --labels HOW                             single or several labels per image [auto]
   --label_separator CHARACTER              between several labels; ; and | are found without it
 data: fit benchmark
@@ -360,7 +355,6 @@ SETTINGS: MappingProxyType[str, tuple[str, ...] | None] = MappingProxyType(
             "data.label_separator",
             "model.weights",
         ),
-        "pack": ("data.root", "data.columns"),
         "export": ("data.root",),
     }
 )

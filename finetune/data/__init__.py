@@ -8,10 +8,8 @@ Lists of images:
   `splits` splits them.
 - `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
 - `storage`: lists folders, stats files and opens them; `object_storage` does so at `addresses` such as s3://bucket/x,
-  `hub_storage` in datasets of the Hugging Face hub, `web_storage` on web servers, and `fetching` reads ahead from them.
-  These three are `listed_storage`: they look files up in an `object_tree`, and read them by `object_requests`.
-  `packing` copies many images into few files, which `packed_storage` reads where `pack_place` finds them;
-  `incomplete_pack` reports what a part of them lacks. `prediction_paths`: the images to predict.
+  `hub_storage` in datasets of the Hugging Face hub, and `fetching` reads ahead from them. Both are `listed_storage`:
+  they look files up in an `object_tree`, and read them by `object_requests`. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:

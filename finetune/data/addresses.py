@@ -1,5 +1,4 @@
-"""Addresses of images: in object storage, such as s3://bucket/folder, in a dataset of the Hugging Face hub, or on a web
-server.
+"""Addresses of images: in object storage, such as s3://bucket/folder, or in a dataset of the Hugging Face hub.
 
 Credentials and endpoints come from the environment only. So no address holds a password, and addresses may be
 written to configs, logs and reports. This module imports nothing heavy.
@@ -18,17 +17,15 @@ from finetune.system.messages import WrongUsage, install, shown
 SCHEMES = ("s3", "gs", "az")  # S3 and compatible servers, Google Cloud Storage, Azure Blob Storage
 HUB = "hf"
 DATASETS = "hf://datasets/"  # other addresses there are models
-WEB = ("https", "http")
 EXTRA = "storage"
 
 _ANY_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?")
 _REPOSITORY = re.compile(r"datasets/([^/]*/[^/]*)(?:/(.*))?", re.DOTALL)
 
 
 class StorageError(ValueError):
-    """Object storage or a server that cannot be reached or refuses access, or an object that was replaced while in use.
+    """Object storage that cannot be reached or refuses access, or an object that was replaced while in use.
 
     It is not an OSError, because no single file is at fault: code that skips unreadable files must not catch it.
     """
@@ -37,8 +34,7 @@ class StorageError(ValueError):
 class Address(NamedTuple):
     """An address in parts. `key` has no slash at its ends, and is "" for a complete bucket.
 
-    The bucket of a dataset on the hub is datasets/OWNER/NAME or datasets/OWNER/NAME@REVISION, that of a web server its
-    host, with the port if there is one.
+    The bucket of a dataset on the hub is datasets/OWNER/NAME or datasets/OWNER/NAME@REVISION.
     """
 
     scheme: str
@@ -58,8 +54,8 @@ class Address(NamedTuple):
 
 
 def is_address(path: object) -> bool:
-    """Return whether a path is an address of images: in object storage, on the hub or on a web server."""
-    return is_in_bucket(path) or is_dataset(path) or _scheme(path) in WEB
+    """Return whether a path is an address of images: in object storage or on the hub."""
+    return is_in_bucket(path) or is_dataset(path)
 
 
 def is_in_bucket(path: object) -> bool:
@@ -89,9 +85,6 @@ def parse_address(path: str) -> Address:
         bucket = f"datasets/{match[1]}" if match else rest
         repository_of(Address(scheme, bucket, ""))  # checks it
         key = match[2] or "" if match else ""
-    elif scheme in WEB:
-        bucket, _, key = rest.partition("/")
-        _check_host(bucket, key)
     else:
         bucket, _, key = rest.partition("/")
         _check_bucket(scheme, bucket)
@@ -108,15 +101,6 @@ def _check_bucket(scheme: str, bucket: str) -> None:
         )
     if not _BUCKET.fullmatch(bucket):
         raise WrongUsage(f"an address has no valid bucket: write {scheme}://BUCKET/FOLDER")
-
-
-def _check_host(host: str, path: str) -> None:
-    # a signature is part of a query, so nothing of such an address is shown
-    if not _HOST.fullmatch(host) or "?" in path or "#" in path:
-        raise WrongUsage(
-            "an address on a web server is https://HOST/FOLDER, without a user name, a password and a query (?…); "
-            "in names, ? is written as %3F and # as %23"
-        )
 
 
 def repository_of(address: Address) -> HubAddress:
@@ -145,10 +129,15 @@ def check_scheme(path: str) -> None:
         raise WrongUsage(
             f"an address in object storage does not begin with {match[0]}: write {scheme}://BUCKET/FOLDER"
         )
+    if scheme in ("http", "https"):
+        raise WrongUsage(
+            f"images on a web server ({match[0]}) are not read: download them first, for example by wget, and pass "
+            "the local folder"
+        )
     if match[2] == "//":
         raise WrongUsage(
             f"addresses that begin with {match[0]} are unsupported: pass a local folder, one in object storage "
-            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME or https://HOST/FOLDER"
+            f"({', '.join(f'{name}://' for name in SCHEMES)}), or images at {DATASETS}OWNER/NAME"
         )
 
 
@@ -215,7 +204,7 @@ def check_is_writable(path: str, what: str) -> None:
         what: What was to be written there, or the flag that takes no such address.
 
     Raises:
-        WrongUsage: It is on the hub or on a web server.
+        WrongUsage: It is on the hub.
     """
     if is_address(path) and not is_in_bucket(path):
         raise WrongUsage(

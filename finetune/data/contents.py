@@ -5,28 +5,18 @@ uncompressed files, whose borders may all be black. With cached files 100,000 di
 each, a shared 2-core machine, 3 runs from 2.6 to 3.0 s).
 
 Several checks before a fit read pieces of the same files. From object storage all pieces of a file are read at once, in
-one request for a file of up to 1 MB, and their digests are cached with the list of the folder. Of packs, one request
-reads the images of a block.
+one request for a file of up to 1 MB, and their digests are cached with the list of the folder.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
-from finetune.data.fetching import Content, map_contents, map_files
+from finetune.data.fetching import map_files
 from finetune.data.heif import NUM_HEAD_BYTES
-from finetune.data.samples import PathList
-from finetune.data.storage import (
-    BLOCK_BYTES,
-    Pack,
-    is_local,
-    pack_of,
-    read_pieces,
-    storage_of,
-)
+from finetune.data.storage import read_pieces, storage_of
 
 PIECE = 4096  # bytes
 UNKNOWN = np.uint64(0)  # the digest of a file that cannot be read
@@ -49,31 +39,9 @@ def file_digests(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
         indices: Indices of the files to read. All others, and unreadable files, get `UNKNOWN`.
     """
     digests = np.full(len(paths), UNKNOWN)
-    packed = _small_packed(paths, indices)
-    others = np.setdiff1d(indices, packed)
-    alone = map_files(_digest, (paths[i] for i in others.tolist()))
-    digests[others] = np.fromiter(alone, np.uint64, len(others))
-    # in the order of the shards, so that neighbours are read by one request
-    together = map_contents(_digest_of_content, (paths[i] for i in packed.tolist()), 1)
-    digests[packed] = np.fromiter(together, np.uint64, len(packed))
+    found = map_files(_digest, (paths[i] for i in indices.tolist()))
+    digests[indices] = np.fromiter(found, np.uint64, len(indices))
     return digests
-
-
-def _small_packed(paths: Sequence[str], indices: np.ndarray) -> np.ndarray:
-    """Return the small files in packs in object storage that are not cached, in the order of the shards."""
-    by_pack: defaultdict[Pack, list[int]] = defaultdict(list)
-    for i in indices.tolist():
-        pack = None if is_local(paths[i]) else pack_of(paths[i])
-        if pack is not None and paths[i] not in (pack.results(paths[i]) or {}):
-            by_pack[pack].append(i)
-    found = [np.empty(0, np.int64)]
-    for pack, members in by_pack.items():
-        rows = np.array(members)
-        sizes = pack.stats(PathList(paths[i] for i in members), skip=True).sizes
-        rows = rows[(sizes > 0) & (sizes <= BLOCK_BYTES)]
-        blocks = pack.blocks(PathList(paths[i] for i in rows.tolist()))
-        found.append(rows[np.argsort(blocks, kind="stable")])
-    return np.concatenate(found)
 
 
 def read_head(path: str) -> bytes:
@@ -107,21 +75,13 @@ def _digest(path: str) -> int:
         return int(UNKNOWN)
 
 
-def _digest_of_content(path: str, content: str | Content) -> int:
-    return _outline(path, content).digest if isinstance(content, bytes) else int(UNKNOWN)
-
-
-def _outline(path: str, content: bytes | None = None) -> Outline:
-    """Return the outline of a file, from the cache if possible; else from its content, which is read if it is None."""
+def _outline(path: str) -> Outline:
+    """Return the outline of a file, from the cache if possible."""
     results = storage_of(path).results(path)
     outline = None if results is None else results.get(path)
     if outline is not None:
         return outline
-    if content is None:
-        size, pieces = read_pieces(path, PIECE, _starts)
-    else:
-        size = len(content)
-        pieces = [content[start : start + PIECE] for start in _starts(size)]
+    size, pieces = read_pieces(path, PIECE, _starts)
     digest = blake2b(size.to_bytes(8, "little"), digest_size=8)
     for piece in pieces:
         digest.update(piece)

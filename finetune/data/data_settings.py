@@ -21,7 +21,6 @@ from finetune.data.transforms import (
 )
 from finetune.models.checkpoint_values import (
     MAX_AUGMENTATIONS,
-    MAX_COUNT,
     MAX_EXCLUDED,
     MAX_FOLDS,
     MAX_IN_A_BATCH,
@@ -178,9 +177,7 @@ class Splitting:
             )
 
 
-def check_loading(
-    batch_size: int, num_workers: int | str, cache_limit_gb: float, shuffle_window: int
-) -> None:
+def check_loading(batch_size: int, num_workers: int | str, cache_limit_gb: float) -> None:
     """Check the numbers that say how images are loaded.
 
     Raises:
@@ -193,9 +190,6 @@ def check_loading(
         raise WrongUsage(f"cache_limit_gb must be at least 0, got {cache_limit_gb}")
     if isinstance(num_workers, int) and num_workers < 0:
         raise WrongUsage(f"num_workers must be at least 0, got {num_workers}")
-    if not 0 <= shuffle_window <= MAX_COUNT:
-        limit = "at least 0" if shuffle_window < 0 else f"at most {MAX_COUNT:,}"
-        raise WrongUsage(f"shuffle_window must be {limit}, got {shuffle_window}")
 
 
 def check_lists(exclude: Sequence[str], merge: Sequence[str] | str | None) -> None:

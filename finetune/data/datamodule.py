@@ -38,14 +38,7 @@ from finetune.data.loader import (
 )
 from finetune.data.mixing import Mixing
 from finetune.data.prediction_paths import unlabelled_samples
-from finetune.data.samplers import (
-    EvalBatches,
-    ShuffleWindow,
-    TrainBatches,
-    evenly_spaced,
-    packed_window,
-    run_seed,
-)
+from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import SeenRecord, merge_records
@@ -120,9 +113,6 @@ class ImageDataModule(pl.LightningDataModule):
         cache_size: Shorter side, in pixels, to which larger train and val images are resized first; saves time and
             disk. Random crops have less detail. Pixels of val differ by 7 grey levels (mean) if it is 8/7 of
             image_size, else by 20.
-        shuffle_window: Number of packed images among which training images are shuffled. Blocks of the shards come in
-            a random order, and each device reads a block that it needs once per epoch. 0 shuffles all images: then
-            large images are read one by one.
         on_bad_image: `error` stops at an image or folder that cannot be read. `skip` skips it and reports it.
         class_names: The classes in order, if not sorted by name. Every class folder must be one of them.
         exclude: Names of classes to skip, one or more.
@@ -163,7 +153,6 @@ class ImageDataModule(pl.LightningDataModule):
         num_workers: int | Literal["auto"] = "auto",
         cache_limit_gb: float = 8.0,
         cache_size: int | None = None,
-        shuffle_window: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
         class_names: list[str] | None = None,
         exclude: list[str] | str | None = None,
@@ -180,7 +169,7 @@ class ImageDataModule(pl.LightningDataModule):
         table = table and os.path.expanduser(table)
         corrections = corrections and os.path.expanduser(corrections)
         super().__init__()
-        check_loading(batch_size, num_workers, cache_limit_gb, shuffle_window)
+        check_loading(batch_size, num_workers, cache_limit_gb)
         self.preparation = Preparation(
             image_size=image_size,
             eval_image_size=eval_image_size,
@@ -228,7 +217,6 @@ class ImageDataModule(pl.LightningDataModule):
         self.sizes = self.preparation.sizes
         self.eval_image_size = self.preparation.evaluated_size
         self.num_workers = num_workers
-        self.shuffle_window = shuffle_window
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
         self.train_transforms = {
@@ -315,8 +303,6 @@ class ImageDataModule(pl.LightningDataModule):
             seen = merge_records(self.seen, self.seen_before)
             self.scanned = replace(self.scanned, seen=seen)
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
-        if stage == "fit" and "train" in self.splits:
-            self.train_window()  # an error is reported before any work is done
         if stage in ("fit", "validate"):
             self.use_cache()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
@@ -360,16 +346,6 @@ class ImageDataModule(pl.LightningDataModule):
             num = num_within(limit, num_images, self.batch_size)
             setattr(self.trainer, name, math.ceil(num / self.batch_size))
 
-    def train_window(self) -> ShuffleWindow | None:
-        """Return the window in which training images are shuffled; None if all images are shuffled.
-
-        Raises:
-            WrongUsage: The images are not in one packed folder.
-        """
-        if not self.shuffle_window:
-            return None
-        return packed_window(self.splits["train"].paths, self.shuffle_window)
-
     def teardown(self, stage: str) -> None:
         end_workers()
 
@@ -412,7 +388,6 @@ class ImageDataModule(pl.LightningDataModule):
                 epoch=epoch,
                 batch=batch,
                 is_same=getattr(trainer, "overfit_batches", 0) > 0,
-                window=self.train_window(),
             )
         else:
             num_evaluated = num
@@ -427,11 +402,7 @@ class ImageDataModule(pl.LightningDataModule):
             )
         dataset: Any = self.image_dataset(split, train)
         if self.splits[split].has_remote_files():
-            num_planned = 1
-            if train and self.shuffle_window:
-                # the images of a block are in as many batches as the window, or a few more
-                num_planned = math.ceil(self.shuffle_window / self.batch_size) + 2
-            dataset = FetchedImages(dataset, self.splits[split], num_planned)
+            dataset = FetchedImages(dataset, self.splits[split])
         is_validated = "val" in self.splits and getattr(trainer, "limit_val_batches", 0) != 0
         ahead = self._ahead(split, train, is_validated, is_pinned(self._devices()))
         options = self.worker_options(math.ceil(self.batch_size / world_size), ahead)

@@ -136,13 +136,11 @@ class FetchedImages(Dataset[dict[str, Any]]):
     Args:
         images: The dataset.
         samples: Its images.
-        num_planned: Batches whose packed images are read together, at least; see `fetch_ahead`.
     """
 
-    def __init__(self, images: ImageDataset, samples: Samples, num_planned: int = 1) -> None:
+    def __init__(self, images: ImageDataset, samples: Samples) -> None:
         self.images = images
         self.samples = samples
-        self.num_planned = num_planned
 
     def __len__(self) -> int:
         return len(self.images)
@@ -171,12 +169,7 @@ class FetchedBatches:
         self.images = images
 
     def __iter__(self) -> Iterator[Fetched[Sequence[Any]]]:
-        return fetch_ahead(
-            self.batches,
-            self.images.files_of,
-            handle_signals_while_waiting,
-            self.images.num_planned,
-        )
+        return fetch_ahead(self.batches, self.images.files_of, handle_signals_while_waiting)
 
     def __len__(self) -> int:
         return len(self.batches)

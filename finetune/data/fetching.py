@@ -1,34 +1,27 @@
 """Fetches the content of files at addresses before it is needed, in threads of the main process.
 
-Clients of object storage, of the hub and of web servers do not survive a fork, so DataLoader workers cannot read from
-there. The main process sends them the content of the files with the indices of a batch. Errors of the storage are
-raised in the main process.
+Clients of object storage and of the hub do not survive a fork, so DataLoader workers cannot read from there. The main
+process sends them the content of the files with the indices of a batch. Errors of the storage are raised in the main
+process.
 """
 
 import io
 import queue
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
-from finetune.data.storage import Place, file_stats, is_local, open_file, pack_of
+from finetune.data.storage import file_stats, is_local, open_file
 from finetune.system.daemon_threads import complete
 
 _NUM_THREADS = 128  # requests at a time; each waits for the network most of its time
 _NUM_AHEAD = 256  # files that are fetched ahead, at least one group
 _BYTES_AHEAD = 256 * 2**20  # of these files, as far as their sizes are known
-
-# Of packed folders: how far to look ahead for neighbours in a shard, which are read together.
-_NUM_PLANNED = 4096
-_BYTES_PLANNED = 32 * 2**20
-# Bytes between two neighbours, at most, plus the size of the second. Sending a request takes about as long as reading
-# so many bytes. Of large images, at most about half of the bytes are not needed.
-_GAP = 32 * 2**10
 
 _NUM_SUBMITTED = 4  # per thread, calls of `map_contents` that wait or are running
 _POLL_SECONDS = 0.5  # between two calls of `while_waiting`
@@ -71,12 +64,12 @@ def _submit(task: Callable[[], _Result]) -> "Future[_Result]":
     return _threads.submit(task)
 
 
-def _contents(path: str) -> list[Content]:
+def _content(path: str) -> Content:
     try:
         with open_file(path) as file:
-            return [file.read()]
+            return file.read()
     except OSError as error:  # of this file only, and reported when it is decoded
-        return [error]
+        return error
 
 
 @dataclass(frozen=True)
@@ -87,210 +80,73 @@ class Fetched(Generic[_Group]):
     contents: dict[str, Content]
 
 
-class _Request(NamedTuple):
-    """The request for a file. It may be a request for several files.
-
-    Attributes:
-        contents: The content of its files.
-        position: The position of this file among them.
-    """
-
-    contents: Future[list[Content]]
-    position: int
-
-
 @dataclass(eq=False)
-class _PlannedGroup(Generic[_Group]):
-    """A group of files that will be needed, and the requests for those of them that were sent.
+class _RequestedGroup(Generic[_Group]):
+    """A group of files, and the requests for those that are not on a local disk.
 
     Attributes:
         group: The group.
-        sizes: Size of each of its files in object storage in bytes, by path; 0 if it is unknown.
-        places: Where those in packed folders are.
-        requests: The requests for its files that were sent, by path.
+        num_bytes: Size of these files together, as far as it is known.
+        requests: The requests for these files, by path.
     """
 
     group: _Group
-    sizes: dict[str, int]
-    places: dict[str, Place]
-    requests: dict[str, _Request] = field(default_factory=dict)
+    num_bytes: int
+    requests: dict[str, Future[Content]]
 
     def take_contents(self, while_waiting: Callable[[], None]) -> dict[str, Content]:
         """Wait for the files and return the content of each. It is then in the memory of the caller only."""
-        taken: dict[str, Content] = {}
-        for path in self.sizes:
-            request = self.requests.pop(path)
-            contents = _result(request.contents, while_waiting)
-            taken[path] = contents[request.position]
-            contents[request.position] = b""
-        return taken
-
-
-class _PackedFile(NamedTuple):
-    """A file in a packed folder that a group needs."""
-
-    place: Place
-    path: str
-    needed_by: _PlannedGroup[Any]
-
-    def size(self) -> int:
-        return self.place.end - self.place.begin
-
-
-class _Plan(Generic[_Group]):
-    """The groups after those that are being fetched: a look ahead for files that are neighbours in a shard.
-
-    Neighbours are requested together, although only the group of one of them is needed now.
-
-    Args:
-        groups: The groups.
-        files_of: See `fetch_ahead`.
-        num_groups: See `fetch_ahead`.
-    """
-
-    def __init__(
-        self,
-        groups: Iterable[_Group],
-        files_of: Callable[[_Group], Mapping[str, int]],
-        num_groups: int,
-    ) -> None:
-        self.planned: deque[_PlannedGroup[_Group]] = deque()
-        self._groups = iter(groups)
-        self._files_of = files_of
-        self._num_groups = num_groups
-        self._num_files = 0
-        self._num_bytes = 0
-        # the packed files of planned groups that are not requested yet, by their block
-        self._blocks: defaultdict[tuple[str, int], list[_PackedFile]] = defaultdict(list)
-
-    def take(self) -> _PlannedGroup[_Group] | None:
-        """Return the next group, with all its files requested; None after the last group."""
-        while self._needs_group():
-            try:
-                group = next(self._groups)
-            except StopIteration:
-                break
-            self._append(group)
-        if not self.planned:
-            return None
-        first = self.planned.popleft()
-        self._num_files -= len(first.sizes)
-        self._num_bytes -= sum(first.sizes.values())
-        for path in first.sizes:
-            if path not in first.requests:
-                self._request(first, path)
-        return first
-
-    def _needs_group(self) -> bool:
-        """Return whether to look at another group for neighbours of the planned files."""
-        if len(self.planned) < self._num_groups:
-            return True
-        # only files in packed folders have neighbours
-        is_packed = bool(self.planned[-1].places)
-        return is_packed and self._num_files < _NUM_PLANNED and self._num_bytes < _BYTES_PLANNED
-
-    def _append(self, group: _Group) -> None:
-        """Plan a group: look up its files, but request none."""
-        sizes = {path: n for path, n in self._files_of(group).items() if not is_local(path)}
-        places: dict[str, Place] = {}
-        for path in sizes:
-            pack = pack_of(path)
-            place = None if pack is None else pack.place(path)
-            if place is not None:
-                places[path] = place
-        planned = _PlannedGroup(group, sizes, places)
-        for path, place in places.items():
-            self._blocks[place.block].append(_PackedFile(place, path, planned))
-        self.planned.append(planned)
-        self._num_files += len(sizes)
-        self._num_bytes += sum(sizes.values())
-
-    def _request(self, planned: _PlannedGroup[_Group], path: str) -> None:
-        """Request a file, with its neighbours that a planned group needs."""
-        place = planned.places.get(path)
-        if place is None:
-            planned.requests[path] = _Request(_submit(partial(_contents, path)), 0)
-            return
-        block = self._blocks.pop(place.block)
-        together = _neighbours(block, _PackedFile(place, path, planned))
-        paths = [file.path for file in together]
-        future = _submit(partial(_packed_contents, paths))
-        for i, file in enumerate(together):
-            file.needed_by.requests[file.path] = _Request(future, i)
-        rest = [file for file in block if file.path not in file.needed_by.requests]
-        if rest:
-            self._blocks[place.block] = rest
-
-
-def _neighbours(files: list[_PackedFile], wanted: _PackedFile) -> list[_PackedFile]:
-    """Return the files of one block that are read together with one of them, which is among them."""
-    together: list[_PackedFile] = []
-    end = 0
-    for file in sorted(files, key=lambda file: file.place.begin):
-        if together and file.place.begin - end > _GAP + file.size():
-            if wanted in together:
-                break
-            together = []
-        together.append(file)
-        end = max(end, file.place.end)
-    return together
-
-
-def _packed_contents(paths: list[str]) -> list[Content]:
-    pack = pack_of(paths[0])
-    assert pack is not None, "a pack stays in use"
-    return [*pack.contents(paths)]
+        paths = list(self.requests)
+        return {path: _result(self.requests.pop(path), while_waiting) for path in paths}
 
 
 def fetch_ahead(
     groups: Iterable[_Group],
     files_of: Callable[[_Group], Mapping[str, int]],
     while_waiting: Callable[[], None] = lambda: None,
-    num_planned: int = 1,
 ) -> Iterator[Fetched[_Group]]:
     """Yield groups of files with their content, and fetch the next ones meanwhile. Local files are not read.
 
-    Files that are neighbours in a shard of a packed folder are read by one request, if planned groups need them.
-
-    Memory: the content of at most `_NUM_AHEAD` files or `_BYTES_AHEAD` bytes, and one group more. Of a packed folder,
-    also that of files of planned groups: at most `_NUM_PLANNED` or `_BYTES_PLANNED`, or those of `num_planned` groups.
+    Memory: the content of at most `_NUM_AHEAD` files or `_BYTES_AHEAD` bytes, and one group more.
 
     Args:
         groups: The groups.
         files_of: Returns the paths of a group, with the size of each file in bytes; 0 if it is unknown.
         while_waiting: Called every half second while a file is waited for.
-        num_planned: How many groups to look at, at least, after those that are fetched, for neighbours in shards.
 
     Raises:
         StorageError: The storage cannot be reached, or a file was replaced.
     """
-    requested: deque[_PlannedGroup[_Group]] = deque()
-    plan = _Plan(groups, files_of, num_planned)
+    requested: deque[_RequestedGroup[_Group]] = deque()
+    remaining = iter(groups)
     num_files = 0
     num_bytes = 0
 
     def fill() -> None:
         nonlocal num_files, num_bytes
         while not requested or (num_files < _NUM_AHEAD and num_bytes < _BYTES_AHEAD):
-            group = plan.take()
-            if group is None:
+            try:
+                group = next(remaining)
+            except StopIteration:
                 return
-            requested.append(group)
-            num_files += max(1, len(group.sizes))
-            num_bytes += sum(group.sizes.values())
+            sizes = {path: size for path, size in files_of(group).items() if not is_local(path)}
+            requests = {path: _submit(partial(_content, path)) for path in sizes}
+            requested.append(_RequestedGroup(group, sum(sizes.values()), requests))
+            num_files += max(1, len(sizes))
+            num_bytes += sum(sizes.values())
 
     try:
         fill()
         while requested:
             first = requested.popleft()
-            num_files -= max(1, len(first.sizes))
-            num_bytes -= sum(first.sizes.values())
+            num_files -= max(1, len(first.requests))
+            num_bytes -= first.num_bytes
             fill()  # before the wait: a group may be as large as all that is fetched ahead
             yield Fetched(first.group, first.take_contents(while_waiting))
     finally:
-        for group in (*requested, *plan.planned):
+        for group in requested:
             for request in group.requests.values():
-                request.contents.cancel()
+                request.cancel()
 
 
 def _result(future: "Future[_Result]", while_waiting: Callable[[], None]) -> _Result:

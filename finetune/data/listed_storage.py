@@ -142,7 +142,7 @@ class ListedStorage:
                 path,
                 lambda: obstore.get_ranges(
                     client,
-                    self._key(address),
+                    address.key,
                     starts=[begins[i] for i in full],
                     ends=[ends[i] for i in full],
                 ),
@@ -199,7 +199,7 @@ class ListedStorage:
         """Return the file of an address as it is now, without a listing; None if it does not exist."""
         client = self._client_of(address, seconds)
         try:
-            meta = self._send(str(address), lambda: obstore.head(client, self._key(address)))
+            meta = self._send(str(address), lambda: obstore.head(client, address.key))
         except FileNotFoundError:
             return None
         return listed_object(meta)
@@ -227,11 +227,7 @@ class ListedStorage:
     def _get(self, client: Any, address: Address, listed: Object | None) -> Any:
         """Return the answer to a request for a file. It fails if the file is not as it was listed."""
         options: Any = None if listed is None else {"if_match": listed.e_tag}
-        return obstore.get(client, self._key(address), options=options)
-
-    def _key(self, address: Address) -> str:
-        """Return the name of a file for requests."""
-        return address.key
+        return obstore.get(client, address.key, options=options)
 
     def _send(self, path: str, request: Callable[[], _Result]) -> _Result:
         """Return the result of a request; see `object_requests.send`."""

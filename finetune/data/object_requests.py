@@ -42,8 +42,6 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
-    "https": "the address",
-    "http": "the address",
 }
 
 _UNSUPPORTED_NAME = (
@@ -51,10 +49,6 @@ _UNSUPPORTED_NAME = (
 )
 
 _Result = TypeVar("_Result")
-
-
-class RangesUnsupportedError(StorageError):
-    """A server that sends a complete file where a part of it was requested."""
 
 
 def new_client(place: str, seconds: float) -> Any:
@@ -80,7 +74,6 @@ def send(path: str, request: Callable[[], _Result]) -> _Result:
 
     Raises:
         FileNotFoundError: There is no such object.
-        RangesUnsupportedError: The server has no support for range requests.
         StorageError: The storage cannot be reached or refuses access, or the object was replaced.
     """
     try:
@@ -88,22 +81,10 @@ def send(path: str, request: Callable[[], _Result]) -> _Result:
     except FileNotFoundError as error:
         if _is_bucket_missing(str(error)):
             raise StorageError(_bucket_missing(path)) from None
-        if re.search("HEAD .* status code: 405", str(error)):
-            raise StorageError(
-                f"{path}: the server refuses HEAD requests, which return the sizes of images: allow them there, "
-                "or copy the images to a disk"
-            ) from None
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
     except exceptions.PreconditionError:
         message = f"{path} was replaced after its folder was listed (its ETag has changed)"
         raise StorageError(f"{message}: start again when nothing changes it") from None
-    except exceptions.NotSupportedError as error:
-        if "Range request not supported" not in str(error):
-            raise StorageError(_in_plain_words(path, error)) from None
-        raise RangesUnsupportedError(
-            f"{path}: the server sends complete files only, without support for range requests, which a packed "
-            "folder needs: copy the folder to a disk or to a server with range requests"
-        ) from None
     except (exceptions.BaseError, PermissionError) as error:
         raise StorageError(_in_plain_words(path, error)) from None
     except ValueError as error:  # of a key with ".." or control characters

@@ -14,7 +14,6 @@ import numpy as np
 from finetune.data.decode import IMAGE_SUFFIXES, stored_size
 from finetune.data.frames import frames_line
 from finetune.data.heif import heic_advice
-from finetune.data.incomplete_pack import pack_fault
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import file_stats, is_local, kind_of, normal_path, open_file, refresh
 from finetune.data.tables.table_file import check_supported, is_table
@@ -78,7 +77,6 @@ def _expand(
         supported = " ".join(sorted(IMAGE_SUFFIXES))
         advice = heic_advice(skipped.suffixes)
         missing = f"the folder {pattern!r} has no images ({supported}){advice}"
-        missing = missing if len(paths) else pack_fault(pattern) or missing
     elif kind == "file" and pattern.lower().endswith(".txt"):
         with io.TextIOWrapper(
             open_file(pattern), encoding="utf-8-sig", errors="surrogateescape"

@@ -1,24 +1,21 @@
 """The order of the images and the part of each rank: functions of (seed, epoch), not of workers, ranks or restarts.
 
-Global batch i of an epoch is the i-th slice of one permutation, which a `ShuffleWindow` may make. Rank r of k takes the
-r-th contiguous part of it. In evaluation rank r takes the r-th contiguous part of the complete list. Nothing is padded,
-and no image counts twice. Splits are sorted by class, so a limit of evaluation batches takes evenly spaced images.
+Global batch i of an epoch is the i-th slice of one permutation. Rank r of k takes the r-th contiguous part of it. In
+evaluation rank r takes the r-th contiguous part of the complete list. Nothing is padded, and no image counts twice.
+Splits are sorted by class, so a limit of evaluation batches takes evenly spaced images.
 """
 
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from finetune.data.batch_limits import num_within
-from finetune.data.storage import pack_of
 from finetune.data.targets import Targets
-from finetune.system.messages import WrongUsage
 
 # Random streams that share a seed must not overlap. NumPy pads a short seed with zeros, so (0, 3) equals (0, 3, 0).
 # Therefore each seed begins with the kind of its stream. Splits use hashes (splits.py). The seeds of the demo images
@@ -30,7 +27,6 @@ _STEP = 2
 SHEET = 3  # images on a contact sheet, and those on which an export is verified
 ESTIMATE = 4  # images for a measurement, such as the size of a cache, and for int8
 MIXING = 5
-_WINDOW = 6
 
 
 def run_seed() -> int:
@@ -41,52 +37,6 @@ def run_seed() -> int:
 def train_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of the images in an epoch: a permutation (num_images,) of their indices."""
     return np.random.default_rng((_ORDER, seed, epoch)).permutation(num_images)
-
-
-@dataclass(frozen=True)
-class ShuffleWindow:
-    """An order in which each block of packed images is needed for a short time, so that it is read once.
-
-    Attributes:
-        blocks: Number of the block of each image, (N,) int64, from 0, in the order of the shards.
-        size: Images of the window.
-    """
-
-    blocks: np.ndarray
-    size: int
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """Return the order of the images in an epoch: a permutation (N,) of their indices.
-
-        The blocks come in a random order. Then each image moves back by a random number of places, less than the size
-        of the window. MosaicML's streaming calls this method py1e.
-        """
-        generator = np.random.default_rng((_WINDOW, seed, epoch))
-        sequence = generator.permutation(int(self.blocks.max()) + 1)[self.blocks]
-        sizes = np.bincount(sequence)
-        places = (np.cumsum(sizes) - sizes)[sequence] + self.size * generator.random(len(sequence))
-        return np.argsort(places, kind="stable")
-
-    def by_block(self, indices: np.ndarray) -> np.ndarray:
-        """Return the images of a batch in the order of the shards: then few ranks need images of the same block."""
-        return indices[np.argsort(self.blocks[indices], kind="stable")]
-
-
-def packed_window(paths: Sequence[str], size: int) -> ShuffleWindow:
-    """Return the shuffle window of packed images.
-
-    Raises:
-        WrongUsage: The images are not in one packed folder.
-    """
-    packs = set(map(pack_of, paths))
-    pack = next(iter(packs))
-    if len(packs) > 1 or pack is None:
-        raise WrongUsage(
-            f"data.shuffle_window {size}: the training images are not in one packed folder: pack them with finetune "
-            "pack FOLDER OUT, or set it to 0"
-        )
-    _, blocks = np.unique(pack.blocks(paths), return_inverse=True)
-    return ShuffleWindow(blocks, size)
 
 
 def augmentation_seed(seed: int, epoch: int, index: int) -> int:
@@ -142,7 +92,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         epoch: Epoch of the first pass.
         batch: Batch at which the first pass starts; later passes start at 0.
         is_same: Use the order of epoch 0 in every epoch, as `trainer.overfit_batches` needs it.
-        window: The window in which packed images are shuffled; None shuffles all images.
     """
 
     def __init__(
@@ -155,7 +104,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         epoch: int = 0,
         batch: int = 0,
         is_same: bool = False,
-        window: ShuffleWindow | None = None,
     ) -> None:
         self.num_images = num_images
         self.batch_size = batch_size
@@ -165,7 +113,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         self.epoch = epoch
         self.batch = batch
         self.is_same = is_same
-        self.window = window
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
@@ -177,14 +124,9 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         epoch = self.epoch
         first = self.batch
         shuffled = 0 if self.is_same else epoch
-        if self.window is None:
-            order = train_order(self.num_images, self.seed, shuffled)
-        else:
-            order = self.window.order(self.seed, shuffled)
+        order = train_order(self.num_images, self.seed, shuffled)
         for i in range(first, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
-            if self.window is not None:
-                batch = self.window.by_block(batch)
             yield [
                 (epoch, int(batch[j])) for j in rank_range(len(batch), self.rank, self.world_size)
             ]

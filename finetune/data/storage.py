@@ -1,12 +1,10 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are five kinds:
+There are three kinds:
 
 - `LocalStorage`, for paths.
 - `object_storage.ObjectStorage`, for addresses such as s3://bucket/folder.
 - `hub_storage.HubStorage`, for datasets of the Hugging Face hub.
-- `web_storage.WebStorage`, for images on a web server.
-- `packed_storage.PackedStorage`, for the images in a packed folder, on a disk or at an address.
 
 All but the first are imported when they are needed. Another kind is a class with the methods of `Storage` and an entry
 in `STORAGES`. All other modules use a path as text and ask `storage_of` for its storage.
@@ -19,20 +17,15 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from finetune.data.addresses import check_address, is_address, parse_address, real_place
-from finetune.data.pack_place import is_pack, pack_above
+from finetune.data.addresses import check_address, is_address, real_place
 
 _UNKNOWN = -1
-# Images in one block of a shard are read together. Reading a block takes 10 ms at 100 MB/s, about the latency of a
-# request, so larger blocks would save little.
-BLOCK_BYTES = 2**20
 
 # "link" is a dangling link, "other" for example a pipe; None if there is nothing
 Kind = Literal["folder", "file", "link", "other"] | None
@@ -60,34 +53,6 @@ class FileStats:
         return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
 
 
-def block_number(begin: Any) -> Any:
-    """Return the number of the block of a shard in which an image begins.
-
-    Args:
-        begin: Place of its first byte; of several images as an array (N,), whose numbers are also (N,).
-    """
-    return begin // BLOCK_BYTES
-
-
-class Place(NamedTuple):
-    """Where the bytes of an image are in a shard.
-
-    Attributes:
-        shard: Path of the shard.
-        begin: Place of the first byte.
-        end: Place after the last byte.
-    """
-
-    shard: str
-    begin: int
-    end: int
-
-    @property
-    def block(self) -> tuple[str, int]:
-        """The block of the shard in which the image begins."""
-        return self.shard, block_number(self.begin)
-
-
 class Entry(NamedTuple):
     """A file or folder in a folder. `is_folder` is also true for a link to a folder."""
 
@@ -100,8 +65,7 @@ class Entry(NamedTuple):
 class Storage(Protocol):
     """A place of files. Paths are text, with / between their parts. It is used in threads.
 
-    Forked workers use only `LocalStorage`, and packed folders on a disk. They get the content of other files from the
-    main process.
+    Forked workers use only `LocalStorage`. They get the content of other files from the main process.
     """
 
     def refresh(self, folder: str) -> None:
@@ -146,52 +110,14 @@ class Storage(Protocol):
         """Return the commit at which the files of a folder are read; "" if the place has none."""
 
 
-class Pack(Storage, Protocol):
-    """A packed folder."""
-
-    def place(self, path: str) -> Place | None:
-        """Return where an image is; None if the folder has no such image."""
-
-    def blocks(self, paths: Sequence[str]) -> np.ndarray:
-        """Return a number for the block of each image, (N,) int64, in the order of the shards.
-
-        Raises:
-            FileNotFoundError: The folder has no such image.
-        """
-
-    def contents(self, paths: Sequence[str]) -> list[bytes]:
-        """Return the bytes of images in one shard. They are read in one piece, from the first to the last byte.
-
-        Args:
-            paths: The images, in the order of their places.
-
-        Raises:
-            StorageError: The shard cannot be read, or the bytes are not those that were packed.
-        """
-
-
 class LocalStorage:
-    """Files of this machine, and of disks that are mounted.
-
-    Args:
-        finds_packs: Whether missing files are looked up in packed folders.
-    """
-
-    def __init__(self, finds_packs: bool = True) -> None:
-        self._finds_packs = finds_packs
-
-    def _find_pack(self, path: str) -> Pack | None:
-        """Return the storage of the packed folder on the disk that a missing file is in, if there is one."""
-        folder = _cached_pack_above(os.path.dirname(path)) if self._finds_packs else None
-        return None if folder is None else _use_pack(folder)
+    """Files of this machine, and of disks that are mounted."""
 
     def refresh(self, folder: str) -> None:
         pass
 
     def normal(self, path: str) -> str:
-        text = str(Path(path))
-        # the paths of its images would not begin with "."
-        return os.getcwd() if text == "." and is_pack(text) else text
+        return str(Path(path))
 
     def absolute(self, path: str) -> str:
         return os.path.abspath(path)
@@ -203,10 +129,7 @@ class LocalStorage:
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # ValueError: a zero byte
-            if os.path.islink(path):
-                return "link"
-            pack = self._find_pack(path)
-            return None if pack is None else pack.kind(path)
+            return "link" if os.path.islink(path) else None
         if stat.S_ISDIR(mode):
             return "folder"
         return "file" if stat.S_ISREG(mode) else "other"
@@ -240,10 +163,6 @@ class LocalStorage:
         try:
             status = os.stat(path)
         except OSError as error:
-            pack = self._find_pack(path)
-            if pack is not None:
-                packed = pack.stats([path], skip)
-                return int(packed.sizes[0]), tuple(packed.times[0]), bool(packed.is_regular[0])
             if not skip:
                 raise _explained(error, path) from None
             return _UNKNOWN, (_UNKNOWN, _UNKNOWN), False
@@ -254,10 +173,7 @@ class LocalStorage:
         try:
             file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 the caller closes it
         except (FileNotFoundError, NotADirectoryError) as error:
-            pack = self._find_pack(path)
-            if pack is None:
-                raise _explained(error, path) from None
-            return pack.open_file(path)
+            raise _explained(error, path) from None
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             file.close()
             raise ValueError("it is a pipe, not a file")
@@ -267,10 +183,7 @@ class LocalStorage:
         try:
             descriptor = _open_at_once(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
-            pack = self._find_pack(path)
-            if pack is None:
-                raise _explained(error, path) from None
-            return pack.read_pieces(path, num_bytes, starts)
+            raise _explained(error, path) from None
         try:
             size = os.fstat(descriptor).st_size
             return size, [os.pread(descriptor, num_bytes, start) for start in starts(size)]
@@ -302,33 +215,15 @@ STORAGES: dict[str, Storage] = {}
 # The module and the class of the schemes that are not those of object storage.
 _CLASSES = {
     "hf": ("hub_storage", "HubStorage"),
-    "https": ("web_storage", "WebStorage"),
-    "http": ("web_storage", "WebStorage"),
 }
-# The packed folders that are in use, by the beginning of their paths.
-PACKS: dict[str, Pack] = {}
 
 
 def storage_of(path: str) -> Storage:
-    """Return the storage of a path: that of the packed folder it is in, or else that of its scheme.
+    """Return the storage of a path, by its scheme.
 
     Raises:
         WrongUsage: The path is an address, and the extra for its storage is not installed.
     """
-    return pack_of(path) or _storage_of_files(path)
-
-
-def pack_of(path: str) -> Pack | None:
-    """Return the packed folder in use that a path is in, or that it is; None if there is none."""
-    for folder, pack in PACKS.items():
-        inside = path[len(folder) :]
-        if path.startswith(folder) and inside[:1] in ("", "/") and inside[:4] != "/../":
-            return pack
-    return None
-
-
-def _storage_of_files(path: str) -> Storage:
-    """Return the storage of a path, by its scheme."""
     scheme, separator, _ = path.partition("://")
     if not separator:
         return LOCAL
@@ -345,51 +240,14 @@ def is_local(path: str) -> bool:
     return "://" not in path or storage_of(path) is LOCAL
 
 
-@lru_cache(maxsize=16)
-def _cached_pack_above(folder: str) -> str | None:
-    """Return `pack_above` of a folder. Cached, because each missing file of the folder needs it."""
-    try:
-        return pack_above(folder)
-    except ValueError:  # a zero byte
-        return None
-
-
-def _use_pack(folder: str) -> Pack:
-    """Return the storage of a packed folder, and read its index at the first use."""
-    if folder not in PACKS:
-        # imported here, because it imports this module
-        module = importlib.import_module("finetune.data.packed_storage")
-        files = _storage_of_files(folder)
-        backing = LocalStorage(finds_packs=False) if files is LOCAL else files
-        PACKS[folder] = module.PackedStorage(folder, backing)
-    return PACKS[folder]
-
-
 def refresh(folder: str | os.PathLike[str]) -> None:
     """Discard what is cached about a folder, before its images are searched for.
 
     Raises:
-        StorageError: It is a packed folder with a fault, or object storage cannot be reached.
+        StorageError: Object storage cannot be reached.
     """
     text = os.fspath(folder)
-    storage = storage_of(text)
-    storage.refresh(text)
-    _cached_pack_above.cache_clear()
-    if storage in PACKS.values():
-        return
-    place = _cached_pack_above(text) if storage is LOCAL else _pack_above_address(storage, text)
-    if place is not None:
-        _use_pack(place)
-
-
-def _pack_above_address(storage: Storage, path: str) -> str | None:
-    """Return the packed folder of an address: the folder itself, or one that contains it. None if there is none."""
-    address = storage.normal(path)
-    places = [address]
-    if storage.kind(address) is None:  # perhaps an image or a folder in a packed one
-        places += [str(place) for place in parse_address(address).parents()]
-    packs = (place for place in places if is_pack(place, lambda path: storage.kind(path) == "file"))
-    return next(packs, None)
+    storage_of(text).refresh(text)
 
 
 def normal_path(path: str | os.PathLike[str]) -> str:

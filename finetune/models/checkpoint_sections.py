@@ -161,7 +161,6 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         "num_folds": _FOLD,
         "fold": _FOLD,
         "cache_size": _OPTIONAL_SIDE,
-        "shuffle_window": _COUNT,
         "on_bad_image": one_of("error", "skip"),
     }
 )

@@ -14,7 +14,7 @@ from typing import Any
 Pair = tuple[Any, Any]  # the values of a setting in the run and in the command
 
 # With other values training sees the images in another order.
-_ORDER = ("seed_everything", "data.batch_size", "data.shuffle_window")
+_ORDER = ("seed_everything", "data.batch_size")
 _IMAGE_SETTINGS = (
     "data.root",
     "data.table",
@@ -42,7 +42,7 @@ _FIXED = (
     "model.scheduler.class_path",
 )
 # Settings that the config.yaml of an earlier version lacks, with the values that they had then.
-_EARLIER = {"model.members": 1, "model.head_stages": 1, "data.init_args.shuffle_window": 0}
+_EARLIER = {"model.members": 1, "model.head_stages": 1}
 # Settings that are used at the beginning only, or that are stored in the checkpoint.
 _DECIDED_BY_CHECKPOINT = (
     "model.optimizer.",

@@ -110,7 +110,7 @@ def _test_images(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Return the test images of each run, which are the same if their names here are equal.
 
     These are the resolved paths if all runs were tested on the same files. Otherwise they are the paths in the data
-    folder of each run, since it may have been moved, copied or packed between the runs.
+    folder of each run, since it may have been moved or copied between the runs.
     """
     files = [tested_files(run) for run in runs]
     if len({frozenset(paths) for paths in files if paths}) <= 1:

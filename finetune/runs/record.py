@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import yaml
 
-from finetune.data.pack_place import pack_above
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
 from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
@@ -361,9 +360,4 @@ def _with_existing_paths(answers: _Answers, folder: str) -> _Answers:
         folder: The working directory of the run; "" if it is unknown, then the present one is tried.
     """
     joined = [(path, os.path.join(folder or os.getcwd(), path)) for path in answers.paths]
-    return replace(answers, paths=[full if _may_exist(full) else path for path, full in joined])
-
-
-def _may_exist(path: str) -> bool:
-    """Return whether a path is that of a file, or is in a packed folder, whose index is not read here."""
-    return os.path.isfile(path) or pack_above(os.path.dirname(path)) is not None
+    return replace(answers, paths=[full if os.path.isfile(full) else path for path, full in joined])

@@ -21,7 +21,7 @@ def tested_files(run: RunRecord) -> list[str]:
 def tested_names(run: RunRecord) -> list[str]:
     """Return the paths of the test images in the data folder of a run; resolved paths if they are not all in it.
 
-    A data folder that was moved, copied or packed has images of the same names.
+    A data folder that was moved or copied has images of the same names.
     """
     prefix = os.path.join(data_folder(run), "")
     paths = [_absolute(run, path) for path in _paths(run)]

@@ -44,8 +44,8 @@ def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command
 
 
 def _check_solved(data: Any) -> None:
-    """Check that no setting augments or orders images: a solved head is fitted on images as prepared for evaluation."""
-    for name in ("mixup", "cutmix", "image_size_schedule", "shuffle_window"):
+    """Check that no setting augments images: a solved head is fitted on images as prepared for evaluation."""
+    for name in ("mixup", "cutmix", "image_size_schedule"):
         if data.hparams.get(name):
             reason = "the head is solved on images as evaluation has them"
             raise WrongUsage(

@@ -80,11 +80,6 @@ SOURCES = {
     "check/check": Source(one("check_faults", "check.__main__"), ("found",)),
     "check/review": Source(one("review_found", "check.review"), ("check",)),
     "data/loading": Source(one("data_road", "data.loading"), ("cpu",)),
-    "data/packed_million": Source(
-        one("packed_million", "data.packed_million"), ("seconds", "megabytes")
-    ),
-    "data/packed_rates": Source(one("packed_rates", "data.packed_rates"), ("seconds",)),
-    "data/shuffle_window": Source(one("shuffle_window", "data.shuffle_window"), ("accuracy",)),
     "data/upload_times": Source(one("upload_times", "data.upload_times"), ("seconds",)),
     "data/storage_rates": Source(
         one("storage_rates", "data.storage_rates"), ("preparing", "epochs")

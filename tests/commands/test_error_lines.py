@@ -174,6 +174,6 @@ def test_a_stop_is_reported_though_what_it_breaks_off_fails_to_end(
 
 def test_advice_about_memory_is_for_commands_with_batches():
     assert one_line(MemoryError()).endswith("fewer --workers (--data.num_workers) may help")
-    assert one_line(MemoryError(), "pack") == "out of memory"
+    assert one_line(MemoryError(), "check") == "out of memory"
     assert "--batch" in one_line(MemoryError(), "test")
     assert one_line(torch.OutOfMemoryError("CUDA out of memory"), "serve") == "out of GPU memory"

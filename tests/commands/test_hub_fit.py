@@ -157,7 +157,6 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
         ("fit", "x", "--out", PLACE),
         ("fit", "x", "--weights", f"{PLACE}/best.ckpt"),
         ("predict", f"{PLACE}/best.ckpt", "x"),
-        ("pack", "x", PLACE),
     ):
         assert "can only be read" in line(*arguments)
     assert "review needs a local folder" in line("review", PLACE)

@@ -39,7 +39,6 @@ FROZEN = {
     "sheet": "out",
     "export": "out",
     "push": "",
-    "pack": "",
     "serve": "max_images",
     "check": "out size",
     "review": "out",

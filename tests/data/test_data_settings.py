@@ -20,7 +20,6 @@ RIGHT = {
         "batch_size": 1,
         "num_workers": "auto",
         "cache_limit_gb": 0.0,
-        "shuffle_window": 0,
     },
     Preparation: {"image_size": 8},
     Splitting: {"val_fraction": 0.0, "test_fraction": 0.0},
@@ -47,9 +46,7 @@ RIGHT = {
         (Preparation, {"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         (check_loading, {"cache_limit_gb": -1.0}, "cache_limit_gb must be at least 0, got -1.0"),
         (check_loading, {"num_workers": -1}, "num_workers must be at least 0, got -1"),
-        (check_loading, {"shuffle_window": -1}, "shuffle_window must be at least 0, got -1"),
         # the checkpoint of such a fit would be refused
-        (check_loading, {"shuffle_window": 2**53 + 1}, "shuffle_window must be at most 9,007"),
         (
             Splitting,
             {"val_fraction": 1.0},

@@ -13,7 +13,6 @@ from finetune.data.samplers import (
     ESTIMATE,
     SHEET,
     EvalBatches,
-    ShuffleWindow,
     TrainBatches,
     augmentation_seed,
     draw_indices,
@@ -140,101 +139,9 @@ def test_step_seeds_differ_between_steps_and_ranks_and_suit_torch():
     assert torch.equal(torch.rand(3), first)
 
 
-def window_of(num_images: int, per_block: int, size: int) -> ShuffleWindow:
-    """Return a window over images that lie in the blocks in a random order."""
-    blocks = np.random.default_rng(5).permutation(num_images) // per_block
-    return ShuffleWindow(blocks, size)
-
-
-def test_a_windowed_order_is_a_permutation_that_depends_on_seed_and_epoch_alone():
-    window = window_of(50, 7, 12)
-    orders = set()
-    for seed, epoch in product(range(3), range(3)):
-        np.random.seed(epoch)
-        order = window.order(seed, epoch)
-        np.random.seed(99)
-        np.testing.assert_array_equal(order, window.order(seed, epoch))
-        np.testing.assert_array_equal(np.sort(order), np.arange(50))
-        orders.add(tuple(order))
-    assert len(orders) == 9
-
-
-def spans(blocks: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return for how many images of an epoch each block is needed."""
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
-    return np.array([np.ptp(places[blocks == block]) + 1 for block in range(blocks.max() + 1)])
-
-
-@pytest.mark.parametrize(("per_block", "size"), [(10, 1), (10, 200), (300, 50), (10, 10**6)])
-def test_a_block_is_needed_for_about_a_window(per_block, size):
-    window = window_of(6000, per_block, size)
-    needed = spans(window.blocks, window.order(0, 0))
-    if size > 6000:  # as without a window: the control
-        assert np.median(needed) > 4000
-        return
-    # Around a place there are as many images as places, with a deviation of at most the root of their number.
-    most = per_block + size
-    assert needed.max() <= most + 6 * most**0.5
-    assert np.median(needed) > 0.7 * size
-    # blocks and the images in them are mixed
-    order = window.order(0, 0)
-    assert (np.diff(order[window.blocks[order] == 0]) < 0).any()
-    sequence = window.blocks[order]
-    assert np.abs(np.corrcoef(sequence, np.arange(6000))[0, 1]) < 0.3
-
-
-@pytest.mark.parametrize("world_size", range(1, 9))
-@pytest.mark.parametrize(("num_images", "batch_size"), SIZES)
-def test_shares_in_a_window_joined_are_the_same_global_batches(num_images, batch_size, world_size):
-    window = window_of(num_images, 3, 4)
-    devices = [
-        TrainBatches(num_images, batch_size, 7, rank, world_size, window=window)
-        for rank in range(world_size)
-    ]
-    for epoch in range(2):
-        order = window.order(7, epoch)
-        expected = [
-            window.by_block(order[i : i + batch_size]).tolist()
-            for i in range(0, num_images, batch_size)
-        ]
-        assert sorted(chain(*expected)) == list(range(num_images))
-        for device in devices:
-            device.set_epoch(epoch)
-        steps = list(zip(*devices, strict=True))
-        assert [[index for _, index in chain(*parts)] for parts in steps] == expected
-
-
-def test_a_windowed_epoch_continues_at_any_batch():
-    window = window_of(50, 7, 12)
-    full = list(TrainBatches(50, 4, 0, 0, 1, epoch=1, window=window))
-    assert full != list(TrainBatches(50, 4, 0, 0, 1, epoch=1))  # the control
-    for batch in range(13):
-        resumed = TrainBatches(50, 4, 0, 0, 1, epoch=1, batch=batch, window=window)
-        assert list(resumed) == full[batch:]
-
-
-@pytest.mark.parametrize(("num_ranks", "most"), [(2, 1.3), (8, 3.0)])
-def test_a_block_is_needed_by_few_ranks(num_ranks, most, monkeypatch):
-    window = window_of(20_000, 20, 2000)
-
-    def num_readers() -> float:
-        """Return how many ranks need each block, on average."""
-        needed = set()
-        for rank in range(num_ranks):
-            for batch in TrainBatches(20_000, 64, 0, rank, num_ranks, window=window):
-                needed |= {(rank, int(window.blocks[index])) for _, index in batch}
-        return len(needed) / 1000
-
-    assert num_readers() < most
-    monkeypatch.setattr(ShuffleWindow, "by_block", lambda self, batch: batch)
-    assert num_readers() > 0.85 * num_ranks  # the control
-
-
 def test_no_two_streams_meet():
     """Of all small seeds: each seeds a generator once, whatever it is for; torch's seeds are hashes of 63 bits."""
     asked, small = [], range(4)
-    window = window_of(9, 3, 2)
 
     def keep(entropy: tuple[int, ...]) -> np.random.Generator:
         asked.append(np.random.SeedSequence(entropy))
@@ -247,7 +154,6 @@ def test_no_two_streams_meet():
                 draw_indices(9, 3, kind, seed)
             for epoch in small:
                 train_order(9, seed, epoch)
-                window.order(seed, epoch)
                 for index in small:
                     Mixing(mixup=1.0).draw(seed, epoch, index, 9)
             for name in ("cat", "dog"):
@@ -268,7 +174,6 @@ def test_no_two_streams_meet():
 def test_orders_and_augmentations_are_what_they_were():
     """Their seeds decide every result: another rule is another model."""
     assert train_order(8, 3, 1).tolist() == [7, 3, 4, 0, 6, 2, 5, 1]
-    assert ShuffleWindow(np.arange(8) // 3, 4).order(3, 1).tolist() == [3, 4, 5, 7, 1, 6, 2, 0]
     assert augmentation_seed(1, 2, 3) == 101756326
 
 

@@ -80,7 +80,6 @@ def test_options_in_the_text_exist(page):
         "cache",
         "benchmark",
         "push",
-        "pack",
     )
     for command in ours:
         valid |= own_options(command)

@@ -172,7 +172,6 @@ def test_one_cycle_ends_where_it_was_to_end(name):
     [
         ({"seed_everything": 1}, False, r"seed_everything 1 \(was 0\)"),
         ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
-        ({"data__init_args__shuffle_window": 9}, False, r"data\.shuffle_window 9 \(was 0\)"),
         ({"data__init_args__root": "b"}, True, r'data\.root "b" \(was "a"\)'),
         ({"data__init_args__split_seed": 1}, True, r"data\.split_seed 1 \(was 0\)"),
         ({}, True, "other training images"),

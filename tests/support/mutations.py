@@ -52,13 +52,6 @@ MUTATIONS = [
         "tests/data/test_samplers.py",
     ),
     Mutation(
-        "the order in a shuffle window is a function of (seed, epoch), not of the device",
-        "data/samplers.py",
-        "order = self.window.order(self.seed, shuffled)",
-        "order = self.window.order(self.seed + self.rank, shuffled)",
-        "tests/data/test_samplers.py",
-    ),
-    Mutation(
         "a transform is a function of (seed, epoch, image)",
         "data/dataset.py",
         "set_random_seed(transform, augmentation_seed(self.seed, epoch, index))",
@@ -407,20 +400,6 @@ MUTATIONS = [
         "(status.st_mtime_ns, status.st_ctime_ns)",
         "(status.st_mtime_ns, 0)",
         "tests/data/test_image_cache.py tests/data/test_storage.py",
-    ),
-    Mutation(
-        "packed images are compared with their digests",
-        "data/packed_storage.py",
-        "if content_digest(content) != int(self.index.digests[row]):",
-        "if content_digest(content) == 0:",
-        "tests/data/test_packed_storage.py",
-    ),
-    Mutation(
-        "an index of packed images names shards of its own folder only",
-        "data/packed_storage.py",
-        "if not isinstance(shard, str) or not _SHARD.fullmatch(shard):",
-        "if not isinstance(shard, str) or not _SHARD.search(shard):",
-        "tests/data/test_packed_storage.py",
     ),
     Mutation(
         "a closed terminal saves as SIGTERM does",

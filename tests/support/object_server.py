@@ -45,7 +45,7 @@ _hashing = threading.Lock()
 
 
 def _e_tag(content: bytes) -> str:
-    """Return the ETag of an object. It is computed once for many requests for parts of a shard at the same time."""
+    """Return the ETag of an object. It is computed once for many requests at the same time."""
     with _hashing:
         return f'"{_cached_md5(content)}"'
 

@@ -14,8 +14,6 @@ from finetune.data.datasets import misplaced
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
-from finetune.data.incomplete_pack import pack_fault
-from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import kind_of, normal_path, refresh, storage_of
@@ -62,7 +60,6 @@ def scan(
     """
     root = normal_path(root)
     refresh(root)
-    check_has_class_folders(root)
     exclude = changes.exclude
     if fault := folder_fault(root):
         raise FileNotFoundError(f"the data folder {root!r} {fault}; pass another FOLDER")
@@ -132,8 +129,6 @@ def _check_found_classes(
     """
     _check_names(class_dirs)
     if not class_names:
-        if fault := pack_fault(folder):
-            raise ValueError(fault)
         hint = misplaced.hint_one_level_up(folder, inside)
         message = (
             f"{folder} has no class folders; put the images of each class in a folder of its name"

@@ -22,8 +22,6 @@ from finetune.data.datasets.folders import (
     read_split,
     split_folders,
 )
-from finetune.data.incomplete_pack import pack_fault
-from finetune.data.packed_storage import check_has_class_folders
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import normal_path, refresh
 from finetune.data.tables.table_file import SUFFIXES
@@ -95,7 +93,6 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     """
     root = normal_path(root)
     refresh(root)
-    check_has_class_folders(root)
     if fault := folder_fault(root):
         raise WrongUsage(
             f"{root!r} {fault}: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"
@@ -108,8 +105,6 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
     inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
-        if fault := pack_fault(root):
-            raise WrongUsage(fault)
         hint = misplaced.hint_one_level_up(root, class_folders)
         num = num_loose(root)
         if num and not hint:

@@ -34,7 +34,7 @@ def hint_one_level_up(folder: str, inside: Callable[[str], Sequence[str]]) -> st
     try:
         num = num_loose(folder)
         names = [basename(entry) for entry in inside(place)]
-    # of another folder, such as a damaged packed one, or of no folder above a repository
+    # of another folder, or of no folder above a repository
     except (OSError, StorageError, WrongUsage):
         return ""
     if num == 0 or len(names) < 2:
