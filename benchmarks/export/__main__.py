@@ -3,11 +3,10 @@
     python -m benchmarks.export --hotdog FOLDER --weights resnet18.pt [--runs FOLDER]
 
 Three seeds of `hotdog.yaml` at 128 pixels, each trained with `finetune fit` where `--runs` has no run of it yet, then
-`finetune export`, with `--quantize int8`, and with `--input any_size`. All on the same images of the test split, in
-one process with as many threads as there are cores, the network and the files taking turns: torch as `Predictor` has it
-(float32), the files by onnxruntime. Milliseconds are medians of 60 single images, rates of 12 batches of 32. The
-images are decoded before; those for `--input any_size` are as they are in the files, and resizing counts. The results
-go to export.json, and into benchmarks/NOTEBOOK.md and docs/export.md. Stop at any time, and start again to continue.
+`finetune export`, and with `--quantize` on the training images. All on the same images of the test split, decoded,
+in one process with as many threads as there are cores, the network and the files taking turns: torch as `Predictor` has
+it (float32), the files by onnxruntime. Milliseconds are medians of 60 single images, rates of 12 batches of 32. The
+results go to export.json, and into benchmarks/NOTEBOOK.md and docs/export.md. Stop and start again to continue.
 """
 
 import argparse
@@ -80,12 +79,8 @@ def measure(best: Path, hotdog: Path, num_photos: int | None) -> dict:
     from finetune.inference.predictor import Predictor
 
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder, f"{name}.onnx") for name in ("onnx", "int8", "any")}
-        options = {
-            "onnx": (),
-            "int8": ("--quantize", "int8", "--root", hotdog),
-            "any": ("--input", "any_size"),
-        }
+        files = {name: Path(folder, f"{name}.onnx") for name in ("onnx", "int8")}
+        options = {"onnx": (), "int8": ("--quantize", hotdog / "train")}
         for name, path in files.items():
             finetune("export", best, "--output", path, *options[name])
         predictor = Predictor(best)
@@ -96,23 +91,15 @@ def measure(best: Path, hotdog: Path, num_photos: int | None) -> dict:
         about = json.loads(Path(folder, "int8.onnx.json").read_text("utf-8"))
     split = ImageFolderData(str(hotdog), val_fraction=0, num_workers=0).splits["test"]
     chosen = np.random.default_rng(0).permutation(len(split))[:num_photos]
-    photos = [split.read(int(i)) for i in chosen]
-    images, labels = (
-        np.stack([predictor.prepare(photo) for photo in photos]),
-        split.targets.labels[chosen],
-    )
+    images = np.stack([predictor.prepare(split.read(int(i))) for i in chosen])
+    labels = split.targets.labels[chosen]
     batches = [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
     said = {
         name: np.concatenate([np.asarray(runs[name](b), np.float64) for b in batches])
         for name in WAYS
     }
-    said["any"] = np.concatenate([runs["any"](photo[None]) for photo in photos]).astype(np.float64)
     classes = {name: predictor.decide(p) for name, p in said.items()}
     single = {name: lambda i, run=runs[name]: run(images[i % len(images)][None]) for name in WAYS}
-    sized = {
-        "torch": lambda i: predictor([photos[i % len(photos)]]),
-        "any": lambda i: runs["any"](photos[i % len(photos)][None]),
-    }
     many = {
         name: lambda i, run=runs[name]: run(batches[i % (len(images) // BATCH)]) for name in WAYS
     }
@@ -125,9 +112,6 @@ def measure(best: Path, hotdog: Path, num_photos: int | None) -> dict:
         },
         "milliseconds": {
             name: round(1000 * s, 2) for name, s in in_turns(single, NUM_SINGLE, 5).items()
-        },
-        "milliseconds_any_size": {
-            name: round(1000 * s, 2) for name, s in in_turns(sized, NUM_SINGLE, 5).items()
         },
         "pictures_per_second": {
             name: round(BATCH / s, 1) for name, s in in_turns(many, NUM_BATCHES, 2).items()
@@ -152,17 +136,8 @@ def table(records: list[dict]) -> str:
         row(f"images/s, batches of {BATCH}", "pictures_per_second", lambda v: spread(v, 0)),
         row("file, MB", "megabytes", lambda v: f"{v[0]:.1f}" if v else "–"),
     ]
-    own, inside = ([r["milliseconds_any_size"][name] for r in records] for name in ("torch", "any"))
-    largest = max(r["largest_difference"]["any"] for r in records)
-    others = sum(r["num_other"]["any"] for r in records)
-    any_size = (
-        f"`--input any_size`, one photograph at its own size: {spread(own, 1)} ms with the checkpoint, "
-        f"{spread(inside, 1)} ms with the file; largest difference of a probability {largest:.1g}, other class "
-        f"{others} of {num * len(records)}."
-    )
     # The page has one space in the empty cell.
-    shown = markdown(["", *WAYS.values()], rows).replace("|  |", "| |", 1)
-    return f"{shown}\n\n{any_size}"
+    return markdown(["", *WAYS.values()], rows).replace("|  |", "| |", 1)
 
 
 def write(records: list[dict]) -> None:

@@ -17,7 +17,6 @@ from finetune.data.decode import DecodeError
 from finetune.inference.end_to_end import Embedder, Logits
 from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.predictor import Predictor, device_named
-from finetune.runs.exported_files import InputSize
 from finetune.runs.prediction_rows import UNSURE
 from finetune.runs.run_checkpoint import checkpoint_of
 from finetune.system.machine import num_cores
@@ -127,7 +126,7 @@ class LoadedModel:
             Features (N, D) float32, in the order of the images; those of an ensemble's members are concatenated.
 
         Raises:
-            ValueError: The model is an .onnx or .xml file, which has no features; or as for `predict`.
+            ValueError: The model is an .onnx file, which has no features; or as for `predict`.
         """
         rows = [np.empty((0, self._embedder.num_features), np.float32)]
         for batch in self._batches(images, on_bad_image):
@@ -145,7 +144,7 @@ class LoadedModel:
         uses, on the same device: train a `copy.deepcopy` of it. Logits are not calibrated.
 
         Raises:
-            ValueError: The model is an .onnx or .xml file, which torch cannot run.
+            ValueError: The model is an .onnx file, which torch cannot run.
         """
         model = self.predictor.model
         if isinstance(model.network, ExportedNetwork):
@@ -198,20 +197,16 @@ class LoadedModel:
         self,
         target: str | os.PathLike[str] = "onnx",
         *,
-        input: InputSize = "network_size",
         verify_on: str | os.PathLike[str] | None = None,
-        quantize: Literal["int8"] | None = None,
-        root: str | os.PathLike[str] | None = None,
+        quantize: str | os.PathLike[str] | None = None,
     ) -> Path:
         """Write the model as a file for other programs, and return its path: `finetune export` in Python.
 
         Args:
-            target: A format, `onnx`, `openvino`, `torch`, `safetensors`, `coreml` or `timm`, for a file or folder next
-                to the checkpoint; or a path with the suffix .onnx, .xml, .pt2, .safetensors, .mlpackage or .timm.
-            input: `any_size` for an .onnx that resizes images itself; `network_size` for one that takes resized images.
+            target: A format, `onnx`, `safetensors` or `timm`, for a file or folder next to the checkpoint; or a path
+                with the suffix .onnx, .safetensors or .timm.
             verify_on: An image, folder, glob or text file of paths to compare the file with the network on.
-            quantize: `int8` for an .onnx of a quarter of the size.
-            root: Folder of the data set for int8; None for that of the model's run.
+            quantize: An image folder to calibrate an .onnx in int8 on.
 
         Raises:
             ValueError: The format is unknown, or the outputs of the file differ from those of the network.
@@ -226,10 +221,8 @@ class LoadedModel:
             ckpt_path=str(self.path),
             format=format,  # type: ignore[arg-type]
             output=output,
-            input=input,
             verify_on=None if verify_on is None else os.fspath(verify_on),
-            quantize=quantize,
-            root=None if root is None else os.fspath(root),
+            quantize=None if quantize is None else os.fspath(quantize),
         )
 
     def _batches(
@@ -297,7 +290,7 @@ def load(path: str | os.PathLike[str], device: str = "auto") -> LoadedModel:
     """Load a classifier to predict with.
 
     Args:
-        path: A checkpoint, a run or its folder (its best checkpoint), an .onnx, .xml or .safetensors file of
+        path: A checkpoint, a run or its folder (its best checkpoint), an .onnx or .safetensors file of
             `finetune export`, or a model on the Hugging Face hub: hf://OWNER/NAME or hf://OWNER/NAME@REVISION.
         device: The device to compute on: a GPU if there is one (`auto`), or `cpu`, `cuda`, `cuda:1`.
 

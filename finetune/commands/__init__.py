@@ -30,8 +30,8 @@ Our own commands:
 - `by_hand` trains in parallel without a framework. `parity` compares ways of using several devices.
 - `cache` lists and removes caches.
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
-- `export` writes files for other programs: `export_verification` compares them with the checkpoint, `export_target`
-  puts them in place, and `int8_data` finds the images for int8. `push` uploads a model to the Hugging Face hub.
+- `export` writes files for other programs: `export_verification` compares them with the checkpoint, and
+  `export_target` puts them in place. `push` uploads a model to the Hugging Face hub.
 - `serve` answers requests.
 - `list_backbones` lists networks.
 - `report` writes the report of a run, or compares several. `runs` lists and deletes runs.

@@ -335,7 +335,7 @@ def _is_checkpoint(path: str) -> bool:
         os.path.exists(os.path.join(path, name))
         for name in ("checkpoints", "best.ckpt", "last.ckpt")
     )
-    return path.endswith((".ckpt", ".onnx", ".xml", ".safetensors")) or is_run or is_hub(path)
+    return path.endswith((".ckpt", ".onnx", ".safetensors")) or is_run or is_hub(path)
 
 
 def _is_folder_of_weights(path: str) -> bool:

@@ -1,48 +1,27 @@
 """`finetune export`: write a checkpoint as a file for other programs, verified against the network."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from finetune.commands.export_target import (
-    files_of,
     put_file_in_place,
     put_folder_in_place,
     workplace,
     write_description,
 )
 from finetune.commands.export_verification import (
-    VerificationImages,
     check_agreement,
     describe_agreement,
+    describe_int8,
     images_to_verify,
-    same_answers,
-)
-from finetune.commands.int8_data import int8_data
-from finetune.data.datamodule import ImageDataModule
-from finetune.data.samplers import ESTIMATE, draw_indices
-from finetune.data.transforms import CROP_SHARE
-from finetune.inference.coreml_package import (
-    COREML_FILES,
-    exported_program,
-    import_coremltools,
-    runner,
-    write_package,
 )
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_about import about
-from finetune.inference.export_check import (
-    Agreement,
-    PredictionFunction,
-    compare_any_size,
-    compare_prepared,
-    load_exported,
-)
+from finetune.inference.export_check import compare_prepared, load_exported
 from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor
 from finetune.inference.timm_folder import (
@@ -55,68 +34,56 @@ from finetune.inference.timm_folder import (
     write_timm_folder,
 )
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import ExportedCheckpoint, InputSize, licence_of, packed
+from finetune.runs.exported_files import ExportedCheckpoint, licence_of, packed
 from finetune.runs.headline import data_set
 from finetune.runs.model_card import model_card
 from finetune.runs.record import read_run
 from finetune.runs.run_search import is_run_folder
 from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
+from finetune.system.progress import track
 
-# images for int8: calibration, test
-_NUM_CALIBRATED = 200
-_MAX_TESTED = 2000
+_NUM_CALIBRATED = 200  # images for int8
 
 
 def export(
     ckpt_path: str,
-    format: Literal["onnx", "openvino", "torch", "safetensors", "coreml", "timm"] = "onnx",
+    format: Literal["onnx", "safetensors", "timm"] = "onnx",
     output: str | None = None,
-    input: InputSize = "network_size",
     verify_on: str | None = None,
-    quantize: Literal["int8"] | None = None,
-    root: str | None = None,
+    quantize: str | None = None,
 ) -> Path:
     """Write a checkpoint as a file for other programs that predicts as the checkpoint does.
 
-    An .onnx, .xml or .pt2 takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K):
-    normalisation and temperature are inside. A .safetensors has the weights. A .json next to it describes it. For timm,
-    a folder is written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a
-    probability differs from the checkpoint's by more than 1e-4, or if a class differs. A package of Core ML is not run
-    here: the program that is converted is verified, and the classes and the normalisation in the package.
+    An .onnx takes images of the network's size, (N, h, w, 3) uint8 RGB, and returns probabilities (N, K): normalisation
+    and temperature are inside. A .safetensors has the weights. A .json next to it describes it. For timm, a folder is
+    written that `timm.create_model` and the Hugging Face hub can read. The result is discarded if a probability differs
+    from the checkpoint's by more than 1e-4, or if a class differs.
 
     Args:
         ckpt_path: A checkpoint of `finetune fit`.
-        format: onnx for onnxruntime and most others, openvino for an .xml with its weights in a .bin, torch for
-            `torch.export.load`, safetensors for the weights alone, coreml for an .mlpackage, which Apple's systems run,
-            timm for a folder in timm's layout.
+        format: onnx for onnxruntime and most others, safetensors for the weights alone, timm for a folder in timm's
+            layout.
         output: The file or folder; null for one next to the checkpoint.
-        input: any_size for an .onnx that takes images (N, H, W, 3) of any size and prepares them itself, as
-            evaluation does; network_size for one that takes prepared images.
-        verify_on: Image, folder, glob or text file with a path on each line. At most 64 images are compared;
-            synthetic images by default.
-        quantize: int8 for an .onnx of a quarter of the size, calibrated on 200 training images and compared on at
-            most 2,000 test images. It is discarded if it loses more than a point of accuracy, or is not faster.
-        root: Folder of the data set for int8; null for that of the checkpoint's run.
+        verify_on: Image, folder, glob or text file with a path on each line. At most 64 images are compared; those of
+            `quantize` or synthetic images by default.
+        quantize: Image folder for an .onnx in int8 of a quarter of the size, calibrated on at most 200 of its images.
+            Its predictions differ from the checkpoint's: the number of other classes is reported.
 
     Returns:
         The file or folder.
     """
     checkpoint = read_trained(ckpt_path)
-    _check_options(format, input, quantize, root)
+    if quantize and format != "onnx":
+        raise WrongUsage(f"--quantize makes an .onnx, not --format {format}")
     if format == "timm":
         return _export_timm(ckpt_path, checkpoint, output, verify_on)
-    if format == "coreml":
-        return _export_coreml(ckpt_path, checkpoint, output, verify_on)
-    if input == "any_size":
-        _check_bilinear(checkpoint)
-    target = _target_file(ckpt_path, format, output, input, quantize)
+    target = _target_file(ckpt_path, format, output, quantize)
     description_path = target.with_name(f"{target.name}.json")
-    for path in (*files_of(target), description_path):
+    for path in (target, description_path):
         check_target(path, "--out")
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
-    data = int8_data(checkpoint, root, predictor.class_names) if quantize else None
-    images = images_to_verify(verify_on)
+    images = images_to_verify(verify_on or quantize)
     print(
         f"writing {predictor.network_name} as {target.name}, which takes some seconds",
         file=sys.stderr,
@@ -126,27 +93,33 @@ def export(
         file = folder / target.name
         module = EndToEnd(predictor.model, predictor.calibration).eval()
         suffix, write = WRITERS[format]
-        write(module, predictor.image_size, packed(checkpoint, input), file)
-        agreement = compare_prepared(predictor, load_exported(file), images.prepared(predictor))
-        verified_on = images.description
-        check_agreement(agreement, f"{suffix} file", verified_on)
-        agreements = {"verified" if data is None else "verified_before_int8": agreement}
-        message = ""
-        quantized = dict[str, Any]()
-        if data is not None:
-            file, quantized, message = _quantize(predictor, file, data)
-        if input == "any_size":
-            reference = predictor.classify if data is None else load_exported(file)
-            file, agreement = _prepend_preparation(predictor, file, reference, images)
-            verified_on = f"{images.description}, crops of them included"
-            check_agreement(agreement, f"{suffix} file", verified_on)
-            agreements["verified" if data is None else "verified_preparation"] = agreement
-        facts = about(predictor, checkpoint, format, input, agreements) | quantized
+        write(module, predictor.image_size, packed(checkpoint), file)
+        prepared = images.prepared(predictor)
+        agreement = compare_prepared(predictor, load_exported(file), prepared)
+        check_agreement(agreement, f"{suffix} file", images.description)
+        agreements = {"verified": agreement}
+        message = describe_agreement(agreement, images.description, predictor.label_kind)
+        if quantize:
+            file = _quantized(predictor, file, quantize)
+            of_int8 = compare_prepared(predictor, load_exported(file), prepared)
+            agreements = {"verified_before_int8": agreement, "int8": of_int8}
+            message = describe_int8(of_int8, images.description, predictor.label_kind)
+        facts = about(predictor, checkpoint, format, agreements)
         put_file_in_place(file, facts, target, description_path)
-    num_bytes = sum(path.stat().st_size for path in files_of(target))
-    names = " and ".join([str(target), *(path.name for path in files_of(target)[1:])])
-    print(f"{names} ({num_bytes / 1e6:.1f} MB), and {description_path.name} about it")
-    print(message or describe_agreement(agreement, verified_on, predictor.label_kind))
+    megabytes = target.stat().st_size / 1e6
+    print(f"{target} ({megabytes:.1f} MB), and {description_path.name} about it")
+    print(message)
+    return target
+
+
+def _quantized(predictor: Predictor, source: Path, place: str) -> Path:
+    """Return the file in int8, calibrated on images of a place, next to the float file."""
+    from finetune.inference.quantize import quantize
+
+    readers = images_to_verify(place, _NUM_CALIBRATED).readers
+    target = source.with_name(f"int8.{source.name}")
+    tracked = track(readers, len(readers), "calibrating int8")
+    quantize(source, target, (predictor.prepare(read())[None] for read in tracked))
     return target
 
 
@@ -165,28 +138,7 @@ def read_trained(ckpt_path: str) -> dict[str, Any]:
     return checkpoint
 
 
-def _check_options(format: str, input: str, quantize: str | None, root: str | None) -> None:
-    """Check that options are for the format; see `export`."""
-    if root and not quantize:
-        raise WrongUsage("--root is for --quantize int8")
-    if format != "onnx" and (quantize or input != "network_size"):
-        option = f"--quantize {quantize}" if quantize else f"--input {input}"
-        raise WrongUsage(f"{option} makes an .onnx, not --format {format}")
-
-
-def _check_bilinear(checkpoint: Mapping[str, Any]) -> None:
-    """Check that images are resized as a file of any size does it."""
-    kernel = checkpoint["datamodule_hyper_parameters"].get("interpolation", "bilinear")
-    if kernel != "bilinear":
-        raise WrongUsage(
-            f"--input any_size does not support the resize of this network, {kernel}: remove it, and prepare images "
-            "as described in the .json next to the file"
-        )
-
-
-def _target_file(
-    ckpt_path: str, format: str, output: str | None, input: str, quantize: str | None
-) -> Path:
+def _target_file(ckpt_path: str, format: str, output: str | None, quantize: str | None) -> Path:
     """Return the file to write: `output`, or one next to the checkpoint.
 
     Raises:
@@ -194,9 +146,7 @@ def _target_file(
     """
     suffix, _ = WRITERS[format]
     if not output:
-        size = ".any_size" if input == "any_size" else ""
-        precision = "" if quantize is None else f".{quantize}"
-        return Path(ckpt_path).with_suffix(f"{size}{precision}{suffix}")
+        return Path(ckpt_path).with_suffix(f".int8{suffix}" if quantize else suffix)
     target = Path(output)
     if target.suffix != suffix:
         others = [name for name, (other, _) in WRITERS.items() if other == target.suffix]
@@ -255,46 +205,11 @@ def verified_timm_folder(
         run = load_timm_folder(folder, predictor.label_kind)
         agreement = compare_prepared(predictor, run, prepared)
         check_agreement(agreement, "timm folder", images.description)
-        facts = about(predictor, checkpoint, "timm", "network_size", {"verified": agreement})
+        facts = about(predictor, checkpoint, "timm", {"verified": agreement})
         write_description(folder / DESCRIPTION, facts)
         text = readme(predictor, _card(ckpt_path, checkpoint), repository)
         (folder / README).write_text(text, "utf-8")
         yield folder, describe_agreement(agreement, images.description, predictor.label_kind)
-
-
-def _export_coreml(
-    ckpt_path: str, checkpoint: dict[str, Any], output: str | None, verify_on: str | None
-) -> Path:
-    """Write a package of Core ML; see `export`."""
-    target = Path(output) if output else Path(ckpt_path).with_suffix(".mlpackage")
-    if target.suffix != ".mlpackage" or (target.exists() and not target.is_dir()):
-        raise WrongUsage(f"--out {target}: --format coreml writes a folder, NAME.mlpackage")
-    for name in (DESCRIPTION, *COREML_FILES):
-        check_target(target / name, "--out")
-    import_coremltools()
-    predictor = Predictor(ckpt_path, checkpoint=checkpoint)
-    images = images_to_verify(verify_on)
-    prepared = images.prepared(predictor)
-    program = exported_program(predictor)
-    agreement = compare_prepared(predictor, runner(program), prepared)
-    check_agreement(agreement, "package", images.description)
-    with workplace() as folder:
-        package = folder / target.name
-        write_package(program, predictor, packed(checkpoint), package)
-        agreements = {"verified_before_conversion": agreement}
-        facts = about(predictor, checkpoint, "coreml", "network_size", agreements)
-        write_description(package / DESCRIPTION, facts)
-        names = (DESCRIPTION, *COREML_FILES)
-        num_bytes = sum((package / name).stat().st_size for name in names)
-        put_folder_in_place(package, target, names)
-    print(f"{target} ({num_bytes / 1e6:.1f} MB)")
-    print(
-        f"verified before the conversion against the checkpoint on {agreement.num_images} {images.description}: "
-        f"{same_answers(predictor.label_kind)}, largest difference of a probability {agreement.largest:.1e}; in the "
-        "package the image size, the class names and the normalisation were checked, but it was not run: only Apple's "
-        "systems can run it"
-    )
-    return target
 
 
 def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
@@ -305,58 +220,3 @@ def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:
     record = read_run(run)
     public = {"root": data_set(record), "licence_of_the_weights": licence_of(checkpoint)}
     return model_card(replace(record, about={**record.about, **public}))
-
-
-def _quantize(
-    predictor: Predictor, source: Path, data: ImageDataModule
-) -> tuple[Path, dict[str, Any], str]:
-    """Return the file in int8, its entry in the description, and a message about it."""
-    from finetune.inference.quantize import compare, prepared_batches, quantize, readable
-
-    train = data.splits["train"]
-    test = data.splits["test"]
-    target = source.with_name(f"int8.{source.name}")
-    calibrated = draw_indices(len(train), _NUM_CALIBRATED, ESTIMATE)
-    tested = np.sort(draw_indices(len(test), _MAX_TESTED, ESTIMATE))
-    if data.on_bad_image == "skip":
-        calibrated = readable(train, calibrated)
-        tested = readable(test, tested)
-    quantize(source, target, prepared_batches(predictor, train, calibrated, "calibrating int8"))
-    loss = compare(predictor, source, target, test, tested)
-    if loss.reason_against:
-        raise ValueError(
-            f"the int8 file was discarded: {loss.reason_against}, on {loss.num_images} test images"
-        )
-    other = "another class" if predictor.label_kind == "single" else "other labels"
-    message = (
-        f"int8 on {loss.num_images} test images: {loss.metric} {loss.accuracy[1]:.4f}, float "
-        f"{loss.accuracy[0]:.4f}, {loss.num_other} with {other}; one image takes "
-        f"{loss.milliseconds[1]:.1f} ms, with float {loss.milliseconds[0]:.1f} ms"
-    )
-    return target, {"quantized": loss.as_plain()}, message
-
-
-def _prepend_preparation(
-    predictor: Predictor,
-    source: Path,
-    reference: PredictionFunction,
-    images: VerificationImages,
-) -> tuple[Path, Agreement]:
-    """Return the file that takes images of any size, and how well it agrees with `reference` on prepared images."""
-    from finetune.inference.any_size import prepend
-
-    def prepared_before(batch: np.ndarray) -> np.ndarray:
-        return reference(np.stack([predictor.prepare(image) for image in batch]))
-
-    target = source.with_name(f"any.{source.name}")
-    preparation = predictor.preparation
-    prepend(
-        source,
-        target,
-        predictor.image_size,
-        preparation["resize"],
-        preparation.get("crop_share", CROP_SHARE),
-    )
-    return target, compare_any_size(
-        predictor, prepared_before, load_exported(target), (read() for read in images.readers)
-    )

@@ -31,11 +31,6 @@ def workplace() -> Iterator[Path]:
             raise
 
 
-def files_of(path: Path) -> list[Path]:
-    """Return the files of an export without its description: a model of OpenVINO has its weights in a second one."""
-    return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
-
-
 def write_description(path: Path, facts: Mapping[str, Any]) -> None:
     """Write the description of an export as JSON."""
     path.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
@@ -46,17 +41,13 @@ def put_file_in_place(
 ) -> None:
     """Write a file and its description atomically, so that both are of one export even if others run in parallel."""
     with one_at_a_time(target), ExitStack() as replaced:
-        for path in (*files_of(target), description_path):
+        for path in (target, description_path):
             _remove_leftovers(path)
         description = replaced.enter_context(replacing(description_path))
-        for source, path in zip(files_of(file), files_of(target), strict=True):
-            _copy(source, replaced.enter_context(replacing(path)), path)
+        _copy(file, replaced.enter_context(replacing(target)), target)
         write_description(description, facts)
-        # Until the end there is no description, rather than that of another file, and no .xml that would take the
-        # weights of another.
+        # Until the end there is no description, rather than that of another file.
         description_path.resolve().unlink(missing_ok=True)
-        if target.suffix == ".xml":
-            target.resolve().unlink(missing_ok=True)
 
 
 def put_folder_in_place(folder: Path, target: Path, names: Sequence[str]) -> None:

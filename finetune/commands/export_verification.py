@@ -32,17 +32,18 @@ class VerificationImages:
         return np.stack([predictor.prepare(read()) for read in self.readers])
 
 
-def images_to_verify(verify_on: str | None) -> VerificationImages:
-    """Return at most `_MAX_VERIFIED` images.
+def images_to_verify(verify_on: str | None, num: int = _MAX_VERIFIED) -> VerificationImages:
+    """Return at most `num` images.
 
     Args:
         verify_on: An image, a folder, a glob or a text file of paths; None for synthetic images.
+        num: The number of images.
     """
     if verify_on is None:
-        readers = [partial(drawn_image, seed) for seed in range(_MAX_VERIFIED)]
+        readers = [partial(drawn_image, seed) for seed in range(num)]
         return VerificationImages(readers, "synthetic images")
     paths = files_to_predict(verify_on)
-    chosen = np.sort(draw_indices(len(paths), _MAX_VERIFIED, SHEET))
+    chosen = np.sort(draw_indices(len(paths), num, SHEET))
     word = "image" if len(paths) == 1 else "images"
     readers = [partial(decode, paths[int(i)]) for i in chosen]
     return VerificationImages(readers, f"{word} of {verify_on}")
@@ -69,13 +70,22 @@ def check_agreement(agreement: Agreement, kind: str, images: str) -> None:
 
 def describe_agreement(agreement: Agreement, images: str, label_kind: str) -> str:
     """Return the result of a comparison that was good, and the times of both."""
+    same = "same labels" if label_kind == "several" else "same classes"
+    return f"verified against the checkpoint on {agreement.num_images} {images}: {same}, {_differences(agreement)}"
+
+
+def describe_int8(agreement: Agreement, images: str, label_kind: str) -> str:
+    """Return how far the predictions of an int8 file are from the checkpoint's, and the times of both."""
+    other = "other labels" if label_kind == "several" else "another class"
     return (
-        f"verified against the checkpoint on {agreement.num_images} {images}: {same_answers(label_kind)}, largest "
-        f"difference of a probability {agreement.largest:.1e}; one image takes "
-        f"{agreement.milliseconds[0]:.1f} ms with the checkpoint, {agreement.milliseconds[1]:.1f} ms with the file"
+        f"int8, compared with the checkpoint on {agreement.num_images} {images}: {other} for {agreement.num_other}, "
+        f"{_differences(agreement)}"
     )
 
 
-def same_answers(label_kind: str) -> str:
-    """Return that an export predicts the classes of its checkpoint, or its labels."""
-    return "same labels" if label_kind == "several" else "same classes"
+def _differences(agreement: Agreement) -> str:
+    checkpoint, file = agreement.milliseconds
+    return (
+        f"largest difference of a probability {agreement.largest:.1e}; one image takes {checkpoint:.1f} ms with the "
+        f"checkpoint, {file:.1f} ms with the file"
+    )

@@ -107,8 +107,8 @@ Writes a checkpoint as a file for other programs, after verifying that it predic
 {_CKPT}""",
         (
             "finetune export runs/fit/version_0",
-            "finetune export best.ckpt --out model.onnx --input any_size --verify_on photos",
-            "finetune export best.ckpt --quantize int8",
+            "finetune export best.ckpt --out model.onnx --verify_on photos",
+            "finetune export best.ckpt --quantize photos",
         ),
         ("the file",),
         has_all=True,

@@ -109,12 +109,10 @@ the sheet: sheet
   --columns N                              images in a row [8]
   --seed N                                 seed of the choice of images [0]
 the file: export
-  --format KIND                            openvino, coreml, timm; torch: a .pt2; safetensors: the weights [onnx]
+  --format KIND                            timm: a folder; safetensors: the weights [onnx]
   --out, --output FILE                     by default next to the checkpoint
-  --input SIZE                             any_size: an .onnx that prepares images itself [network_size]
   --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
-  --quantize int8                          a quarter of the size, if it loses at most a point and is faster
-  --root FOLDER                            images for int8; by default those of the run
+  --quantize FOLDER                        an .onnx in int8, calibrated on images of this folder
 the upload: push
   --private                                create a private repository; a public one that exists is refused
   --dry_run                                write and verify the files, list them, and upload nothing

@@ -25,7 +25,7 @@ _ORDER = 0
 _AUGMENTATION = 1
 _STEP = 2
 SHEET = 3  # images on a contact sheet, and those on which an export is verified
-ESTIMATE = 4  # images for a measurement, such as the size of a cache, and for int8
+ESTIMATE = 4  # images for a measurement, such as the size of a cache
 MIXING = 5
 
 

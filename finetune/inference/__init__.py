@@ -13,10 +13,9 @@ Export:
   head, for files without it.
 - `exporters` writes it to files. `export_check` verifies a file against the checkpoint.
 - `timm_folder` writes a network as a folder that timm and the Hugging Face hub can read.
-- `coreml_package` writes a package for Apple's systems.
-- `quantize` writes an int8 file. `any_size` writes a file that accepts images of any size.
+- `quantize` writes an int8 file.
 - `export_about` describes a file in JSON.
-- `exported_network` runs an exported file in the place of the network, with `onnx_session` or `openvino_model`.
+- `exported_network` runs an exported file in the place of the network, with `onnx_session`.
 
 Another format is a row in `exporters.WRITERS`, and a way to read it in `export_check.load_exported`.
 """

@@ -8,7 +8,7 @@ from finetune.data.transforms import CROP_SHARE, resized_side
 from finetune.inference.calibrated_head import without_scaling
 from finetune.inference.export_check import Agreement
 from finetune.inference.predictor import Predictor
-from finetune.runs.exported_files import InputSize, begun_with, licence_of
+from finetune.runs.exported_files import begun_with, licence_of
 from finetune.training.calibration import AnyCalibration
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
@@ -17,7 +17,6 @@ def about(
     predictor: Predictor,
     checkpoint: Mapping[str, Any],
     format: str,
-    input_size: InputSize,
     agreements: Mapping[str, Agreement],
 ) -> dict[str, Any]:
     """Return the description as plain values.
@@ -25,25 +24,20 @@ def about(
     Args:
         predictor: The predictor of the checkpoint.
         checkpoint: The result of `read_checkpoint`.
-        format: Format of the file: a key of `WRITERS` in `exporters`, `coreml`, or `timm`, where the head scales the
-            logits.
-        input_size: Size of the images that the file takes.
-        agreements: Results of the comparisons with the checkpoint, or with the file that this one was made of, by
-            their key in the description.
+        format: Format of the file: a key of `WRITERS` in `exporters`, or `timm`, where the head scales the logits.
+        agreements: Results of the comparisons with the checkpoint, by their key in the description.
     """
     calibration = predictor.calibration
     if format == "timm":
         calibration = without_scaling(calibration)
-    is_any = input_size == "any_size"
-    preparation = _preparation(predictor)
     return {
         "format": format,
         "backbone": predictor.backbone,
         "members": predictor.num_members,
         **({"head_stages": predictor.head_stages} if predictor.head_stages > 1 else {}),
         "class_names": predictor.class_names,
-        **_inputs_and_outputs(predictor, format, is_any),
-        "preparation": f"inside: {preparation}" if is_any else preparation,
+        **_inputs_and_outputs(predictor, format),
+        "preparation": _preparation(predictor),
         "mean": (predictor.model.mean.flatten() / 255).tolist(),
         "std": (predictor.model.std.flatten() / 255).tolist(),
         **_decisions(predictor, calibration),
@@ -71,24 +65,16 @@ def _preparation(predictor: Predictor) -> str:
     return f"{steps[settings['resize']]}; {interpolation}, antialiased where it gets smaller"
 
 
-def _inputs_and_outputs(predictor: Predictor, format: str, is_any: bool) -> dict[str, Any]:
+def _inputs_and_outputs(predictor: Predictor, format: str) -> dict[str, Any]:
     size = predictor.image_size
-    if format == "coreml":
-        classifier = {"classLabel": ["string"], "classLabel_probs": ["K", "float64, by class name"]}
-        several = {"probabilities": [1, "K", "float32"]}
-        return {
-            "input": {"image": [size, size, "RGB image"]},
-            "output": several if predictor.label_kind == "several" else classifier,
-        }
     logits = {"logits": ["N", "K", "float32"]}
     if format in ("safetensors", "timm"):  # the file holds weights only
         return {
             "input": {"images": ["N", 3, size, size, "float32, normalised"]},
             "output": logits,
         }
-    sides = ("H", "W") if is_any else (size, size)
     return {
-        "input": {"images": ["N", *sides, 3, "uint8 RGB"]},
+        "input": {"images": ["N", size, size, 3, "uint8 RGB"]},
         "output": {"probabilities": ["N", "K", "float32"], **logits},
     }
 
@@ -110,6 +96,7 @@ def _decisions(predictor: Predictor, calibration: AnyCalibration) -> dict[str, A
 def _as_plain(agreement: Agreement) -> dict[str, Any]:
     return {
         "num_pictures": agreement.num_images,
+        "num_other": agreement.num_other,
         "largest_difference": agreement.largest,
         "milliseconds_of_the_network": round(agreement.milliseconds[0], 3),
         "milliseconds_of_the_file": round(agreement.milliseconds[1], 3),

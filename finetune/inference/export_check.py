@@ -2,17 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
-import torch
 
 from finetune.inference.onnx_session import open_session
-from finetune.inference.openvino_model import open_model
 from finetune.inference.predictor import Predictor
 
 # Largest difference of a probability that is accepted. Rounding in float32 causes 1e-8 to 5e-6.
@@ -24,8 +21,7 @@ _TIE = 1e-6
 _ROUNDS = 7
 _CALLS = 5
 
-_NUM_CUT = 4  # images of any size that are held in memory and cut to pieces: they may be large
-# From images (N, h, w, 3) uint8, prepared or not, to probabilities (N, K).
+# From prepared images (N, h, w, 3) uint8 to probabilities (N, K).
 PredictionFunction = Callable[[np.ndarray], np.ndarray]
 
 
@@ -69,11 +65,6 @@ def load_exported(path: Path) -> PredictionFunction:
     if path.suffix == ".onnx":
         session = open_session(str(path))
         return lambda images: session.run(["probabilities"], {"images": images})[0]
-    if path.suffix == ".xml":
-        return open_model(str(path), "probabilities")
-    if path.suffix == ".pt2":
-        program = torch.export.load(path).module()  # written by ourselves, a moment ago
-        return lambda images: program(torch.from_numpy(images))[0].detach().numpy()
     assert path.suffix == ".safetensors", f"no way to load a {path.suffix}"
     return Predictor(path).classify
 
@@ -89,52 +80,6 @@ def compare_prepared(
     largest, num_other = (max(values) for values in zip(*differences, strict=True))
     milliseconds = time_in_turns(predictor.classify, run, images)
     return Agreement(len(images), largest, num_other, milliseconds)
-
-
-def compare_any_size(
-    predictor: Predictor,
-    reference: PredictionFunction,
-    run: PredictionFunction,
-    images: Iterable[np.ndarray],
-) -> Agreement:
-    """Compare two runs on images (H, W, 3) of any sizes.
-
-    The first images are also compared as tiny, wide, tall and large pieces, and in batches of two.
-
-    Args:
-        predictor: Gives the predicted class for probabilities.
-        reference: Computes the expected probabilities.
-        run: Computes the probabilities to verify.
-        images: Any number of images. Only the first few are held in memory; the others one at a time.
-    """
-    rest = iter(images)
-    first = list(islice(rest, _NUM_CUT))
-    pieces = (piece for image in first for piece in _pieces(image))
-    singles = (image[None] for image in chain(first, pieces, rest))
-    pairs = (np.stack([image, image[::-1]]) for image in first)
-    num = 0
-    largest = 0.0
-    num_other = 0
-    for batch in chain(singles, pairs):
-        difference, others = _differences(predictor, reference(batch), run(batch))
-        num += len(batch)
-        largest = max(largest, difference)
-        num_other += others
-    return Agreement(num, largest, num_other, time_in_turns(reference, run, first))
-
-
-def _pieces(image: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield parts of an image (H, W, 3), and a mosaic of four copies of it."""
-    height, width = image.shape[:2]
-    for rows, columns in (
-        (1, 1),
-        (3, width),
-        (height, 2),
-        (-(-height // 3), -(-width // 2)),
-        (height, -(-width // 7)),
-    ):
-        yield np.ascontiguousarray(image[-rows:, -columns:])
-    yield np.tile(image, (2, 2, 1))
 
 
 def _differences(

@@ -1,30 +1,26 @@
 """An exported file in the place of the network, so that commands which take a checkpoint also take the file."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from finetune.inference.onnx_session import open_prepared
-from finetune.inference.openvino_model import open_model
+from finetune.inference.onnx_session import open_session
 from finetune.models.image_classifier import ImageClassifier
 from finetune.runs.exported_files import ExportedCheckpoint
 
 
 class ExportedNetwork(nn.Module):
-    """A file of `finetune export` as a network that onnxruntime or OpenVINO computes on the CPU.
-
-    The input is prepared already. Of a file that takes images of any size, only the part after the preparation runs.
+    """A file of `finetune export` as a network that onnxruntime computes on the CPU.
 
     Args:
-        path: The .onnx or .xml. It contains the normalization.
+        path: The .onnx. It contains the normalization.
         num_classes: Expected number of classes.
 
     Raises:
-        ValueError: The package that runs the file is missing or cannot run it.
+        ValueError: onnxruntime is missing or cannot run the file.
     """
 
     def __init__(self, path: str, num_classes: int) -> None:
@@ -54,9 +50,7 @@ class ExportedNetwork(nn.Module):
 
 def _open(path: str) -> Callable[[np.ndarray], np.ndarray]:
     """Return the function from prepared images (N, h, w, 3) uint8 to logits (N, K)."""
-    if Path(path).suffix == ".xml":
-        return open_model(path, "logits")
-    session = open_prepared(path)
+    session = open_session(path)
     name = session.get_inputs()[0].name
     return lambda images: session.run(["logits"], {name: images})[0]
 

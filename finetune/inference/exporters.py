@@ -1,6 +1,5 @@
-"""Writes a network to a file: ONNX, OpenVINO, torch.export (.pt2) or safetensors."""
+"""Writes a network to a file: ONNX or safetensors."""
 
-import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import torch
 from finetune.inference.end_to_end import EndToEnd
 from finetune.runs.exported_files import KEY
 from finetune.system.messages import WrongUsage, install
-from finetune.system.openvino_import import import_openvino, openvino_core
 
 OPSET = 20  # ONNX operator set, the one that torch's exporter supports best
 
@@ -61,31 +59,6 @@ def write_onnx(module: EndToEnd, image_size: int, description: str, path: Path) 
     onnx.save_model(model, path)  # one file, weights included
 
 
-def write_openvino(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
-    """Write the .xml of a model of OpenVINO, with the description in it, and its weights as a .bin next to it."""
-    openvino = import_openvino()
-    graph = path.with_suffix(".onnx")
-    write_onnx(module, image_size, "", graph)
-    model = openvino_core().read_model(graph)
-    model.set_rt_info(description, [KEY])
-    openvino.save_model(model, path, compress_to_fp16=False)
-    graph.unlink()
-
-
-def write_program(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
-    """Write a .pt2 file for `torch.export.load`, with the description in its `extra_files`."""
-    with quiet():
-        batch = torch.export.Dim("batch")
-        program = torch.export.export(
-            module, (_example(image_size),), dynamic_shapes={"images": {0: batch}}
-        )
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # it has the paths of source files
-        content = io.BytesIO()  # on a full disk torch would abort the process
-        torch.export.save(program, content, extra_files={KEY: description})
-    path.write_bytes(content.getbuffer())
-
-
 def write_weights(module: EndToEnd, image_size: int, description: str, path: Path) -> None:
     """Write the weights as .safetensors, with the parameter names of torchvision or timm."""
     from safetensors.torch import save
@@ -94,27 +67,25 @@ def write_weights(module: EndToEnd, image_size: int, description: str, path: Pat
     path.write_bytes(save(state, {KEY: description}))
 
 
-# The suffix of each format that is a file, and the function that writes it. `finetune export --format` has these names,
-# and those of two folders. `export_check.load_exported` reads each suffix.
+# The suffix of each format that is a file, and the function that writes it. `finetune export --format` has these names
+# and `timm`. `export_check.load_exported` reads each suffix.
 WRITERS = {
     "onnx": (".onnx", write_onnx),
-    "openvino": (".xml", write_openvino),
-    "torch": (".pt2", write_program),
     "safetensors": (".safetensors", write_weights),
 }
 
 
 def _example(image_size: int) -> torch.Tensor:
-    # Two images, since the exporter would treat a batch of one as a constant. Black, since a .pt2 stores them.
+    # two images, since the exporter would treat a batch of one as a constant
     return torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress log messages and warnings of torch's exporters and of coremltools."""
+    """Suppress log messages and warnings of torch's exporter and of onnxruntime, which logs to the root logger."""
     loggers = [
         logging.getLogger(name)
-        for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "coremltools")
+        for name in ("root", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
     ]
     levels = [logger.level for logger in loggers]
     try:
@@ -134,10 +105,7 @@ def format_of(target: str) -> str:
     Raises:
         WrongUsage: The target is neither a format nor a path with one of their suffixes.
     """
-    formats = {suffix: name for name, (suffix, _) in WRITERS.items()} | {
-        ".mlpackage": "coreml",
-        ".timm": "timm",
-    }
+    formats = {suffix: name for name, (suffix, _) in WRITERS.items()} | {".timm": "timm"}
     format = target if target in formats.values() else formats.get(Path(target).suffix)
     if format is None:
         valid = (

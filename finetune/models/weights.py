@@ -80,9 +80,9 @@ def check_weights(weights: str, backbone: str) -> None:
     path = Path(weights)
     if weights in published:
         return
-    if path.suffix in (".onnx", ".xml"):
+    if path.suffix == ".onnx":
         raise WrongUsage(
-            f"training cannot start from {weights}: an {path.suffix} file only predicts; pass the checkpoint"
+            f"training cannot start from {weights}: an .onnx file only predicts; pass the checkpoint"
         )
     if path.is_file():
         return

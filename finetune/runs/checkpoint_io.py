@@ -62,10 +62,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _load(path: str | Path) -> Any:
-    if Path(path).suffix == ".pt2":
-        raise ValueError(
-            f"{str(path)!r} may run what it holds when it is read: pass a .ckpt, .onnx, .xml or .safetensors"
-        )
     if Path(path).is_file():
         check_no_lfs_pointer(path)
     checkpoint = read_exported(path) if Path(path).suffix in READABLE else load_safely(path)

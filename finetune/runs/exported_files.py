@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -21,10 +21,8 @@ from finetune.data.transforms import PREPARATION
 from finetune.models.weight_files import EXPORTED as KEY
 from finetune.runs.licence import licence
 from finetune.system.messages import install
-from finetune.system.openvino_import import openvino_core
 
-NETWORKS = (".onnx", ".xml")  # files that contain the network and not only its weights
-READABLE = (*NETWORKS, ".safetensors")
+READABLE = (".onnx", ".safetensors")
 _MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
 _DATA = (
     *PREPARATION,
@@ -39,10 +37,8 @@ _DATA = (
 _ORIGIN = ("version", "torch", "data_fingerprint", "calibration")
 _SEEN: dict[str, type[np.generic]] = {"names": np.int64, "sizes": np.int32, "digests": np.int64}
 
-InputSize = Literal["network_size", "any_size"]  # size of the images that a file takes
 
-
-def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size") -> str:
+def packed(checkpoint: Mapping[str, Any]) -> str:
     """Return as JSON what testing, predicting and serving need of a checkpoint besides the network."""
     model = checkpoint["hyper_parameters"]
     data = checkpoint["datamodule_hyper_parameters"]
@@ -60,7 +56,6 @@ def packed(checkpoint: Mapping[str, Any], input_size: InputSize = "network_size"
         "licence_of_the_weights": licence_of(checkpoint),
         "data": {name: data[name] for name in _DATA if name in data},
         "origin": {name: origin.get(name) for name in _ORIGIN},
-        "input": input_size,
         "data_class": data_class
         if data_class.startswith("finetune.")
         else "finetune.ImageFolderData",
@@ -98,7 +93,7 @@ class ExportedCheckpoint(dict[str, Any]):
     Other modules recognise an exported file by this type: a key in the dict could come from any file.
 
     Attributes:
-        path: The file. An .onnx or .xml contains the network. The weights of a .safetensors are in `state_dict`.
+        path: The file. An .onnx contains the network. The weights of a .safetensors are in `state_dict`.
     """
 
     def __init__(self, content: Mapping[str, Any], path: Path) -> None:
@@ -107,7 +102,7 @@ class ExportedCheckpoint(dict[str, Any]):
 
     @property
     def has_network(self) -> bool:
-        return self.path.suffix in NETWORKS
+        return self.path.suffix == ".onnx"
 
 
 def read_exported(path: str | Path) -> ExportedCheckpoint:
@@ -119,8 +114,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    read = {".onnx": _onnx, ".xml": _openvino}.get(Path(path).suffix, _safetensors)
-    text, state = read(path)
+    text, state = _onnx(path) if Path(path).suffix == ".onnx" else _safetensors(path)
     if text is None:
         raise ValueError(
             f"{str(path)!r} was not written by `finetune export`: it has no class names"
@@ -136,7 +130,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
             },
             "num_train": int(plain["seen"]["num_train"]),
         }
-        # The network of an .onnx or .xml normalises by itself.
+        # The network of an .onnx normalises by itself.
         mean, std = (plain["mean"], plain["std"]) if state else ([0.0] * 3, [1.0] * 3)
         state |= {
             name: torch.tensor(values).view(3, 1, 1)
@@ -184,20 +178,6 @@ def _onnx(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
             f"{str(path)!r} has its weights in other files, which `finetune export` never does"
         )
     return {prop.key: prop.value for prop in model.metadata_props}.get(KEY), {}
-
-
-def _openvino(path: str | Path) -> tuple[str | None, dict[str, Tensor]]:
-    core = openvino_core()
-    with open(path, "rb") as file:
-        if file.read(5) != b"<?xml":  # OpenVINO would try the formats of its other front ends
-            raise ValueError(f"{str(path)!r} is damaged, or not a model of OpenVINO")
-    try:
-        model = core.read_model(path)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{str(path)!r} is damaged, or not a model of OpenVINO, or lacks the .bin next to it"
-        ) from error
-    return (str(model.get_rt_info([KEY]).value) if model.has_rt_info([KEY]) else None), {}
 
 
 def _tensors(message: Any) -> Iterator[Any]:

@@ -6,8 +6,7 @@ processor and sets the memory allocator. `terminal` writes to outputs that may b
 with the time. `progress` shows the progress of a long job. `interpreter` makes text independent of the locale, and
 handles exceptions that Python cannot raise. `killed_worker` recognises a killed DataLoader worker. `quick_process`
 starts and exits without garbage collection. `openmp` decides how its threads wait. `daemon_threads` starts threads that
-do not delay the end of the process. `html_page` renders pages of one file. `openvino_import` imports OpenVINO without
-its telemetry.
+do not delay the end of the process. `html_page` renders pages of one file.
 
 Modules that any program could use belong here.
 """

@@ -290,8 +290,6 @@ def test_a_checkpoint_chooses_no_address(server, colours, cli):
     server.requests.clear()
     text = error_line(cli, "test", "runs/fit/run")
     assert "a checkpoint may not choose an address" in text and f"{server.address}/set" in text
-    text = error_line(cli, "export", "runs/fit/run", "--quantize", "int8")
-    assert "--root FOLDER" in text
     cli("test", "runs/fit/run", colours)
     assert not server.requests and "s3" not in STORAGES
     cli("test", "runs/fit/run", f"{server.address}/set")  # the control
@@ -306,8 +304,6 @@ def test_a_checkpoint_with_a_local_table_chooses_no_address_either(server, colou
     server.requests.clear()
     text = error_line(cli, "test", "runs/fit/run")
     assert "a checkpoint may not choose an address" in text and place in text
-    text = error_line(cli, "export", "runs/fit/run", "--quantize", "int8")
-    assert "--root FOLDER" in text
     assert not server.requests and "s3" not in STORAGES
     cli("test", "runs/fit/run", "labels.csv", "--data.root", place)  # the control
     assert server.requests

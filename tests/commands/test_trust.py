@@ -17,7 +17,6 @@ from tiers import sweep
 
 from finetune import Classifier, load
 from finetune.cli import main
-from finetune.commands import export
 from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.lightning_cli import run_lightning
 from finetune.commands.trust import data_settings
@@ -277,10 +276,6 @@ WAYS = {
     "fit --resume": (f"{FIT} --resume", OF_MODEL),
     "fit --model.weights": (f"{FIT} --model.weights CKPT", OF_MODEL),
     "export": ("export --ckpt_path CKPT --format safetensors --output out.safetensors", OF_MODEL),
-    "export --quantize": (
-        "export --ckpt_path CKPT --output out.onnx --quantize int8",
-        {"data class"} | OF_MODEL,
-    ),
     "serve": ("serve --ckpt_path CKPT --port 0", OF_MODEL),
     "load": ("", OF_MODEL),
 }
@@ -298,8 +293,6 @@ def read(fitted, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
         stop()
 
     monkeypatch.setattr(http_server, "serve_until_stopped", ends_at_once)
-    # what was to be read, was
-    monkeypatch.setattr(export, "_quantize", lambda _, file, data: (file, {}, ""))
 
     def reads(way: str, ckpt: Path, *more: str) -> str:
         if way == "load":

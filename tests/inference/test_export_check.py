@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from finetune.inference import export_check
-from finetune.inference.export_check import MAX_DIFFERENCE, compare_any_size, compare_prepared
-from finetune.inference.predictor import Predictor
+from finetune.inference.export_check import MAX_DIFFERENCE, compare_prepared
 
 pytestmark = pytest.mark.slow
 
@@ -64,41 +63,6 @@ def test_another_class_alone_is_enough_but_in_a_tie(predictor, images, monkeypat
             and found.largest < MAX_DIFFERENCE
             and found.is_good == (num == 0)
         )
-
-
-def test_images_of_many_sizes_are_held_against_the_network(small):
-    predictor = Predictor(small)
-    sizes = [(40, 50), (33, 21), (70, 32), (64, 64), (48, 90), (90, 48)]
-    sample_images = [
-        np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8)
-        for i, size in enumerate(sizes)
-    ]
-    seen = []
-
-    def run(batch):
-        seen.append(batch.shape)
-        return predictor(batch)
-
-    found = compare_any_size(predictor, predictor, run, iter(sample_images))
-    assert found.is_good and found.largest == 0
-    compared = seen[: -export_check._ROUNDS * export_check._CALLS]
-    assert found.num_images == sum(shape[0] for shape in compared) == 6 + 4 * 6 + 4 * 2
-    assert {(1, *size, 3) for size in sizes} < set(compared) and (2, 33, 21, 3) in compared
-    sides = np.array([shape[1:3] for shape in compared])
-    assert (
-        sides.min() == 1
-        and sides.max() == 140
-        and (sides.max(axis=1) / sides.min(axis=1)).max() > 10
-    )
-    for wrong in (  # one of a batch, wide ones, large ones, tiny ones
-        lambda batch: predictor(batch[:1]),
-        lambda batch: predictor(
-            batch[:, :, ::-1] if batch.shape[2] > 4 * batch.shape[1] else batch
-        ),
-        lambda batch: predictor(batch[:, ::2, ::2] if batch.size > 35_000 else batch),
-        lambda batch: predictor(batch) ** (0.5 if batch.size == 3 else 1),
-    ):
-        assert not compare_any_size(predictor, predictor, wrong, iter(sample_images)).is_good
 
 
 def test_a_first_call_after_the_other_is_not_counted(monkeypatch):

@@ -10,7 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from extras import needs_openvino
 from networks import few_blocks
 from safetensors.torch import load_file
 from torch import nn
@@ -18,8 +17,7 @@ from torchvision import models
 
 from finetune.commands.export import export
 from finetune.inference.end_to_end import EndToEnd
-from finetune.inference.exporters import WRITERS, write_onnx, write_openvino
-from finetune.inference.openvino_model import open_model
+from finetune.inference.exporters import WRITERS, write_onnx
 from finetune.models.backbones import build, normalization
 from finetune.models.image_classifier import ImageClassifier
 from finetune.training.calibration import Calibration
@@ -70,22 +68,11 @@ def onnx_run(full: EndToEnd, size: int, folder: Path) -> Run:
     return lambda images: session.run(None, {"images": images})
 
 
-def openvino_run(full: EndToEnd, size: int, folder: Path) -> Run:
-    write_openvino(full, size, "about", folder / "some.xml")
-    names = ("probabilities", "logits")
-    outputs = [open_model(str(folder / "some.xml"), name) for name in names]
-    return lambda images: [output(images) for output in outputs]
-
-
-RUNS = {"onnx": onnx_run, "openvino": openvino_run}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["onnx", pytest.param("openvino", marks=needs_openvino)])
 @pytest.mark.parametrize(("name", "size"), NETWORKS)
-def test_every_kind_of_network_agrees_with_its_file(tmp_path, name, size, kind):
+def test_every_kind_of_network_agrees_with_its_file(tmp_path, name, size):
     full = module(name)
-    run = RUNS[kind](full, size, tmp_path)
+    run = onnx_run(full, size, tmp_path)
     rng = np.random.default_rng(0)
     # Noise of several coarsenesses: of a network with random weights all fine noise looks the same.
     coarse = [(rng.integers(0, 256, (1, k, k, 3), np.uint8), size // k) for k in (1, 2, 4)]
@@ -103,16 +90,13 @@ def test_every_kind_of_network_agrees_with_its_file(tmp_path, name, size, kind):
 
 
 def test_the_command_has_every_format():
-    """Those of one file, and the folders of Core ML and timm."""
+    """Those of one file, and the folder of timm."""
     formats = get_args(inspect.signature(export).parameters["format"].annotation)
-    assert formats == (*WRITERS, "coreml", "timm")
+    assert formats == (*WRITERS, "timm")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(name, marks=needs_openvino if name == "openvino" else ()) for name in WRITERS],
-)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
     suffix, write = WRITERS[kind]
     path = tmp_path / f"some{suffix}"
@@ -128,17 +112,6 @@ def test_nothing_of_this_machine_is_in_a_file(tmp_path, kind):
         assert str(place).encode() not in content
     assert b".py" not in content
     assert b"about" in content
-
-
-def test_a_pt2_is_run_by_torch_alone(tmp_path):
-    full = module("lenet")
-    WRITERS["torch"][1](full, 28, "about", tmp_path / "some.pt2")
-    extra = {"finetune": ""}
-    program = torch.export.load(tmp_path / "some.pt2", extra_files=extra).module()
-    images = torch.randint(0, 256, (5, 28, 28, 3), dtype=torch.uint8)
-    for num in (1, 5):
-        torch.testing.assert_close(program(images[:num])[0], full(images[:num])[0])
-    assert extra["finetune"] == "about"
 
 
 @pytest.mark.slow

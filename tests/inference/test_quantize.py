@@ -1,6 +1,5 @@
-"""int8 predicts nearly as float32 does, in seven bits; a quantization without benefit is refused."""
+"""int8 predicts nearly as float32 does, in seven bits."""
 
-import logging
 import shutil
 from pathlib import Path
 
@@ -9,21 +8,13 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from small_fits import data
 from torch import nn
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.export_check import load_exported
 from finetune.inference.exporters import write_onnx
 from finetune.inference.predictor import Predictor
-from finetune.inference.quantize import (
-    QuantizationResult,
-    _quiet,
-    compare,
-    prepared_batches,
-    quantize,
-    readable,
-)
+from finetune.inference.quantize import quantize
 from finetune.models.ensemble import Ensemble
 from finetune.models.image_classifier import ImageClassifier
 from finetune.training.calibration import Calibration
@@ -126,57 +117,3 @@ def test_what_members_say_is_joined_in_float(tmp_path):
     rounded = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.input}
     joined = [not rounded.isdisjoint(node.output) for node in nodes if node.op_type == "Concat"]
     assert sorted(joined) == [False, True, True]  # inside the networks it is in int8
-
-
-def test_both_files_are_measured_on_the_same_images(predictor, floats, ints, colours):
-    test = data(colours, resize="squash").splits["test"]
-    found = compare(predictor, floats, ints, test, np.arange(30))
-    prepared = np.concatenate(list(prepared_batches(predictor, test, np.arange(30), "some")))
-    predicted = [
-        predictor.decide(load_exported(path)(prepared).astype(np.float64))
-        for path in (floats, ints)
-    ]
-    assert found.num_images == 30 and found.num_other == (predicted[0] != predicted[1]).sum()
-    assert found.accuracy == tuple((one == test.targets.labels).mean() for one in predicted)
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "milliseconds", "reason"),
-    [
-        ((0.9, 0.89), (2.0, 1.0), ""),
-        ((0.9, 0.95), (2.0, 1.0), ""),
-        (
-            (0.9, 0.88),
-            (2.0, 1.0),
-            "it loses more than a point of accuracy: 0.8800, where float has 0.9000",
-        ),
-        ((0.9, 0.9), (2.0, 2.5), "it is not faster on this machine: 2.5 ms, and float 2.0 ms"),
-    ],
-)
-def test_what_speaks_against_it_is_reported(accuracy, milliseconds, reason):
-    assert QuantizationResult(800, accuracy, 3, milliseconds).reason_against == reason
-
-
-def test_what_can_not_be_decoded_is_left_out_where_a_run_has_left_it_out(colours, tmp_path):
-    root = tmp_path / "some"
-    shutil.copytree(colours, root)
-    split = data(root).splits["test"]
-    chosen = np.arange(6)
-    assert readable(split, chosen).tolist() == [0, 1, 2, 3, 4, 5]
-    for i in (1, 4):
-        Path(split.paths[i]).write_bytes(b"no image")
-    assert readable(split, chosen).tolist() == [0, 2, 3, 5]
-    with pytest.raises(ValueError, match="none of 2 images could be decoded"):
-        readable(split, np.array([1, 4]))
-
-
-@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
-def test_log_messages_that_a_program_has_disabled_stay_disabled(level):
-    logging.disable(level)
-    try:
-        with _quiet():
-            assert not logging.getLogger().isEnabledFor(logging.WARNING)
-            assert logging.root.manager.disable == max(level, logging.WARNING)
-        assert logging.root.manager.disable == level
-    finally:
-        logging.disable(logging.NOTSET)

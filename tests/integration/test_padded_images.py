@@ -43,9 +43,9 @@ def wide(tmp_path):
 def test_export_checkpoint_and_service_answer_alike_on_a_wide_image(
     checkpoint, wide, cli, tmp_path
 ):
-    cli("export", checkpoint, "--input", "any_size", "--output", "any.onnx")
+    cli("export", checkpoint, "--output", "some.onnx")
     answers = {}
-    for name, path in {"own": checkpoint, "any": "any.onnx"}.items():
+    for name, path in {"own": checkpoint, "file": "some.onnx"}.items():
         words = ("--workers", 0, "--trainer.accelerator", "cpu", "--out", f"{name}.csv")
         cli("predict", path, wide, *words)
         (row,) = csv.DictReader(Path(f"{name}.csv").read_text().splitlines())

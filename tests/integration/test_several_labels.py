@@ -20,7 +20,6 @@ from finetune.api.fitted_run import FittedRun
 from finetune.api.prediction import LabelsPrediction
 from finetune.cli import run as run_command
 from finetune.data.decode import decode
-from finetune.inference import quantize
 from finetune.inference.export_check import load_exported
 from finetune.inference.predictor import Predictor
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -154,15 +153,10 @@ def test_python_says_the_same(checkpoint, images, expected):
     assert "thresholds for the highest f1" in repr(model)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    sweep(["onnx", "any_size", "torch", "safetensors"], quick=["safetensors"]),
-)
+@pytest.mark.parametrize("kind", sweep(["onnx", "safetensors"], quick=["safetensors"]))
 def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
-    suffix = {"torch": ".pt2", "safetensors": ".safetensors"}.get(kind, ".onnx")
-    out = Path(f"file{suffix}")
-    options = ["--input", "any_size"] if kind == "any_size" else ["--format", kind]
-    cli("export", "--ckpt_path", checkpoint, "--output", out, *options)
+    out = Path(f"file.{kind}")
+    cli("export", "--ckpt_path", checkpoint, "--output", out, "--format", kind)
     assert "same labels, largest difference" in capsys.readouterr().out
     about = json.loads(Path(f"{out}.json").read_text())
     assert about["label_kind"] == "several" and "temperature" not in about
@@ -170,13 +164,8 @@ def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
     predictor = Predictor(checkpoint)
     sample_images = [decode(path) for path in expected]
     p = np.array([p for p, _ in expected.values()])
-    if kind == "any_size":
-        found = np.concatenate([load_exported(out)(image[None]) for image in sample_images])
-    else:
-        found = load_exported(out)(np.stack([predictor.prepare(one) for one in sample_images]))
+    found = load_exported(out)(np.stack([predictor.prepare(one) for one in sample_images]))
     np.testing.assert_allclose(found, p, atol=1e-5)
-    if kind == "torch":
-        return  # only other programs read it
     # the file in the place of the checkpoint
     predictions = load(out, "cpu").predict(list(expected))
     assert [list(one.labels) for one in predictions] == [labels for _, labels in expected.values()]
@@ -311,32 +300,6 @@ def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli
     result = json.loads((run / "test.json").read_text())
     assert found["label_counts"] == result["label_counts"]
     assert found["test/mAP"] == pytest.approx(result["test/mAP"], abs=1e-4)
-
-
-def test_int8_is_measured_by_the_mean_average_precision(checkpoint):
-    rng = np.random.default_rng(0)
-    labels = (rng.random((300, 4)) < 0.4).astype(np.uint8)
-    p = 1 / (1 + np.exp(-rng.normal(size=labels.shape) - 2.0 * labels))
-    found = quantize._score(Predictor(checkpoint), p, labels)
-    assert found == pytest.approx(metrics.average_precision_score(labels, p), abs=2e-3)
-    result = quantize.QuantizationResult(300, (0.9, 0.85), 7, (2.0, 1.0), "mAP")
-    assert "loses more than a point of mAP: 0.8500" in result.reason_against
-    assert result.as_plain()["mAP"] == (0.9, 0.85)
-    single = quantize.QuantizationResult(300, (0.9, 0.9), 7, (2.0, 1.0))
-    assert list(single.as_plain()) == ["num_pictures", "accuracy", "num_other", "milliseconds"]
-
-
-@pytest.mark.slow
-def test_int8_files_say_nearly_the_same(run, cli, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quantize, "time_in_turns", lambda *_: (2.0, 1.0))
-    monkeypatch.setattr(quantize, "MAX_ACCURACY_LOSS", 0.1)
-    best = run / "checkpoints" / "best.ckpt"
-    out = tmp_path / "int8.onnx"
-    cli("export", "--ckpt_path", best, "--quantize", "int8", "--output", out)
-    assert "with other labels; one image" in capsys.readouterr().out
-    floats, ints = json.loads(Path(f"{out}.json").read_text())["quantized"]["mAP"]
-    expected = json.loads((run / "test.json").read_text())["test/mAP"]
-    assert floats == pytest.approx(expected, abs=5e-3) and ints == pytest.approx(floats, abs=0.1)
 
 
 def test_written_predictions_are_a_table_of_images(written, expected):

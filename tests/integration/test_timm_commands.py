@@ -264,15 +264,6 @@ def test_the_licence_is_reported_and_kept(colours, weights, cli, caplog):
     assert reported in Path("runs/fit/version_0/report.html").read_text()
 
 
-def test_preparing_inside_the_file_is_refused_before_anything_is_written(fitted, cli, tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="--input any_size does not support the resize of this network, bicubic: remove it",
-    ):
-        cli("export", fitted, "--input", "any_size", "--output", "any.onnx")
-    assert not (tmp_path / "any.onnx").exists()
-
-
 def test_a_run_that_was_stopped_ends_where_one_does_that_was_not(colours, weights, cli, tmp_path):
     for epochs in ((2,), (1, 2)):
         rest = ("--model.scheduler", "null", "--out", f"runs{len(epochs)}", "--resume")

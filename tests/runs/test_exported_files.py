@@ -211,12 +211,6 @@ def test_very_deep_text_is_damage_too(tmp_path):
         read_exported(write_onnx(tmp_path / "some.onnx", "[" * 200_000))
 
 
-def test_a_pt2_is_never_read(tmp_path):
-    (tmp_path / "some.pt2").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="may run what it holds when it is read: pass a"):
-        read_checkpoint(tmp_path / "some.pt2")
-
-
 def test_a_file_has_later_settings_only_where_they_are_not_the_usual_ones():
     """Earlier versions refuse settings that they do not know, and read files for one class an image."""
     checkpoint = {

@@ -528,20 +528,6 @@ MUTATIONS = [
         "tests/inference/test_exported_network.py -k onnxruntime_writes_nothing",
     ),
     Mutation(
-        "no telemetry: OpenVINO",
-        "system/openvino_import.py",
-        'sys.modules.setdefault("openvino_telemetry", None)',
-        'sys.modules.setdefault("another_package", None)',
-        "tests/inference/test_exported_network.py -k openvino_writes_nothing",
-    ),
-    Mutation(
-        "signals after models of OpenVINO",
-        "system/openvino_import.py",
-        "        return _core()\n",
-        "        return import_openvino().Core()\n",
-        "tests/inference/test_exported_network.py -k signal_is_handled",
-    ),
-    Mutation(
         "no telemetry: MLflow",
         "runs/mlflow_logger.py",
         '"MLFLOW_DISABLE_TELEMETRY", "true"',
