@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all chaos mutations options networks lint docker lock
+.PHONY: demo test quick-tests test-all chaos mutations options lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
@@ -35,10 +35,6 @@ mutations: .venv/installed
 options: .venv/installed
 	$(BIN)/python tests/support/option_list.py
 	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_page.py
-
-# The networks of torchvision and timm that a fit can train, for `finetune backbones`: in some minutes.
-networks: .venv/installed
-	PYTHONPATH=tests/support $(BIN)/python tests/support/network_table.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

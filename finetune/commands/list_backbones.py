@@ -1,18 +1,25 @@
-"""`finetune backbones`: list the networks that a fit can train; without torch, so that it answers at once."""
+"""`finetune backbones`: list the networks that a fit can train."""
 
+import dataclasses
 import fnmatch
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Column
 from rich.text import Text
 
 from finetune.commands.parser import OneLineErrorParser, PlainHelpFormatter
 from finetune.commands.plain_table import plain_table, table_console
-from finetune.models.network_list import ListedNetwork, has_timm, listed_networks
 from finetune.system.messages import NotFound, install
 
+if TYPE_CHECKING:
+    from finetune.models.network_list import ListedNetwork
+
 _WIDTH = 160  # of a table that is not shown on a terminal
+_MOST_COUNTED = (
+    100  # networks whose parameters are counted: each is built, which takes a tenth of a second
+)
 _HELP = """\
 Lists the networks that --backbone takes: those of torchvision and, if it is installed, of timm. Without a
 pattern or --local, those of timm are only counted.
@@ -47,30 +54,33 @@ def make_parser() -> OneLineErrorParser:
 def list_backbones(arguments: Sequence[str]) -> None:
     """List networks; see `finetune backbones --help`."""
     options = make_parser().parse_args(list(arguments))
-    usable = [network for network in listed_networks() if has_timm() or not network.is_of_timm]
-    matches = matching(usable, options.pattern)
+    # After the options are checked: it imports torch, for seconds.
+    from finetune.models.network_list import timm_networks, torchvision_networks
+
+    of_timm = list(timm_networks())
+    matches = matching([*torchvision_networks(), *of_timm], options.pattern)
+    hint = "" if of_timm else f"; timm has more: {install('timm')}"
     if options.local:
         matches = [network for network in matches if network.is_local()]
     elif options.pattern and not matches:
-        hint = _without_timm(options.pattern) or "; patterns are such as 'resnet*' and '*vit*'"
-        raise NotFound(f"no network matches {options.pattern!r}{hint}")
+        raise NotFound(
+            f"no network matches {options.pattern!r}; patterns are such as 'resnet*' and '*vit*'{hint}"
+        )
+    if not options.pattern and not options.local and not options.json:
+        matches = [network for network in matches if network not in of_timm]
+        if of_timm:
+            hint = f"; timm has {len(of_timm):,} more: finetune backbones 'timm/*'"
     if options.json:
-        print(json.dumps([network.as_dict() for network in matches], indent=1))
-        return
-    is_short = not options.pattern and not options.local
-    shown = [network for network in matches if not (is_short and network.is_of_timm)]
-    if shown:
-        _print_table(shown)
+        print(json.dumps([_as_dict(network) for network in matches], indent=1))
+    elif matches:
+        _print_table(matches)
+        if hint:
+            print(f"\n{hint.removeprefix('; ')}")
     else:
         print("no weights on this machine")
-    num = sum(network.is_of_timm for network in matching(listed_networks(), options.pattern))
-    if num and not has_timm():
-        print(f"\ntimm has {num:,} more and is not installed: {install('timm')}")
-    elif num and is_short:
-        print(f"\ntimm has {num:,} more: finetune backbones 'timm/*'")
 
 
-def matching(networks: Sequence[ListedNetwork], pattern: str | None) -> list[ListedNetwork]:
+def matching(networks: Sequence["ListedNetwork"], pattern: str | None) -> list["ListedNetwork"]:
     """Return the networks whose name matches a pattern or contains a text. The prefix `timm/` may be left away."""
     if pattern is None:
         return list(networks)
@@ -83,35 +93,28 @@ def matching(networks: Sequence[ListedNetwork], pattern: str | None) -> list[Lis
     ]
 
 
-def _without_timm(pattern: str) -> str:
-    """Return a hint if networks of timm match, and it is not installed."""
-    if has_timm() or not matching(listed_networks(), pattern):
-        return ""
-    return f"; timm has some: {install('timm')}"
-
-
-def _print_table(networks: Sequence[ListedNetwork]) -> None:
+def _print_table(networks: Sequence["ListedNetwork"]) -> None:
     columns = [
         Column("network", overflow="fold"),
         Column("parameters", justify="right", no_wrap=True),
-        Column("weights", justify="right", no_wrap=True),
         Column("image size", justify="right", no_wrap=True),
         Column("on this machine", no_wrap=True),
         Column("licence of the weights", overflow="fold"),
     ]
     table = plain_table(columns)
+    is_counted = len(networks) <= _MOST_COUNTED
     for network in networks:
-        table.add_row(*map(Text, _cells(network)))
+        num = network.num_parameters() if is_counted else None
+        cells = [
+            network.name,
+            "" if num is None else f"{num / 1e6:,.1f} M",
+            f"{network.image_size} px",
+            "yes" if network.is_local() else "",
+            network.licence,
+        ]
+        table.add_row(*map(Text, cells))
     table_console(_WIDTH).print(table)
 
 
-def _cells(network: ListedNetwork) -> list[str]:
-    size = "none" if network.megabytes is None else f"{network.megabytes:,.0f} MB"
-    return [
-        network.name,
-        f"{network.parameters / 1e6:,.1f} M",
-        size,
-        f"{network.image_size} px",
-        "yes" if network.is_local() else "",
-        network.licence,
-    ]
+def _as_dict(network: "ListedNetwork") -> dict[str, Any]:
+    return {**dataclasses.asdict(network), "is_local": network.is_local()}

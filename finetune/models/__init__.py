@@ -10,7 +10,7 @@ Networks:
 - `image_classifier`: the complete module from images to logits. Training, prediction and exports share it.
 - `size_check`: checks that a network takes images of a size.
 - `fx`: fuses batch norm into convolutions.
-- `network_list`: all networks that a fit can train, from a file, so that listing them needs no torch.
+- `network_list`: all networks of torchvision and timm, for `finetune backbones`.
 - `candidates`: the networks that `--backbone auto` chooses from, and whether their weights are available.
 
 Weights and checkpoints:

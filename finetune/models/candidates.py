@@ -11,8 +11,7 @@ import torch
 from torchvision import models
 
 from finetune.models.backbones import SMALL_NETWORKS
-from finetune.models.network_list import TIMM_WEIGHT_FILES, has_timm
-from finetune.models.timm_backbones import is_timm, pretrained_cfg
+from finetune.models.timm_backbones import TIMM_WEIGHT_FILES, has_timm, is_timm, pretrained_cfg
 
 AUTO = "auto"
 DEFAULT = "DEFAULT"

@@ -1,20 +1,18 @@
-"""The networks that a fit can train, with size and licence, and whether their weights are on this machine.
+"""The networks of torchvision and timm, with size and licence, and whether their weights are on this machine."""
 
-`network_list.json` next to this module has the networks of torchvision and timm. `make networks` writes it, since
-importing these libraries takes seconds and building their networks minutes. This module imports neither them nor torch.
-"""
-
-import importlib.util
-import json
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-FILE = Path(__file__).with_suffix(".json")
-# Names of timm's files of weights, in folders and on the hub, the preferred one first.
-TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+import torch
+from torchvision import models
+
+from finetune.models.backbones import SMALL_NETWORKS, build, check_name, vit_size
+from finetune.models.candidates import Candidate, cached_file
+from finetune.models.timm_backbones import PREFIX, has_timm
+from finetune.system.messages import WrongUsage
+
+_TORCHVISION_LICENCE = "BSD-3-Clause code; ImageNet's terms"
+_SWAG = "https://github.com/facebookresearch/SWAG/blob/main/LICENSE"  # CC BY-NC 4.0
 
 
 @dataclass(frozen=True)
@@ -23,87 +21,53 @@ class ListedNetwork:
 
     Attributes:
         name: Value of `model.backbone`. Those of timm begin with `timm/` and name their weights.
-        parameters: Number of parameters, with a head of 1,000 classes.
-        megabytes: Size of the published weights in MB; None if none are published.
         image_size: Side in pixels of the images that the weights were trained on.
         licence: Licence of the weights; "" if it is not stated.
-        location: File name in torch's cache, or repository on the Hugging Face hub; "" if none are published.
     """
 
     name: str
-    parameters: int
-    megabytes: float | None
     image_size: int
     licence: str
-    location: str
-
-    @property
-    def is_of_timm(self) -> bool:
-        return self.name.startswith("timm/")
 
     def is_local(self) -> bool:
         """Return whether the published weights are in the cache of torch or of the Hugging Face hub."""
-        if not self.location:
-            return False
-        if not self.is_of_timm:
-            return (torch_cache() / self.location).is_file()
-        return _is_in_hub_cache(hub_cache(), self.location)
+        return cached_file(Candidate(self.name)) is not None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
-        return {
-            "name": self.name,
-            "parameters": self.parameters,
-            "megabytes": self.megabytes,
-            "image_size": self.image_size,
-            "licence": self.licence,
-            "is_local": self.is_local(),
-        }
+    def num_parameters(self) -> int | None:
+        """Return the number of parameters with a head of 1,000 classes; None for a network that a fit refuses."""
+        try:
+            with torch.device("meta"):
+                return sum(parameter.numel() for parameter in build(self.name, 1000).parameters())
+        except WrongUsage:
+            return None
 
 
-def torch_cache() -> Path:
-    """Return the folder in which torch caches weights. As `torch.hub.get_dir`."""
-    home = os.environ.get("TORCH_HOME") or f"{_cache_home()}/torch"
-    return Path(home).expanduser() / "hub" / "checkpoints"
+def torchvision_networks() -> Iterator[ListedNetwork]:
+    """Yield finetune's own networks and those of torchvision."""
+    for name in SMALL_NETWORKS:
+        yield ListedNetwork(name, 28, "")
+    for name in sorted(models.list_models(module=models)):
+        try:
+            check_name(name)
+        except WrongUsage:
+            continue
+        weights = models.get_model_weights(name).DEFAULT
+        own_size = vit_size(name, None) and weights.meta["min_size"][0]
+        licence = weights.meta.get("license", _TORCHVISION_LICENCE)
+        yield ListedNetwork(
+            name,
+            own_size or weights.transforms().crop_size[0],
+            "CC-BY-NC-4.0" if licence == _SWAG else licence,
+        )
 
 
-def hub_cache() -> Path:
-    """Return the folder in which the client of the Hugging Face hub caches files. As `huggingface_hub.constants`."""
-    home = os.environ.get("HF_HOME") or f"{_cache_home()}/huggingface"
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    folder = named or f"{home}/hub"
-    return Path(os.path.expandvars(folder)).expanduser()
+def timm_networks() -> Iterator[ListedNetwork]:
+    """Yield the networks of timm with published weights, if it is installed. A fit refuses those with several heads."""
+    if not has_timm():
+        return
+    import timm
 
-
-def _cache_home() -> str:
-    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-
-
-def _is_in_hub_cache(folder: Path, repository: str) -> bool:
-    repo = folder / f"models--{repository.replace('/', '--')}"
-    try:
-        commit = (repo / "refs/main").read_text("utf-8").strip()
-    except (OSError, ValueError):
-        return False
-    return any((repo / "snapshots" / commit / name).is_file() for name in TIMM_WEIGHT_FILES)
-
-
-@cache
-def _content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
-    return content
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of torchvision and timm that the list was made with."""
-    return dict(_content()["versions"])
-
-
-def has_timm() -> bool:
-    """Return whether timm is installed."""
-    return importlib.util.find_spec("timm") is not None
-
-
-def listed_networks() -> list[ListedNetwork]:
-    """Return all networks of the list: finetune's own, those of torchvision, those of timm."""
-    return [ListedNetwork(*row) for row in _content()["networks"]]
+    for name in timm.list_pretrained():
+        config = timm.get_pretrained_cfg(name)
+        if config.hf_hub_id:
+            yield ListedNetwork(PREFIX + name, config.input_size[1], config.license or "")

@@ -1,5 +1,6 @@
 """Networks of timm: building them, and the description of their weights."""
 
+import importlib.util
 import json
 import math
 import os
@@ -17,6 +18,8 @@ from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
 from finetune.system.option_names import with_option
 
+# Names of timm's files of weights, in folders and on the hub, the preferred one first.
+TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "timm/"
 _MAX_CONFIG = 50_000_000  # bytes; that of ImageNet-21k's names has 3 MB
 # Arguments with which a network may have been built. `read_timm` checks global_pool.
@@ -58,6 +61,11 @@ class Description(NamedTuple):
     licence: str | None
     num_classes: int
     class_names: list[str] | None
+
+
+def has_timm() -> bool:
+    """Return whether timm is installed."""
+    return importlib.util.find_spec("timm") is not None
 
 
 def is_timm(backbone: str) -> bool:

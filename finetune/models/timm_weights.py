@@ -12,8 +12,8 @@ from torch import nn
 
 from finetune.models.backbones import grey_levels
 from finetune.models.hub import quiet_hub
-from finetune.models.network_list import TIMM_WEIGHT_FILES
 from finetune.models.timm_backbones import (
+    TIMM_WEIGHT_FILES,
     Description,
     create,
     describe,
