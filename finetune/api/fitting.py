@@ -82,7 +82,7 @@ def fit(
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
-        class_weights: `balanced`; weights of classes such as `{"cat": 2}`, where others have 1; or a file of them.
+        class_weights: `balanced`; weights of classes such as `{"cat": 2}`, where others have 1; or a .yaml file.
         folds: Number of folds of a cross-validation. Each is a fit in a subprocess, tested on another part of the
             images. The result is over all images, and `best` joins the networks of all folds.
         devices: Their number, or which ones.

@@ -161,7 +161,7 @@ def replace_shorthands(command: str, line: ParsedLine) -> None:
 
 
 def _class_weights(command: str, full: str, value: str) -> str:
-    """Return the weights of classes as JSON, with the content of a file; `balanced` and null as they are."""
+    """Return the weights of classes as JSON, with the content of the file; `balanced` and null as they are."""
     if value in (BALANCED, "null"):
         return value
     try:

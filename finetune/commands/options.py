@@ -184,7 +184,7 @@ training: fit benchmark
       lr learning_rate rate lr0
   --optimizer, --model.optimizer NAME      torch optimizer; others, such as SGD, have another default rate [AdamW]
       opt optim
-  --class_weights, --model.class_weights W balanced: each class counts the same; a:2,b:0.5; a file
+  --class_weights, --model.class_weights W balanced: each class counts the same; a:2,b:0.5; a .yaml
   --seed, --seed_everything N              seed of image order, augmentation and random weights [0]
       seed
 machine: fit validate test predict

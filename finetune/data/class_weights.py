@@ -3,14 +3,12 @@
 This module imports nothing heavy: the option is checked before torch is imported.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.data.tables.table_file import read_table
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, did_you_mean, reason
 
@@ -18,19 +16,16 @@ BALANCED = "balanced"
 # A weight other than 0 is within these bounds, in which float32 computes losses without overflow.
 _LEAST = 1e-6
 _MOST = 1e6
-_JSON = (".json",)
-_YAML = (".yaml", ".yml")
-_TABLES = (".csv", ".tsv")
-_FORMS = "balanced, text such as 'cat:2,dog:0.5', or a .json, .yaml or .csv file"
-_OF_FILES = "put weights of classes whose names contain : or , into a .json, .yaml or .csv file"
+_FORMS = "balanced, text such as 'cat:2,dog:0.5', or a .yaml file"
+_OF_FILES = "put weights of classes whose names contain : or , into a .yaml file"
 
 
 def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, float] | str | None:
     """Return the weights that an option gives by class name; `balanced` and None as they are.
 
     Args:
-        value: A mapping; `balanced`; text such as `cat:2,dog:0.5`, or a mapping in YAML; or the path of a file: a .json
-            object, a .yaml mapping, or a .csv with the columns class and weight.
+        value: A mapping, also as the text of a dict from Python; `balanced`; text such as `cat:2,dog:0.5`; or the path
+            of a .yaml file with a mapping.
 
     Raises:
         WrongUsage: The value has another form, a class occurs twice, or a weight is invalid.
@@ -41,11 +36,8 @@ def parse_class_weights(value: Mapping[str, Any] | str | None) -> dict[str, floa
     if isinstance(value, Mapping):
         return _checked(value.items(), "class_weights")
     text = value.strip()
-    suffix = os.path.splitext(text)[1].lower()
-    if suffix in (*_JSON, *_YAML, *_TABLES):
-        return _checked(
-            _pairs_of_file(Path(os.path.expanduser(text)), suffix), f"class_weights {text}"
-        )
+    if os.path.splitext(text)[1].lower() == ".yaml":
+        return _checked(_pairs_of_file(Path(os.path.expanduser(text))), f"class_weights {text}")
     if text.startswith("{"):
         return _checked(_pairs_of_yaml(text, "class_weights"), "class_weights")
     return _checked(_pairs_of_text(text), "class_weights")
@@ -100,37 +92,16 @@ def _pairs_of_text(text: str) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _pairs_of_file(path: Path, suffix: str) -> list[tuple[str, Any]]:
-    """Return the classes and weights of a file."""
+def _pairs_of_file(path: Path) -> list[tuple[str, Any]]:
+    """Return the classes and weights of a .yaml file."""
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"class_weights: {str(path)!r} {what}")
-    if suffix in _TABLES:
-        return _pairs_of_table(path)
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUsage(f"class_weights: cannot read {path}: {reason(error)}") from error
-    if suffix in _JSON:
-        return _pairs_of_json(text, path)
     return _pairs_of_yaml(text, f"class_weights: {path}")
-
-
-def _pairs_of_json(text: str, path: Path) -> list[tuple[str, Any]]:
-    """Return the pairs of a JSON object, in which a name may occur twice."""
-    try:
-        content = json.loads(text, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError) as error:
-        raise WrongUsage(f"class_weights: {path} is not valid JSON: {reason(error)}") from error
-    if not isinstance(content, _Pairs):
-        raise WrongUsage(
-            f'class_weights: {path} must be an object such as {{"cat": 2, "dog": 0.5}}'
-        )
-    return content
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as its pairs, unlike a list of JSON."""
 
 
 def _pairs_of_yaml(text: str, source: str) -> list[tuple[str, Any]]:
@@ -151,21 +122,6 @@ def _pairs_of_yaml(text: str, source: str) -> list[tuple[str, Any]]:
         if not isinstance(name, str):
             raise WrongUsage(f"{source} must be a mapping such as {{cat: 2, dog: 0.5}}")
     return pairs
-
-
-def _pairs_of_table(path: Path) -> list[tuple[str, Any]]:
-    """Return the rows of a table with the columns class and weight."""
-    try:
-        table = read_table(path)
-    except ValueError as error:
-        raise WrongUsage(f"class_weights: {reason(error)}") from error
-    columns = {name.lower(): values for name, values in table.columns.items()}
-    for name in ("class", "weight"):
-        if name not in columns:
-            raise WrongUsage(
-                f"class_weights: {path} has no column {name!r}; its first line must be class,weight"
-            )
-    return list(zip(columns["class"], columns["weight"], strict=True))
 
 
 def _checked(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, float]:

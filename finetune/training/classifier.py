@@ -79,7 +79,7 @@ class Classifier(pl.LightningModule):
             absent.
         class_weights: `balanced` weights each class by the inverse of its frequency in training; of several labels the
             images with a label as much as those without. Or the weight of each class, from 0: `cat:2,dog:0.5`, or a
-            .json, .yaml or .csv file. Classes that are not named have 1. Of several labels it is the weight of the
+            .yaml file. Classes that are not named have 1. Of several labels it is the weight of the
             images with the label.
         compile: Use torch.compile. The first batch of each kind then takes about a minute.
         network_size: Side of the images in pixels, for networks with position embeddings.

@@ -47,13 +47,13 @@ def test_weights_of_classes_in_a_file_become_values_of_the_run(colours, cli, tmp
     with pytest.raises(ValueError, match=r"there is no class 'rde'; did you mean 'red'\?$"):
         cli(*fit, "--class_weights", "rde:2")
     assert not (tmp_path / "runs/fit").exists()
-    Path("weights.csv").write_text("class,weight\nred,2\n")
-    cli(*fit, "--class_weights", "weights.csv")
+    Path("weights.yaml").write_text("red: 2\n")
+    cli(*fit, "--class_weights", "weights.yaml")
     run = Path("runs/fit/version_0")
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["class_weights"] == {
         "red": 2.0
     }
-    Path("weights.csv").unlink()
+    Path("weights.yaml").unlink()
     cli("fit", "--resume", run, "--trainer.max_epochs", 2)
     state = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     assert state["hyper_parameters"]["class_weights"] == {"red": 2.0}
