@@ -85,10 +85,6 @@ class BenchmarkCLI(FinetuneCLI):
             raise WrongUsage(
                 "benchmark measures training steps, and --model.freeze backbone has none: omit it"
             )
-        if self.datamodule.sizes:
-            raise WrongUsage(
-                "benchmark measures images of one size: remove --data.image_size_schedule"
-            )
         self.recorder = Recorder(options.repeats)
         trainer = super().instantiate_trainer(**kwargs)
         self.recorder.attach(trainer)

@@ -263,10 +263,6 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
     if limits:
         flag = flag_names("fit", f"trainer.{limits[0]}")
         raise WrongUsage(f"--minutes and {flag} both set the length of training: remove one")
-    if getattr(config.data.init_args, "image_size_schedule", None) is not None:
-        raise WrongUsage(
-            "--minutes times images of one size: remove --data.image_size_schedule, or pass --epochs"
-        )
     if config.trainer.num_nodes != 1 or is_launched():
         raise WrongUsage(
             "--minutes measures on one machine: on several, pass --epochs (--trainer.max_epochs) instead"

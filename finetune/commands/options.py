@@ -52,8 +52,6 @@ not shown: fit benchmark
       multi_label multilabel
   --data.eval_image_size PIXELS
       eval_size test_size val_size test_input_size
-  --data.image_size_schedule SIZES
-      progressive_resizing size_schedule
   --data.class_names NAMES
       classes
   --data.corrections FILE

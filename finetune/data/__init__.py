@@ -15,9 +15,9 @@ Lists of images:
 One image:
 
 - `decode`: a file to RGB pixels, with `resize`, `limits`, `completeness` (truncated files) and `bit_depths`. `heif`:
-  HEIC and AVIF. `frames`: files with several frames or pages.
+  HEIC and AVIF.
 - `image_cache`: decoded images on disk, in a `memmap`.
-- `transforms`: augmentation and resizing, with `size_schedule`, `trivial_augment` and `mixing`.
+- `transforms`: augmentation and resizing, with `trivial_augment` and `mixing`.
 
 Batches:
 
@@ -27,8 +27,8 @@ Batches:
 - `device_copy`: copies batches to the GPU.
 
 `datamodule` is the base class of all data modules. `scanned_data` holds its images, `data_settings` its settings.
-`class_weights` parses the weights of classes, `data_place` says where the images lie. `depth` warns of images
-that would be black in training. The package `checking` looks for faults in a data set.
+`class_weights` parses the weights of classes, `data_place` says where the images lie. The package
+`checking` looks for faults in a data set.
 
 Code that creates, changes or mixes images belongs here. Its result must be a function of (seed, epoch, index), never of
 the devices.

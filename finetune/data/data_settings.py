@@ -8,7 +8,6 @@ from typing import Any
 import albumentations as A
 
 from finetune.data.groups import check_group_by
-from finetune.data.size_schedule import parse_sizes
 from finetune.data.storage import normal_path
 from finetune.data.tables.table_file import is_table
 from finetune.data.transforms import (
@@ -16,7 +15,6 @@ from finetune.data.transforms import (
     Interpolation,
     ResizeMode,
     eval_transform,
-    padded_crops,
     train_transform,
 )
 from finetune.models.checkpoint_values import (
@@ -44,16 +42,10 @@ class Preparation:
 
     image_size: int
     eval_image_size: int | None = None
-    image_size_schedule: Sequence[int] | str | None = None
     resize: ResizeMode = "shorter_side"
     interpolation: Interpolation = "bilinear"
     crop_share: float = CROP_SHARE
     cache_size: int | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of the schedule; () if there is none."""
-        return parse_sizes(self.image_size_schedule, self.image_size)
 
     @property
     def evaluated_size(self) -> int:
@@ -65,12 +57,11 @@ class Preparation:
         return eval_transform(size, self.resize, self.interpolation, self.crop_share)
 
     def __post_init__(self) -> None:
-        sizes = self.sizes
         for name in ("image_size", "eval_image_size"):
             size = getattr(self, name)
             if size is not None and size < MIN_PIXELS:
                 raise WrongUsage(f"{name} must be at least {MIN_PIXELS}, got {size}")
-        largest = max(self.image_size, self.evaluated_size, *sizes)
+        largest = max(self.image_size, self.evaluated_size)
         if largest > MAX_PIXELS:
             raise WrongUsage(
                 f"image_size must be at most {MAX_PIXELS}, got {largest}; most networks take 224"
@@ -84,13 +75,8 @@ class Preparation:
             raise WrongUsage(
                 f"crop_share {self.crop_share} would resize images to {side:,.0f} pixels, at most {MAX_RESIZED:,}"
             )
-        largest_of = {
-            "image_size": self.image_size,
-            "eval_image_size": self.evaluated_size,
-            "image_size_schedule": max(sizes, default=0),
-        }
-        name = max(largest_of, key=lambda name: largest_of[name])
         if self.cache_size is not None and self.cache_size < largest:
+            name = "image_size" if largest == self.image_size else "eval_image_size"
             raise WrongUsage(f"cache_size {self.cache_size} must be at least {name}, {largest}")
 
 
@@ -110,14 +96,14 @@ class Augmentation:
 
     def train_transform(self, size: int, preparation: Preparation) -> A.Compose:
         """Return the transform of training to an input of this size."""
-        if not self.crop_and_flip:
-            first = preparation.eval_transform(size)
-        elif preparation.resize == "pad":
-            first = padded_crops(size, self.min_crop, preparation.interpolation)
-        else:
-            first = None
-        extra = self.augmentations or ()
-        return train_transform(size, extra, self.min_crop, first, preparation.interpolation)
+        return train_transform(
+            size,
+            self.augmentations or (),
+            self.min_crop,
+            None if self.crop_and_flip else preparation.eval_transform(size),
+            preparation.interpolation,
+            is_padded=preparation.resize == "pad",
+        )
 
     def __post_init__(self) -> None:
         if not 0 < self.min_crop <= 1:

@@ -42,7 +42,6 @@ from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import SeenRecord, merge_records
-from finetune.data.size_schedule import ScheduledTransform, build_scheduled_transform
 from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
@@ -85,11 +84,9 @@ class ImageDataModule(pl.LightningDataModule):
             spaced images.
         image_size: Side of the network's input, in pixels.
         eval_image_size: Side of the input in validation, test and prediction, in pixels; null for `image_size`.
-        image_size_schedule: Sizes of the training images, such as 96,128, each for an equal share of the epochs. The
-            last one must be `image_size`. The size depends only on the epoch and `trainer.max_epochs`.
         resize: How images are resized in evaluation. `shorter_side` keeps their proportions, `squash` does not (as in
             the book); both then crop the centre. `whole` squashes and does not crop. `pad` keeps the proportions, does
-            not crop, and fills the rest with the mean colour of ImageNet; so do random crops that exceed an image.
+            not crop, and fills the rest with the mean colour of ImageNet, also before the random crops of training.
         interpolation: Kernel for resizing: `bilinear`, or `bicubic` as for many of timm's weights.
         crop_share: Side of evaluation's centre crop, as a share of the resized side, from 0.1 to 1.
         crop_and_flip: Random crops and flips in training. Without them images are prepared as in evaluation.
@@ -135,7 +132,6 @@ class ImageDataModule(pl.LightningDataModule):
         batch_size: int = 32,
         image_size: int = 224,
         eval_image_size: int | None = None,
-        image_size_schedule: list[int] | str | None = None,
         resize: ResizeMode = "shorter_side",
         interpolation: Interpolation = "bilinear",
         crop_share: float = CROP_SHARE,
@@ -173,7 +169,6 @@ class ImageDataModule(pl.LightningDataModule):
         self.preparation = Preparation(
             image_size=image_size,
             eval_image_size=eval_image_size,
-            image_size_schedule=image_size_schedule,
             resize=resize,
             interpolation=interpolation,
             crop_share=crop_share,
@@ -214,18 +209,14 @@ class ImageDataModule(pl.LightningDataModule):
         self.correct_test = correct_test
         self.batch_size = batch_size
         self.image_size = image_size
-        self.sizes = self.preparation.sizes
         self.eval_image_size = self.preparation.evaluated_size
         self.num_workers = num_workers
         self.on_bad_image = on_bad_image
         self.cache_limit_gb = cache_limit_gb
-        self.train_transforms = {
-            size: self.augmentation.train_transform(size, self.preparation)
-            for size in {image_size, *self.sizes}
-        }
+        self.train_transform = self.augmentation.train_transform(image_size, self.preparation)
         self.eval_transform = self.preparation.eval_transform(self.eval_image_size)
         self.mixing = Mixing(mixup, cutmix)
-        self.collate = Collate(image_size, self.eval_image_size, *self.sizes)
+        self.collate = Collate(image_size, self.eval_image_size)
         self._transfer = DeviceCopy()
         self._ahead = BatchesAhead()
         # the classes in order; None for those of the training images
@@ -437,11 +428,10 @@ class ImageDataModule(pl.LightningDataModule):
         return ImageDataset(
             samples.read,
             samples.targets,
-            self.train_transforms[self.image_size] if train else self.eval_transform,
+            self.train_transform if train else self.eval_transform,
             seed=run_seed(),
             on_bad_image="skip" if split == "predict" else self.on_bad_image,
             mixing=self.mixing,
-            by_epoch=self._transforms_by_epoch() if train else None,
             weights=samples.weights,
         )
 
@@ -473,13 +463,6 @@ class ImageDataModule(pl.LightningDataModule):
         if self.trainer is None:
             return None
         return Devices(self.trainer.strategy.root_device.type, self.trainer.num_devices)
-
-    def _transforms_by_epoch(self) -> ScheduledTransform | None:
-        max_epochs = getattr(self.trainer, "max_epochs", None)
-        is_fast_dev_run = bool(getattr(self.trainer, "fast_dev_run", False))
-        return build_scheduled_transform(
-            self.train_transforms, self.sizes, max_epochs, is_fast_dev_run
-        )
 
     @property
     def num_batches(self) -> int:

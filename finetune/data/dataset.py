@@ -41,7 +41,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
         seed: Seed of the random transforms.
         on_bad_image: What to do with an image that cannot be decoded: raise an error, or skip it.
         mixing: Mixup and CutMix in training. Mixed samples also have `partner_label` and `share`.
-        by_epoch: Returns the transform of an epoch, if it depends on the epoch.
         weights: Weight of each image in the loss, (N,). Samples then also have `weight`, mixed ones `partner_weight`.
     """
 
@@ -53,7 +52,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         on_bad_image: Literal["error", "skip"] = "error",
         mixing: Mixing = _UNMIXED,
-        by_epoch: Callable[[int], A.Compose] | None = None,
         weights: np.ndarray | None = None,
     ) -> None:
         self.read = read
@@ -62,7 +60,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.seed = seed
         self.on_bad_image = on_bad_image
         self.mixing = mixing
-        self.by_epoch = by_epoch
         self.weights = weights
 
     def __len__(self) -> int:
@@ -125,9 +122,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def _apply_transform(self, decoded: np.ndarray, epoch: int | None, index: int) -> np.ndarray:
         if epoch is None:
             return self.transform(image=decoded)["image"]
-        transform = self.transform if self.by_epoch is None else self.by_epoch(epoch)
-        set_random_seed(transform, augmentation_seed(self.seed, epoch, index))
-        return transform(image=decoded)["image"]
+        set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))
+        return self.transform(image=decoded)["image"]
 
 
 class FetchedImages(Dataset[dict[str, Any]]):

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from finetune.data.decode import IMAGE_SUFFIXES, stored_size
-from finetune.data.frames import frames_line
 from finetune.data.heif import heic_advice
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import file_stats, is_local, kind_of, normal_path, open_file, refresh
@@ -32,8 +31,6 @@ def unlabelled_samples(
 ) -> Samples:
     """Return the images that `files_to_predict` finds, without labels."""
     paths = files_to_predict(images, skip, is_logged, columns)
-    if is_logged and (line := frames_line(paths)):
-        log.warning("%s", line)
     return Samples(paths, ClassIndex(np.full(len(paths), -1, np.int64), num_classes=0))
 
 

@@ -67,63 +67,6 @@ class RandomResizedCrop(A.RandomResizedCrop):
         )
 
 
-class RandomPaddedCrop(A.RandomResizedCrop):
-    """`RandomResizedCrop` of an image that is padded to a square. No crop misses the image.
-
-    A crop longer than the image along an axis contains the complete image there, at a random place, and the rest is
-    `PADDING`. A shorter crop lies within the image along that axis. Crops of a square image are those of
-    `RandomResizedCrop`.
-    """
-
-    def get_params_dependent_on_data(
-        self, params: dict[str, Any], data: dict[str, Any]
-    ) -> dict[str, tuple[int, int, int, int]]:
-        height, width = params["shape"][:2]
-        side = max(height, width)
-        square = {**params, "shape": (side, side, 3)}
-        left, top, right, bottom = super().get_params_dependent_on_data(square, data)["crop_coords"]
-        left, right = _moved(left, right, side, width)
-        top, bottom = _moved(top, bottom, side, height)
-        return {"crop_coords": (left, top, right, bottom)}
-
-    def apply(
-        self, img: NDArray[np.uint8], crop_coords: tuple[int, int, int, int], **params: Any
-    ) -> NDArray[np.uint8]:
-        left, top, right, bottom = crop_coords
-        height, width = img.shape[:2]
-        rows = _scaled(top, bottom, height, self.size[0])
-        columns = _scaled(left, right, width, self.size[1])
-        part = img[max(top, 0) : min(bottom, height), max(left, 0) : min(right, width)]
-        is_bicubic = self.interpolation == cv2.INTER_CUBIC
-        return padded(part, self.size, rows, columns, is_bicubic=is_bicubic)
-
-
-def _moved(first: int, end: int, side: int, length: int) -> tuple[int, int]:
-    """Return where a crop of the padded square begins and ends along an axis of the image.
-
-    The crop has the same relative place on the image as on the square. A crop longer than the image begins before it.
-
-    Args:
-        first: First pixel of the crop on the square.
-        end: The pixel after its last one.
-        side: Side of the square.
-        length: Length of the image along this axis.
-    """
-    num = end - first
-    if side == length:
-        return first, end
-    place = first / (side - num) if side > num else 0.5
-    first = round(place * (length - num))
-    return first, first + num
-
-
-def _scaled(first: int, end: int, length: int, size: int) -> tuple[int, int]:
-    """Return where the part of an image within a crop begins and ends in a result of `size` pixels."""
-    scale = size / (end - first)
-    begin = min(round(max(-first, 0) * scale), size - 1)
-    return begin, max(round(min(length - first, end - first) * scale), begin + 1)
-
-
 class Pad(A.ImageOnlyTransform):
     """Resizes an image to fit into a square, centres it, and fills the rest with `PADDING`.
 
@@ -143,40 +86,12 @@ class Pad(A.ImageOnlyTransform):
         width = max(1, round(img.shape[1] * scale))
         top = (self.size - height) // 2
         left = (self.size - width) // 2
-        return padded(
-            img,
-            size=(self.size, self.size),
-            rows=(top, top + height),
-            columns=(left, left + width),
-            is_bicubic=self.interpolation == cv2.INTER_CUBIC,
+        result = np.full((self.size, self.size, 3), PADDING, np.uint8)
+        is_bicubic = self.interpolation == cv2.INTER_CUBIC
+        result[top : top + height, left : left + width] = resize(
+            img, height, width, is_bicubic=is_bicubic
         )
-
-
-def padded(
-    image: NDArray[np.uint8],
-    size: tuple[int, int],
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    *,
-    is_bicubic: bool = False,
-) -> NDArray[np.uint8]:
-    """Resize an image, and pad it to `size` with `PADDING`.
-
-    Args:
-        image: The image to resize, (H, W, 3) uint8.
-        size: Height and width of the result.
-        rows: First and end row of the resized image.
-        columns: First and end column of the resized image.
-        is_bicubic: Whether to resize bicubically.
-    """
-    height = rows[1] - rows[0]
-    width = columns[1] - columns[0]
-    resized = resize(image, height, width, is_bicubic=is_bicubic)
-    if (height, width) == size:
-        return resized
-    result = np.full((*size, 3), PADDING, np.uint8)
-    result[slice(*rows), slice(*columns)] = resized
-    return result
+        return result
 
 
 class Resize(A.Resize):

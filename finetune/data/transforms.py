@@ -13,7 +13,7 @@ import albumentations as A
 import cv2
 import numpy as np
 
-from finetune.data.resize import Pad, RandomPaddedCrop, RandomResizedCrop, Resize, SmallestMaxSize
+from finetune.data.resize import Pad, RandomResizedCrop, Resize, SmallestMaxSize
 from finetune.data.trivial_augment import TrivialAugment
 from finetune.system.messages import WrongUsage, did_you_mean
 
@@ -43,6 +43,8 @@ def train_transform(
     min_crop: float = 0.08,
     prepared: A.Compose | None = None,
     interpolation: Interpolation = "bilinear",
+    *,
+    is_padded: bool = False,
 ) -> A.Compose:
     """Return the book's training pipeline: random resized crop and flip, then the `extra` transforms.
 
@@ -52,29 +54,24 @@ def train_transform(
         min_crop: Smallest share of the image's area in a crop, in (0, 1].
         prepared: A pipeline that replaces crop and flip.
         interpolation: Kernel for resizing a crop.
+        is_padded: Whether to pad the image to a square before the crop, of twice the side, so that a crop of a quarter
+            of its area is not enlarged.
 
     Source: d2l.ai, section "Fine-Tuning".
     """
     size = (image_size, image_size)
     kernel = _KERNELS[interpolation]
-    random = [
+    first = [
         RandomResizedCrop(size, scale=(min_crop, 1.0), interpolation=kernel),
         A.HorizontalFlip(),
     ]
-    first = random if prepared is None else prepared.transforms
+    if is_padded:
+        first.insert(0, Pad(2 * image_size, interpolation=kernel))
+    if prepared is not None:
+        first = prepared.transforms
     return _check_output(
         A.Compose([*first, *(build_transform(spec) for spec in extra)]), image_size
     )
-
-
-def padded_crops(
-    image_size: int, min_crop: float = 0.08, interpolation: Interpolation = "bilinear"
-) -> A.Compose:
-    """Return random crop and flip for `pad`: a crop may be larger than the image. See `train_transform`."""
-    crop = RandomPaddedCrop(
-        (image_size, image_size), scale=(min_crop, 1.0), interpolation=_KERNELS[interpolation]
-    )
-    return A.Compose([crop, A.HorizontalFlip()])
 
 
 def eval_transform(
@@ -99,12 +96,10 @@ def eval_transform(
     if resize == "pad":
         return A.Compose([Pad(image_size, interpolation=kernel)])
     side = resized_side(image_size, crop_share)
-    is_squashed = resize == "squash"
-    first = (
-        Resize(side, side, interpolation=kernel)
-        if is_squashed
-        else SmallestMaxSize(side, interpolation=kernel)
-    )
+    if resize == "squash":
+        first = Resize(side, side, interpolation=kernel)
+    else:
+        first = SmallestMaxSize(side, interpolation=kernel)
     return A.Compose([first, A.CenterCrop(image_size, image_size)])
 
 

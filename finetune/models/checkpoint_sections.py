@@ -45,7 +45,6 @@ from finetune.models.checkpoint_values import (
     is_number,
     is_optional_text,
     is_plain,
-    is_schedule,
     is_seen,
     is_side,
     is_text,
@@ -133,7 +132,6 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         ),
         "image_size": Rule(_SIDE, is_side, True),
         "eval_image_size": _OPTIONAL_SIDE,
-        "image_size_schedule": Rule("a list of image sizes, text or null", is_schedule),
         "resize": one_of(*_RESIZE_MODES),
         "interpolation": one_of(*_INTERPOLATIONS),
         "crop_share": Rule(

@@ -175,12 +175,6 @@ def is_class_weights(value: Any) -> bool:
     )
 
 
-def is_schedule(value: Any) -> bool:
-    return is_optional_text(value) or (
-        type(value) is list and len(value) <= 1000 and all(map(is_side, value))
-    )
-
-
 def is_data_class(value: Any) -> bool:
     if not is_text(value):
         return False

@@ -13,7 +13,7 @@ from finetune.data.samplers import evaluated_targets
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
-from finetune.training.run_limits import most_accumulated, size_schedule
+from finetune.training.run_limits import most_accumulated
 
 _OTHER_LABELS = {
     "single": "the network predicts one class per image, and the images of {root} have several labels",
@@ -45,7 +45,7 @@ def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command
 
 def _check_solved(data: Any) -> None:
     """Check that no setting augments images: a solved head is fitted on images as prepared for evaluation."""
-    for name in ("mixup", "cutmix", "image_size_schedule"):
+    for name in ("mixup", "cutmix"):
         if data.hparams.get(name):
             reason = "the head is solved on images as evaluation has them"
             raise WrongUsage(
@@ -85,15 +85,10 @@ def check_fit(
     num_values = _trained_values(model, data.eval_image_size)
     if command != "fit":
         return
-    schedule = size_schedule(trainer, data.sizes)
-    sizes = sorted({data.image_size} if schedule is None else schedule.sizes)
-    values_by_size = {
-        size: num_values if size == data.eval_image_size else _trained_values(model, size)
-        for size in sizes
-    }
-    # small images have the smallest feature maps
-    if 1 in values_by_size[sizes[0]].values():
-        _check_last_batch(trainer, model, data, sizes[0])
+    if data.image_size != data.eval_image_size:
+        num_values = _trained_values(model, data.image_size)
+    if 1 in num_values.values():
+        _check_last_batch(trainer, model, data, data.image_size)
 
 
 def _check_something_to_train(trainer: pl.Trainer, data: Any) -> None:

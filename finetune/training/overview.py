@@ -13,9 +13,7 @@ from finetune.data.batch_limits import batches_within, num_within
 from finetune.data.checking.first_look import first_look
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
-from finetune.data.depth import warn_of_dark_samples
 from finetune.data.fetching import map_files
-from finetune.data.frames import frames_line
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.splits import SET_APART
 from finetune.data.storage import storage_of
@@ -24,7 +22,6 @@ from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
 from finetune.training.classifier import Classifier
 from finetune.training.param_groups import scale_learning_rates
-from finetune.training.run_limits import size_schedule
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +56,8 @@ def log_overview(
         lines.insert(1, _image_weights(weights))
     doubtful = [*data_warnings(data), *few_validation_images(trainer, model, data)]
     look = first_look(data.splits, data.class_names, data.scanned.folder, data.table)
-    doubtful += filter(None, [look.line(), frames_line(look.listing.paths)])
+    if line := look.line():
+        doubtful.append(line)
     for line in lines:
         log.info("%s", line)
     if cropped := crop_line(data):
@@ -69,7 +67,6 @@ def log_overview(
             log.info("%s is skipped, because trainer.limit_%s_batches is 0%s", split, split, result)
     for doubt in doubtful:
         log.warning("%s", doubt)
-    warn_of_dark_samples(data.splits["train"].paths)
     splits = {
         name: _about_split(data, name) for name in ("train", "val", "test") if name in data.splits
     }
@@ -248,9 +245,6 @@ def _machine(trainer: pl.Trainer, model: Classifier, data: ImageDataModule) -> s
     length = [
         f"{name} {limit}" for name, limit in limits.items() if limit is not None and limit >= 0
     ]
-    schedule = size_schedule(trainer, data.sizes)
-    if schedule is not None:
-        length.append(f"image_size {schedule.describe()}")
     batches = f"{counted(num_batches, 'batch', 'batches')} of {data.batch_size} an epoch"
     return f"training: {', '.join([*devices, batches, *length])}"
 

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from finetune.data.datamodule import position
 from finetune.system.progress import clock, console, duration
-from finetune.training.run_limits import size_schedule
 
 # seconds between two drawings of a notebook's bar, and between two readings of the loss
 _EVERY = 0.2
@@ -372,12 +371,6 @@ def _monitor(trainer: pl.Trainer) -> str:
     return module.task.monitor
 
 
-def _epochs_left(trainer: pl.Trainer, first: int) -> float:
-    """Return the number of epochs from the epoch `first` on, in epochs of the size of the one before it."""
-    sizes = getattr(trainer.datamodule, "sizes", ())  # type: ignore[attr-defined]
-    schedule = size_schedule(trainer, sizes)
-    epochs = range(first, trainer.max_epochs or 0)
-    if schedule is None:
-        return len(epochs)
-    last = schedule.at(first - 1)
-    return sum((schedule.at(epoch) / last) ** 2 for epoch in epochs)
+def _epochs_left(trainer: pl.Trainer, first: int) -> int:
+    """Return the number of epochs from the epoch `first` on."""
+    return len(range(first, trainer.max_epochs or 0))

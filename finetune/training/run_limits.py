@@ -1,14 +1,12 @@
 """The number of batches, optimizer steps and epochs of a fit under the limits of its Trainer."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.data.batch_limits import FitLimits, batches_within
-from finetune.data.size_schedule import SizeSchedule, build_schedule
 
 
 def fit_limits(trainer: pl.Trainer) -> FitLimits:
@@ -19,12 +17,6 @@ def fit_limits(trainer: pl.Trainer) -> FitLimits:
         batches_per_step=most_accumulated(trainer),
         limit_train_batches=trainer.limit_train_batches,
     )
-
-
-def size_schedule(trainer: pl.Trainer, sizes: Sequence[int]) -> SizeSchedule | None:
-    """Return the image size of each epoch; None if all epochs have the same. See `build_schedule`."""
-    is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    return build_schedule(sizes, trainer.max_epochs, is_trial)
 
 
 def total_steps(trainer: pl.Trainer, num_batches: int, interval: str = "step") -> int:

@@ -124,10 +124,6 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
             "--minutes measures on one machine: on several, pass --epochs",
         ),
         (
-            ("--data.image_size_schedule", "24,32"),
-            "--minutes times images of one size: remove",
-        ),
-        (
             ("--trainer.val_check_interval", 5),
             "set --trainer.val_check_interval as a share of it, such as 0.5, not 5",
         ),

@@ -24,7 +24,6 @@ MEANT = {
     ("fit", "imgsz"): "data.image_size",
     ("fit", "data.siez"): "data.image_size",
     ("fit", "eval_size"): "data.eval_image_size",
-    ("fit", "data.size_schedule"): "data.image_size_schedule",
     ("fit", "j"): "data.num_workers",
     ("fit", "model"): "model",
     ("fit", "bakbone"): "model.backbone",

@@ -38,11 +38,6 @@ RIGHT = {
             {"cache_size": 9, "eval_image_size": 10},
             "cache_size 9 must be at least eval_image_size, 10",
         ),
-        (
-            Preparation,
-            {"cache_size": 9, "image_size_schedule": (12, 8)},
-            "cache_size 9 must be at least image_size_schedule, 12",
-        ),
         (Preparation, {"eval_image_size": 7}, "eval_image_size must be at least 8, got 7"),
         (check_loading, {"cache_limit_gb": -1.0}, "cache_limit_gb must be at least 0, got -1.0"),
         (check_loading, {"num_workers": -1}, "num_workers must be at least 0, got -1"),

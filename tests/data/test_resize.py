@@ -9,7 +9,7 @@ from image_files import assert_alike, encode, in_memory, pillow, random_image
 from finetune.data import resize as module
 from finetune.data.decode import decode
 from finetune.data.resize import resize
-from finetune.data.transforms import ResizeMode, eval_transform, padded_crops, train_transform
+from finetune.data.transforms import ResizeMode, eval_transform, train_transform
 
 MODES: tuple[ResizeMode, ...] = ("shorter_side", "squash", "whole", "pad")
 EVALUATION = {mode: eval_transform(224, mode) for mode in MODES}
@@ -39,7 +39,7 @@ def test_an_image_that_may_not_be_written_to_is_resized_in_silence_and_left_as_i
 
 
 @pytest.mark.parametrize(
-    "transform", [*EVALUATION.values(), train_transform(224), padded_crops(224)]
+    "transform", [*EVALUATION.values(), train_transform(224), train_transform(224, is_padded=True)]
 )
 def test_a_line_of_pixels_is_no_bomb(transform, monkeypatch):
     content = encode(np.zeros((1, 70_000), np.uint8), "PNG")

@@ -62,7 +62,6 @@ def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_
         ("seeds_of_ranks", "noisy"),
         ("order_of_ranks", "small"),
         ("restored_in_float32", "small"),
-        ("sizes_begun_anew", "sizes"),
     ],
 )
 def test_the_mistakes_are_caught(results, control, name):

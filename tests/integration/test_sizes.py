@@ -1,4 +1,4 @@
-"""`--data.image_size_schedule` and `--data.eval_image_size` from fit to export."""
+"""`--data.eval_image_size` from fit to export."""
 
 import csv
 import json
@@ -19,9 +19,7 @@ from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
 
-# Of a smaller network that takes images of any size, but prepares them in its own way.
-ANY_SIZE = [*QUICK, "--model.backbone", "timm/test_efficientnet"]
-SIZES = ("--data.image_size_schedule", "24,32", "--data.eval_image_size", "48", "--epochs", "3")
+SIZES = ("--data.eval_image_size", "48", "--epochs", "3")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +34,6 @@ def run(colours, tmp_path_factory):
 def test_the_checkpoint_alone_prepares_images_at_the_size_of_evaluation(
     run, colours, cli, tmp_path
 ):
-    reported = json.loads((run / "about.json").read_text())["lines"][2]
-    assert reported.endswith("max_epochs 3, image_size 24 in epochs 1 to 2, 32 in epoch 3")
     best = run / "checkpoints/best.ckpt"
     predictor, image = Predictor(best), decode(next((colours / "test").rglob("*.png")))
     assert predictor.image_size == 48
@@ -112,50 +108,10 @@ def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
     cli("test", run, "--data.eval_image_size", "48", "--data.num_workers", "0")
 
 
-@pytest.mark.parametrize(
-    ("options", "reported"),
-    [
-        (("--data.image_size_schedule", "24,40"), "ends at 40, and image_size is 32"),
-        (("--data.image_size_schedule", "32"), None),
-        (
-            ("--data.image_size_schedule", "[24, 32]"),
-            r"more than --epochs \(--trainer.max_epochs\) 1: use fewer sizes",
-        ),
-        (
-            ("--data.image_size_schedule", "24,32", "--epochs", "-1", "--trainer.max_steps", "2"),
-            r"set --epochs \(--trainer.max_epochs\)",
-        ),
-        (
-            ("--data.image_size_schedule", "8,32", "--backbone", "alexnet", "--epochs", "2"),
-            "does not support images of",
-        ),
-        (("--data.eval_image_size", "7"), "eval_image_size must be at least 8, got 7"),
-    ],
-)
-def test_what_can_not_be_is_reported_before_there_is_a_run(
-    colours, cli, tmp_path, options, reported
-):
-    arguments = ("fit", colours, *ANY_SIZE, "--test_after_fit", "false", *options)
-    if reported is None:
-        cli(*arguments)
-        assert (tmp_path / "runs").exists()
-        return
-    with pytest.raises(ValueError, match=reported):
-        cli(*arguments)
+def test_a_size_that_is_too_small_is_reported_before_there_is_a_run(colours, cli, tmp_path):
+    with pytest.raises(ValueError, match="eval_image_size must be at least 8, got 7"):
+        cli("fit", colours, *QUICK, "--data.eval_image_size", "7")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_benchmark_of_several_sizes_is_refused(colours, cli):
-    with pytest.raises(WrongUsage, match="remove --data.image_size_schedule"):
-        cli(
-            "benchmark",
-            colours,
-            *QUICK[:-2],
-            "--data.image_size_schedule",
-            "24,32",
-            "--epochs",
-            "2",
-        )
 
 
 def test_evaluation_at_another_size_leaves_training_as_it_is(colours):
@@ -168,4 +124,4 @@ def test_evaluation_at_another_size_leaves_training_as_it_is(colours):
 
     plain = weights()
     assert torch.equal(plain, weights(eval_image_size=48))
-    assert not torch.equal(plain, weights(image_size_schedule="24,32"))  # which trains on others
+    assert not torch.equal(plain, weights(image_size=24))  # which trains on others

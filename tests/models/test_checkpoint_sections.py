@@ -133,7 +133,6 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     (DATA, "batch_size"): [0, -1, "64", 10**9, 8.0, True],
     (DATA, "image_size"): ["64", 0, -1, 10**6, 28.0, None],
     (DATA, "eval_image_size"): ["48", -1, 10**6],
-    (DATA, "image_size_schedule"): [[1], ["64"], 96, {"a": 1}],
     (DATA, "resize"): ["other", None],
     (DATA, "interpolation"): ["other", 1],
     (DATA, "crop_share"): [1e-9, 0, 1.1, "0.8", math.nan],

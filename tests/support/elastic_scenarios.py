@@ -31,7 +31,6 @@ from torchvision.ops import StochasticDepth
 from finetune import Classifier, ImageFolderData
 from finetune.data.dataset import Collate
 from finetune.data.mixing import Mixing
-from finetune.data.size_schedule import SizeSchedule
 from finetune.runs.folder import Run
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.lr_schedulers import WarmupCosine
@@ -101,11 +100,6 @@ CASES: dict[str, dict[str, Any]] = {
         "class_weights": "balanced",
         "label_smoothing": 0.1,
         "data": {"mixup": 0.4, "cutmix": 1.0, "augmentations": [{"class_path": "TrivialAugment"}]},
-    },
-    "sizes": {
-        "build": small_network,
-        "data": {"image_size": 32, "image_size_schedule": [24, 32], "mixup": 0.4},
-        "max_epochs": 2,
     },
     "frozen_part": pretrained_like(
         {"build": small_mobilenet, "freeze": "features", "steps": 7, "at": 6}
@@ -183,11 +177,6 @@ def restored_in_float32() -> AbstractContextManager:
     return patch.object(DoublePrecision, "convert_module", late)
 
 
-def sizes_begun_anew() -> AbstractContextManager:
-    """Control: the schedule counts the epochs of the process, as one that keeps its own count would."""
-    return patch.object(SizeSchedule, "at", lambda self, epoch: self.sizes[epoch - 1])
-
-
 @contextmanager
 def partners_of_the_batch() -> Iterator[None]:
     """Control: each image is mixed with the previous one in the per-rank batch, the usual way."""
@@ -225,7 +214,6 @@ def main() -> None:
         "seeds_of_ranks": ("noisy", lambda: patch("finetune.training.dropout.set_keys")),
         "order_of_ranks": ("small", order_of_each_rank),
         "restored_in_float32": ("small", restored_in_float32),
-        "sizes_begun_anew": ("sizes", sizes_begun_anew),
     }
     for control, (name, context) in controls.items() if k == 3 else ():
         save(control, trained(out, name, data, before / f"{name}.ckpt", context))

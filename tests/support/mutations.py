@@ -54,8 +54,8 @@ MUTATIONS = [
     Mutation(
         "a transform is a function of (seed, epoch, image)",
         "data/dataset.py",
-        "set_random_seed(transform, augmentation_seed(self.seed, epoch, index))",
-        "set_random_seed(transform, augmentation_seed(self.seed, epoch, 0))",
+        "set_random_seed(self.transform, augmentation_seed(self.seed, epoch, index))",
+        "set_random_seed(self.transform, augmentation_seed(self.seed, epoch, 0))",
         "tests/data/test_dataset.py tests/data/test_datamodule.py",
     ),
     Mutation(
@@ -71,13 +71,6 @@ MUTATIONS = [
         "rng = np.random.default_rng((MIXING, seed, epoch, index))",
         "rng = np.random.default_rng((MIXING, seed, 0, index))",
         "tests/data/test_mixing.py",
-    ),
-    Mutation(
-        "the size of training images is a function of the epoch and the run's length",
-        "data/size_schedule.py",
-        "epoch * len(self.sizes) // self.max_epochs",
-        "epoch",
-        "tests/data/test_size_schedule.py",
     ),
     Mutation(
         "a checkpoint prepares images at the size of evaluation",
@@ -386,13 +379,6 @@ MUTATIONS = [
         'self.loader("val", is_limited=True)',
         'self.loader("val")',
         "tests/data/test_datamodule.py",
-    ),
-    Mutation(
-        "a warning names nearly black images of 16 bits",
-        "training/overview.py",
-        'warn_of_dark_samples(data.splits["train"].paths)',
-        "pass",
-        "tests/training/test_overview.py",
     ),
     Mutation(
         "decoded images are not kept past a change of their files",

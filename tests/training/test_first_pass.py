@@ -93,7 +93,7 @@ def trainer(**options: Any) -> Any:
 
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:
     splits = {"train": nowhere(num)}
-    sizes = {"image_size": image_size, "eval_image_size": image_size, "sizes": (), **more}
+    sizes = {"image_size": image_size, "eval_image_size": image_size, **more}
     fixed = {"hparams": {}, "label_kind": "single", "root": "there"}
     return SimpleNamespace(**fixed, splits=splits, batch_size=batch_size, **sizes)
 
@@ -147,19 +147,18 @@ def test_what_that_line_advises_helps(image_size, options):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "of_evaluation", "reported"),
+    ("size", "of_evaluation", "reported"),
     [
-        ((32, 64), 64, "cannot train on one at 32 pixels"),  # maps of one pixel in the first epochs
-        ((64, 32), 64, "cannot train on one at 32 pixels"),
-        ((64, 128), 32, None),  # evaluation takes statistics from nowhere
-        ((64, 28), 64, "does not support images of 28x28 pixels"),
-        ((64,), 28, "does not support images of 28x28 pixels"),
+        (32, 64, "cannot train on one at 32 pixels"),
+        (128, 32, None),  # evaluation takes statistics from nowhere
+        (28, 64, "does not support images of 28x28 pixels"),
+        (64, 28, "does not support images of 28x28 pixels"),
     ],
 )
-def test_every_size_of_a_schedule_is_looked_at(sizes, of_evaluation, reported):
+def test_the_sizes_of_training_and_of_evaluation_are_looked_at(size, of_evaluation, reported):
     backbone = "alexnet" if "support" in (reported or "") else "mobilenet_v3_small"
     model = classifier(backbone)
-    images = data(36, 35, sizes[-1], sizes=sizes, eval_image_size=of_evaluation)
+    images = data(36, 35, size, eval_image_size=of_evaluation)
     with pytest.raises(ValueError, match=reported) if reported else nullcontext():
         check_fit(trainer(), model, images)
 

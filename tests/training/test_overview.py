@@ -109,13 +109,6 @@ def test_only_the_first_device_speaks(colours, caplog, monkeypatch):
     assert reported(caplog, data(colours)) == []
 
 
-def test_training_images_are_looked_at_for_dark_samples(colours, caplog, monkeypatch):
-    looked_at = []
-    monkeypatch.setattr(overview, "warn_of_dark_samples", looked_at.append)
-    reported(caplog, images := data(colours))
-    assert [list(paths) for paths in looked_at] == [list(images.splits["train"].paths)]
-
-
 def test_many_classes_are_not_listed(colours, caplog):
     images = data(colours)
     train = replace(

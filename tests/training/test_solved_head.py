@@ -216,7 +216,6 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
             ("--data.cutmix", "1"),
             r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone",
         ),
-        (("--data.image_size_schedule", "24,28"), "data.image_size_schedule has no effect"),
         (("--ckpt_path", "some.ckpt"), "pass it as --weights"),
     ],
 )

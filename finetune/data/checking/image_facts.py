@@ -6,16 +6,16 @@ Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from PIL.ImageFile import ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
 from finetune.data.decode import read_header, read_pixels, silence_pillow
 from finetune.data.fetching import Content, map_contents, open_source
-from finetune.data.frames import is_several
 from finetune.data.storage import file_stats
 from finetune.system.machine import num_cores
 from finetune.system.messages import reason
@@ -259,10 +259,17 @@ def kind_of_name(path: str) -> str:
     return _SUFFIXES.get(os.path.splitext(path)[1].lower().lstrip("."), "")
 
 
+def _is_several(image: ImageFile) -> bool:
+    if isinstance(image, TiffImageFile):  # Pillow would read the complete file to count its pages
+        tags: Any = image.tag_v2
+        return bool(tags.next)
+    return bool(getattr(image, "is_animated", False))
+
+
 def _mode(image: ImageFile) -> str:
     mode = image.mode
     if ";16" in str(image.tile) and ";16" not in mode:  # Pillow loads 16-bit colours as 8 bits
         mode += ";16"
-    if not is_several(image):
+    if not _is_several(image):
         return mode
     return f"{mode} of several pages" if image.format == "TIFF" else f"{mode} animated"
