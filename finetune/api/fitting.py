@@ -1,6 +1,5 @@
 """`finetune.fit`: the command in Python, with the same arguments, defaults, files, checks and messages."""
 
-import json
 import os
 import signal
 import threading
@@ -24,6 +23,7 @@ from finetune.commands.lightning_cli import FinetuneCLI, OneLineErrorLightningPa
 from finetune.commands.parser import explain
 from finetune.distributed.signals import Interrupted, find_interruption, stop_at_once
 from finetune.runs.model_checkpoint import Checkpoints
+from finetune.runs.result_file import read_result
 from finetune.system.messages import WrongUsage
 
 _PID = os.getpid()
@@ -135,7 +135,7 @@ def run_test(
     arguments = command_line(folder, options, {}, command="test")
     # An absolute path begins with no dash, which would be an option.
     arguments.insert(1, os.path.abspath(checkpoint))
-    return json.loads((_run_here(arguments) / "test.json").read_text("utf-8"))
+    return read_result(_run_here(arguments) / "test.json")
 
 
 def _run_here(arguments: list[str], after_stop: str = "") -> Path:

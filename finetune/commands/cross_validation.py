@@ -55,7 +55,7 @@ from finetune.runs.folder import (
 )
 from finetune.runs.outcome import INTERVAL, outcome_line
 from finetune.runs.record import RunRecord, read_run
-from finetune.runs.results import write_results
+from finetune.runs.result_file import write_result
 from finetune.runs.run_lock import (
     descriptors_for_children,
     hold,
@@ -394,7 +394,7 @@ def _conclude(folder: Path, record: FoldRecord) -> None:
     result = merged_result(runs, calibration)
     if "test" in data.splits and data.splits["test"].origin != SET_APART:
         result["test_folder"] = _test_together(folder, record, arguments)
-    write_results(folder / "test.json", result)
+    write_result(folder / "test.json", result)
     _write_seconds(folder, runs)
     write_about(folder, {**merged_about(runs, read_about(folder)), "ended": now()})
     _print_result(result, calibration.describe(result["class_names"])[1:])

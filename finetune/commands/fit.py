@@ -25,13 +25,12 @@ from finetune.models.weights import read_weights
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits, check_averaging
-from finetune.runs.live_report import end_page
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
 from finetune.runs.resume import check_changes, continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
-from finetune.runs.run_search import now
+from finetune.runs.run_search import now, read_about
 from finetune.system.messages import bytes_text
 from finetune.training import overview
 from finetune.training.calibration import AnyCalibration, read_calibration
@@ -77,21 +76,17 @@ def fit(parts: Parts, typed: str) -> None:
     finished, changed = prepare(parts)
     if not finished:
         train(parts, changed, typed)
-    try:
-        if finished:
-            assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
-            restore_progress(parts.trainer, parts.run, parts.plan.start)
-        if finished and _is_complete(parts):
-            _print_finished(parts, "; ".join(filter(None, [finished, changed])))
-            if parts.trainer.is_global_zero:
-                parts.run.continue_upload(only_changes=True)
-        else:
-            if finished and parts.trainer.is_global_zero:
-                _lock_finished(parts)
-            _conclude(parts, bool(finished))
-    finally:
+    if finished:
+        assert parts.plan.start is not None, "a run that has reached a limit has a checkpoint"
+        restore_progress(parts.trainer, parts.run, parts.plan.start)
+    if finished and _is_complete(parts):
+        _print_finished(parts, "; ".join(filter(None, [finished, changed])))
         if parts.trainer.is_global_zero:
-            end_page(parts.run)  # the live page of training, unless a report has replaced it
+            parts.run.continue_upload(only_changes=True)
+    else:
+        if finished and parts.trainer.is_global_zero:
+            _lock_finished(parts)
+        _conclude(parts, bool(finished))
     if parts.trainer.is_global_zero:
         _close(parts)
 
@@ -237,8 +232,11 @@ def _begin(parts: Parts, licence_of_weights: str | None) -> None:
 
 
 def _is_complete(parts: Parts) -> bool:
-    """Return whether the best checkpoint of a run that has reached its limit is final and tested."""
+    """Return whether the best checkpoint of a run that has reached its limit is final, tested and reported."""
     run = parts.run
+    has_report = run.file("report.html").exists() or not parts.options.report
+    if not has_report or "ended" not in read_about(run.file(".")):
+        return False
     result = run.file("test.json")
     best = run.checkpoint("best")
     # a prolonged run has a newer best.ckpt

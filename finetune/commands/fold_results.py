@@ -107,7 +107,6 @@ def _label_metrics(runs: Sequence[RunRecord]) -> tuple[dict[str, float], dict[st
     sums: dict[str, Any] = {
         "label_counts": counts.tolist(),
         "cooccurrence": _sum_of(runs, "cooccurrence").tolist(),
-        "predicted_for": _sum_of(runs, "predicted_for").tolist(),
         "label_calibration": label_calibration_errors(
             histograms, MultilabelCalibration.unfitted(labels.shape[1])
         ),

@@ -24,7 +24,7 @@ Other files of a run:
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
 - `fold_record`: folds.json, the record of a cross-validation.
-- `side_files` reads small JSON files, and renames damaged ones.
+- `side_files` reads small JSON files, and `result_file` test.json and val.json.
 
 Resuming:
 - `newest_run` finds the run to resume. `resume` continues it. `run_lock` admits one process at a time.

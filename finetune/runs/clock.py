@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from finetune.runs.folder import Run
-from finetune.runs.side_files import are_seconds, continue_side_file
+from finetune.runs.side_files import read_side_file
 from finetune.system.files import replace_text
 
 PHASES = {
@@ -76,8 +76,7 @@ class Clock(pl.Callback):
         """Return the seconds in the run's seconds.json; an empty dict if there is none yet."""
         if self.run.path is None or not is_global_zero:  # only rank 0 reads and writes the file
             return {}
-        loss = "the seconds until now are lost"
-        return continue_side_file(self.run.file("seconds.json"), are_seconds, loss)
+        return read_side_file(self.run.file("seconds.json"))
 
     def _write(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:

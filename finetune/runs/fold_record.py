@@ -54,18 +54,10 @@ def read_folds(folder: Path) -> FoldRecord:
     path = folder / _FILE
     content = read_side_file(path)
     try:
-        num_folds = content["num_folds"]
-        working_dir = content["working_dir"]
         flags = [(name, value) for name, value in content["flags"]]
-        is_sound = type(num_folds) is int and type(working_dir) is str
-        is_sound &= all(
-            type(name) is str and type(value) in (str, type(None)) for name, value in flags
-        )
+        return FoldRecord(content["num_folds"], flags, content["working_dir"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
-    if not is_sound:
-        raise ValueError(f"{path} is damaged: its content is not what a run writes there")
-    return FoldRecord(num_folds, flags, working_dir)
 
 
 def fold_runs(folder: Path, num_folds: int) -> list[Path]:

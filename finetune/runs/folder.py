@@ -20,7 +20,7 @@ from finetune.runs.run_download import fetch_run, names_there
 from finetune.runs.run_lock import CHILDREN_LOCK, LOCK, check_free, hold, release_run
 from finetune.runs.run_search import is_numbered, is_run_folder, now, read_about, write_about
 from finetune.runs.run_upload import RunUpload
-from finetune.runs.side_files import continue_side_file, is_about
+from finetune.runs.side_files import read_side_file
 from finetune.system.files import is_unfinished, replace_text
 from finetune.system.messages import WrongUsage, reason, shown
 
@@ -394,7 +394,7 @@ class RunFolder(pl.Callback):
         path = self.run.file("about.json")
         if not path.exists():
             return about
-        first = continue_side_file(path, is_about, "the command that began the run is lost")
+        first = read_side_file(path)
         beginning = {name: first[name] for name in _OF_THE_BEGINNING if name in first}
         went_on_by = [*first.get("went_on_by", []), about.get("command", "")]
         current = {name: value for name, value in about.items() if name != "began"}

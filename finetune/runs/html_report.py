@@ -30,7 +30,6 @@ from finetune.runs.label_report import (
 from finetune.runs.model_card import model_card, weights_and_licence
 from finetune.runs.outcome import INTERVAL, num_in_split, outcome_line
 from finetune.runs.record import RunRecord
-from finetune.runs.side_files import are_corrections
 from finetune.runs.statistics import (
     coverage,
     interval,
@@ -115,19 +114,13 @@ def write_report(
             look=run.about.get("first_look"),
             ranking=run.about.get("backbone_ranking"),
             check=check,
-            corrections=_corrections(run),
+            corrections=run.about.get("corrections") or run.result.get("corrections"),
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,
         ),
         errors="replace",
     )
     return target
-
-
-def _corrections(run: RunRecord) -> dict[str, Any] | None:
-    """Return what a file of corrections changed in the images of the run; None if there was none."""
-    corrections = run.about.get("corrections") or run.result.get("corrections")
-    return corrections if corrections and are_corrections(corrections) else None
 
 
 def _why_no_images(run: RunRecord, viewer: ImageViewer | None, images: list[ReportImage]) -> str:

@@ -13,7 +13,6 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
 from finetune.runs.folder import Run
-from finetune.runs.side_files import set_aside
 from finetune.system.files import replace_text
 from finetune.system.messages import reason
 
@@ -124,9 +123,6 @@ class MetricsCSV(Logger):
         """Drop the rows of steps from `global_step` on, which a resumed run repeats."""
         steps = self.run.file("steps.csv")
         epochs = self.run.file("metrics.csv")
-        # Earlier versions wrote the rows of steps to metrics.csv, and no other file.
-        if epochs.exists() and not steps.exists():
-            epochs.rename(steps)
         earlier = _keep_rows(steps, lambda row: int(row["step"]) < global_step)
         self._columns = list(earlier[0]) if earlier else []
         ended = _keep_rows(
@@ -161,35 +157,17 @@ def read_metrics(path: str | Path) -> list[dict[str, str]]:
 def _keep_rows(path: Path, is_wanted: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
     """Rewrite a file without the rows for which `is_wanted` returns False, and return the others.
 
-    A damaged file is renamed, and the result is empty.
+    Raises:
+        ValueError: The file is damaged.
     """
     try:
         rows = read_metrics(path)
-        for row in rows:
-            _check_numbers(row)
         wanted = [row for row in rows if is_wanted(row)]
     except (ValueError, TypeError, KeyError, csv.Error, IsADirectoryError) as error:
-        set_aside(
-            path,
-            f"{path} is damaged: {reason(error)}",
-            "its rows are missing in the report and its charts",
-        )
-        # With an empty file, `rewind` does not take metrics.csv for that of an earlier version.
-        path.touch()
-        return []
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
     if rows:
         replace_text(path, _csv(wanted, list(rows[0]), header=True))
     return wanted
-
-
-def _check_numbers(row: dict[str, str]) -> None:
-    """Raise ValueError or TypeError if a value is not a number, or a row has more values than columns."""
-    for name, value in row.items():
-        if value:
-            if name in ("step", "epoch"):
-                int(value)
-            else:
-                float(value)
 
 
 def _csv(rows: Rows, columns: list[str], header: bool) -> str:

@@ -6,27 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import NoneType
 from typing import Any, TypeVar
 
-import numpy as np
 import yaml
 
-from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.answers import Answers, LabelAnswers, read_answers, read_label_answers
 from finetune.runs.best_epoch import MONITORS, chosen_epoch, describe
 from finetune.runs.interpolation_record import FILE, Interpolation
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.outcome import (
-    INTERVAL,
     approximate_interval,
     label_trials,
     mean_precision_text,
     num_validated,
 )
-from finetune.runs.side_files import are_seconds, is_about, read_side_file
+from finetune.runs.result_file import read_result
+from finetune.runs.side_files import read_side_file
 from finetune.runs.statistics import accuracy_line
-from finetune.system.messages import shown
 
 _Answers = TypeVar("_Answers", Answers, LabelAnswers)
 
@@ -40,7 +36,7 @@ class RunRecord:
         about: about.json: the command, and facts that were known when the run began.
         config: config.yaml, plain values.
         config_text: The text of config.yaml.
-        metrics: Rows of steps.csv. Earlier versions wrote them to metrics.csv.
+        metrics: Rows of steps.csv.
         seconds: seconds.json.
         result: test.json.
         answers: test_predictions.csv, or predictions.csv of a cross-validation; None if images have several labels.
@@ -182,11 +178,10 @@ def read_run(path: Path) -> RunRecord:
             f"{str(path)!r} is not the folder of a run: {fault}. `finetune runs` lists the runs"
         )
     config_text, config = _config(path / "config.yaml")
-    about = read_side_file(path / "about.json", is_about)
-    result = _result(path / "test.json")
-    interpolation = read_side_file(path / FILE, is_interpolation)
+    about = read_side_file(path / "about.json")
+    result = read_result(path / "test.json")
+    interpolation = read_side_file(path / FILE)
     rows = path / ("predictions.csv" if "folds" in result else "test_predictions.csv")
-    steps = path / "steps.csv"
     names: Sequence[str] = result.get("class_names", ())
     skipped = path / "skipped.txt"
     begun_in = about.get("folder") or result.get("folder", "")
@@ -200,8 +195,8 @@ def read_run(path: Path) -> RunRecord:
         about=about,
         config=config,
         config_text=config_text,
-        metrics=_metrics(steps if steps.is_file() else path / "metrics.csv"),
-        seconds=read_side_file(path / "seconds.json", are_seconds),
+        metrics=_metrics(path / "steps.csv"),
+        seconds=read_side_file(path / "seconds.json"),
         result=result,
         answers=answers,
         skipped=skipped.read_text("utf-8", "surrogateescape").splitlines()
@@ -219,127 +214,6 @@ def _config(path: Path) -> tuple[str, dict[str, Any]]:
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     return text, config if isinstance(config, dict) else {}
-
-
-def _result(path: Path) -> dict[str, Any]:
-    result = read_side_file(path)
-    names = result.get("class_names", [])
-    matrix = result.get("confusion_matrix") or []
-    rows = [names, *([matrix, *matrix] if isinstance(matrix, list) and matrix else [])]
-    if any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
-        raise ValueError(
-            f"{path} is damaged: its confusion_matrix does not go with its class_names"
-        )
-    _check_values(path, result, matrix)
-    if "label_counts" in result and not _are_label_counts(result, len(names)):
-        raise ValueError(f"{path} is damaged: its counts do not go with its class_names")
-    if not _is_interval(result.get(INTERVAL, [0.0, 1.0])):
-        raise ValueError(f"{path} is damaged: {INTERVAL} is not an interval")
-    if not _are_label_errors(result.get("label_calibration", {}), len(names)):
-        raise ValueError(
-            f"{path} is damaged: its label_calibration does not go with its class_names"
-        )
-    if not _are_folds(result.get("folds", [])):
-        raise ValueError(f"{path} is damaged: its folds are not results of folds")
-    for name in ("calibration", "joined_calibration"):
-        if not _has_thresholds(result.get(name), len(names)):
-            raise ValueError(f"{path} is damaged: its {name} does not go with its class_names")
-    if not isinstance(result.get("test_folder", {}), dict):
-        raise ValueError(f"{path} is damaged: its test_folder is not a result")
-    return result
-
-
-def _check_values(path: Path, result: dict[str, Any], matrix: list[list[Any]]) -> None:
-    """Check the types of the metrics, the paths and the confusion matrix in test.json.
-
-    Raises:
-        ValueError: One is not what a run writes.
-    """
-    if not _are_counts(matrix):
-        raise ValueError(f"{path} is damaged: its confusion_matrix has other values than counts")
-    if wrong := [name for name, value in result.items() if not _is_metric(name, value)]:
-        raise ValueError(f"{path} is damaged: its {shown(wrong[0])} is not a number")
-    for name in ("checkpoint", "folder"):
-        if type(result.get(name) or "") is not str:
-            raise ValueError(f"{path} is damaged: its {name} is not a path")
-
-
-def _are_counts(matrix: list[list[Any]]) -> bool:
-    """Return whether the cells of a confusion matrix are numbers of images."""
-    return all(type(cell) is int and cell >= 0 for row in matrix for cell in row)
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    """Return whether a value of test.json is a number or none, if its name is that of a metric."""
-    return not name.startswith("test/") or type(value) in (int, float, NoneType)
-
-
-# The types of the values of a fold in test.json.
-_FOLD = {
-    "fold": (int,),
-    "run": (str,),
-    "num_images": (int,),
-    "num_right": (int,),
-    "loss": (float, int, NoneType),
-    "best_epoch": (int, NoneType),
-}
-
-
-def _are_folds(rows: Any) -> bool:
-    """Return whether the results of folds in test.json have the form that `fold_results` writes."""
-    return isinstance(rows, list) and all(map(_is_fold, rows))
-
-
-def _is_fold(row: Any) -> bool:
-    if not isinstance(row, dict):
-        return False
-    if not all(type(row.get(name)) in types for name, types in _FOLD.items()):
-        return False
-    mean = row.get("mAP")
-    bounds = row.get(INTERVAL)
-    return mean is None if bounds is None else type(mean) is float and _is_interval(bounds)
-
-
-def _has_thresholds(calibration: Any, num_labels: int) -> bool:
-    """Return whether a calibration in test.json is none, or has a threshold for each label if it has any."""
-    if calibration is None:
-        return True
-    if not isinstance(calibration, dict):
-        return False
-    thresholds = calibration.get("thresholds")
-    if thresholds is None:
-        return True
-    kinds = [float] * num_labels
-    return isinstance(thresholds, list) and [*map(type, thresholds)] == kinds
-
-
-def _are_label_counts(result: dict[str, Any], num_labels: int) -> bool:
-    """Return whether the counts of several labels in test.json have the shapes that `results` writes."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "label_counts": (num_labels, 2, 2),
-        "cooccurrence": (num_labels, num_labels),
-        "predicted_for": (num_labels, num_labels),
-    }
-    try:
-        return all(
-            np.array(result[name], np.int64).shape == shape for name, shape in shapes.items()
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return False
-
-
-def _is_interval(bounds: Any) -> bool:
-    """Return whether a value of test.json is the lower and the upper end of an interval in [0, 1]."""
-    is_pair = isinstance(bounds, list) and [type(end) for end in bounds] == [float, float]
-    return is_pair and 0 <= bounds[0] <= bounds[1] <= 1
-
-
-def _are_label_errors(errors: Any, num_labels: int) -> bool:
-    """Return whether the calibration errors of labels in test.json are numbers, one for each label."""
-    if not isinstance(errors, dict):
-        return False
-    kinds = [float] * num_labels
-    return all(isinstance(v, list) and [*map(type, v)] == kinds for v in errors.values())
 
 
 def _metrics(path: Path) -> list[dict[str, str]]:

@@ -1,11 +1,9 @@
 """Results of a run, in files and on the terminal: test.json or val.json, and skipped.txt."""
 
-import json
 import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,6 +14,7 @@ from finetune.runs.folder import Run
 from finetune.runs.half_samples import half_sample_interval
 from finetune.runs.outcome import INTERVAL, METRICS, outcome_line
 from finetune.runs.predictions import FILES
+from finetune.runs.result_file import write_result
 from finetune.system.files import replace_text
 from finetune.system.messages import counted
 
@@ -75,7 +74,7 @@ class Results(pl.Callback):
             bounds = self._interval({**values, **details})
             if bounds is not None:
                 details[INTERVAL] = list(bounds)
-        write_results(file, {**values, **details})
+        write_result(file, {**values, **details})
         if not self.is_printed:
             return
         for name in (f"{split}/{metric}" for metric in METRICS):
@@ -160,8 +159,3 @@ class Skipped(pl.Callback):
                 set(path.read_text("utf-8", own_bytes).splitlines()) if path.exists() else set()
             )
             replace_text(path, "".join(f"{line}\n" for line in sorted(paths | listed)), own_bytes)
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the metrics of one evaluation as JSON."""
-    replace_text(path, json.dumps(results, indent=2, allow_nan=False) + "\n")

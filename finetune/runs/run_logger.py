@@ -16,7 +16,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.metrics_csv import is_defined
-from finetune.runs.side_files import are_names, continue_side_file, read_side_file
+from finetune.runs.side_files import read_side_file
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, install, reason
 
@@ -162,19 +162,15 @@ class RunLogger(Logger):
 
     def _earlier_name(self) -> str | None:
         """Return the name under which this run was logged before, and set `is_continued`; None in a new run."""
-        names = continue_side_file(
-            self._run_path() / FILE, are_names, "the run's loggers start again"
-        )
-        before = names.get(self._key)
+        before = read_side_file(self._run_path() / FILE).get(self._key)
         self.is_continued = self.is_continued or before is not None
         return before
 
     def _remember(self, name: str) -> None:
         """Write the name under which this run is logged to loggers.json."""
         path = self._run_path() / FILE
-        replace_text(
-            path, json.dumps({**read_side_file(path, are_names), self._key: name}, indent=2) + "\n"
-        )
+        names = {**read_side_file(path), self._key: name}
+        replace_text(path, json.dumps(names, indent=2) + "\n")
 
 
 class LoggedConfig(pl.Callback):

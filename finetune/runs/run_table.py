@@ -5,11 +5,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from finetune.data.data_place import place_of
@@ -22,9 +23,10 @@ from finetune.runs.outcome import (
     mean_precision_interval,
     num_validated,
 )
+from finetune.runs.result_file import read_result
 from finetune.runs.run_lock import is_held
 from finetune.runs.run_search import find_runs, start_time
-from finetune.runs.side_files import are_seconds, is_about, read_side_file
+from finetune.runs.side_files import read_side_file
 from finetune.runs.statistics import num_right_of, wilson
 from finetune.system.messages import reason
 
@@ -115,9 +117,9 @@ class _SideFiles:
     def __init__(self, run: Path) -> None:
         self.run = run
         self.damage: list[str] = []
-        self.about = self._read("about.json", is_about)
-        self.seconds = self._read("seconds.json", are_seconds)
-        self.result = self._read("test.json")
+        self.about = self._read("about.json")
+        self.seconds = self._read("seconds.json")
+        self.result = self._read("test.json", read_result)
         self.kept_weights = self._read("kept_weights.json")
         self.config = self._config(run / "config.yaml")
         self.epochs = self._epochs(run / "metrics.csv")
@@ -134,9 +136,9 @@ class _SideFiles:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
-    def _read(self, name: str, is_sound: Any = None) -> dict[str, Any]:
+    def _read(self, name: str, read: Callable[..., Any] = read_side_file) -> dict[str, Any]:
         try:
-            return read_side_file(self.run / name, is_sound)
+            return read(self.run / name)
         except (ValueError, OSError) as error:
             self.damage.append(reason(error))
             return {}
@@ -166,7 +168,15 @@ class _SideFiles:
 def read_row(run: Path) -> RunRow:
     """Return the row of a run. The row of a damaged run has the values that can be read."""
     files = _SideFiles(run)
-    measured = _measured(files)
+    measured = _Measured()
+    seconds = None
+    try:
+        measured = _measured(files)
+        seconds = sum(files.seconds.values()) if files.seconds else None
+        if seconds is not None and seconds < 0:
+            raise ValueError("its seconds are below 0")
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        files.damage.append(f"{run} is damaged: {reason(error)}")
     arguments = files.setting("data", "init_args")
     root = place_of(arguments if isinstance(arguments, dict) else {}) or files.about.get("root")
     return RunRow(
@@ -181,7 +191,7 @@ def read_row(run: Path) -> RunRow:
         num_images=measured.num_images,
         split=measured.split,
         metric=measured.metric,
-        seconds=sum(files.seconds.values()) if files.seconds else None,
+        seconds=seconds,
         size=size_of([run]),
         command=str(files.about.get("command") or ""),
         damage="; ".join(files.damage),
@@ -252,21 +262,28 @@ class _Measured(NamedTuple):
 
 
 def _measured(files: _SideFiles) -> _Measured:
-    """Return the measurement of a run: on the test images, or else on the validation images for best.ckpt."""
+    """Return the measurement of a run: on the test images, or else on the validation images for best.ckpt.
+
+    Raises:
+        ValueError: It is not a share of images.
+    """
     matrix = files.result.get("confusion_matrix")
-    try:
-        if matrix:
-            num_right, num = num_right_of(matrix)
-            return _Measured(num_right / max(1, num), num, wilson(num_right, num), "test")
-        if files.result.get("label_counts"):
-            return _tested_labels(files.result)
-        return _validated(files)
-    except (LookupError, TypeError, ValueError, StopIteration) as error:
-        files.damage.append(f"{files.run}: its accuracy cannot be read: {reason(error)}")
-        return _Measured()
+    if matrix:
+        num_right, num = num_right_of(matrix)
+        measured = _Measured(num_right / max(1, num), num, wilson(num_right, num), "test")
+    elif files.result.get("label_counts"):
+        measured = _tested_labels(files.result)
+    else:
+        measured = _validated(files)
+    low, high = measured.interval
+    if measured.num_images and not 0 <= low <= measured.value <= high <= 1:
+        raise ValueError(f"its {measured.metric} is {measured.value}")
+    return measured
 
 
 def _tested_labels(result: Mapping[str, Any]) -> _Measured:
+    if np.min(result["label_counts"]) < 0:
+        raise ValueError("its label_counts are below 0")
     num = sum(map(sum, result["label_counts"][0]))
     if result["test/mAP"] is None:
         return _Measured(metric="mAP")

@@ -41,6 +41,8 @@ def num_right_of(confusion: Sequence[Sequence[int]]) -> tuple[int, int]:
     Args:
         confusion: The confusion matrix, (K, K). Rows are the true classes.
     """
+    if any(count < 0 for row in confusion for count in row):
+        raise ValueError("its confusion matrix has counts below 0")
     num_right = sum(row[i] for i, row in enumerate(confusion))
     return num_right, sum(map(sum, confusion))
 

@@ -40,28 +40,25 @@ class LabelCalibrationError(CalibrationError):
 
 
 class Cooccurrence(Metric):
-    """Counts the images that have two labels at once, and those with one label where another one is predicted."""
+    """Counts the images that have two labels at once."""
 
     full_state_update = False
-    true: Tensor
-    predicted: Tensor
+    counts: Tensor
 
     def __init__(self, num_labels: int) -> None:
         super().__init__()
-        for name in ("true", "predicted"):
-            empty = torch.zeros(num_labels, num_labels, dtype=torch.int64)
-            self.add_state(name, empty, dist_reduce_fx="sum")
+        empty = torch.zeros(num_labels, num_labels, dtype=torch.int64)
+        self.add_state("counts", empty, dist_reduce_fx="sum")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add images: predicted and true labels, (B, K), 0 or 1."""
+    def update(self, target: Tensor) -> None:
+        """Add images: labels, (B, K), 0 or 1."""
         # in float64, since GPUs multiply no matrices of integers; counts are exact up to 2 ** 53
         labels = double(target)
-        self.true += (labels.T @ labels).long().to(self.true.device)
-        self.predicted += (labels.T @ double(preds)).long().to(self.predicted.device)
+        self.counts += (labels.T @ labels).long().to(self.counts.device)
 
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """Return both counts, (K, K). Rows are true labels, columns the other true labels or the predicted ones."""
-        return self.true, self.predicted
+    def compute(self) -> Tensor:
+        """Return the number of images with both labels, (K, K)."""
+        return self.counts
 
 
 def label_metrics(confusion: Tensor) -> dict[str, Tensor]:
@@ -150,7 +147,7 @@ class MultilabelSplitMetrics(nn.Module):
         labels = labels.long()
         self.confusion.update(decisions, labels)
         self.exact_match.update(decisions, labels)
-        self.cooccurrence.update(decisions, labels)
+        self.cooccurrence.update(labels)
         self.calibration_error.update(probabilities, labels)
         if calibration.num_images:
             self.before_scaling.update(double(logits).sigmoid(), labels)
@@ -161,12 +158,12 @@ class MultilabelSplitMetrics(nn.Module):
         """Return the metrics by name over all ranks, and the sums behind them; and reset.
 
         `label_counts` (K, 2, 2) has for each label the true negatives, false positives, false negatives and true
-        positives. `cooccurrence` (K, K) has the images with two labels, and `predicted_for` (K, K) the images with the
-        label of the row for which that of the column is predicted. `label_calibration` has the calibration errors of
-        the labels; see `label_calibration_errors`. `loss_weight` is the sum of the weights of the images in the loss.
+        positives. `cooccurrence` (K, K) has the images with two labels. `label_calibration` has the calibration errors
+        of the labels; see `label_calibration_errors`. `loss_weight` is the sum of the weights of the images in the
+        loss.
         """
         confusion = self.confusion.compute()
-        true, predicted = self.cooccurrence.compute()
+        cooccurrence = self.cooccurrence.compute()
         loss_weight = self.loss.total_weight()
         histogram = self.histogram.compute()
         of_labels = average_precision(histogram)
@@ -189,8 +186,7 @@ class MultilabelSplitMetrics(nn.Module):
             }
         tables = {
             "label_counts": confusion.tolist(),
-            "cooccurrence": true.tolist(),
-            "predicted_for": predicted.tolist(),
+            "cooccurrence": cooccurrence.tolist(),
             "label_calibration": label_calibration_errors(histogram, calibration),
             "loss_weight": loss_weight,
         }

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import signal
-from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -15,7 +13,6 @@ from colours import QUICKEST
 from run_holders import another
 
 from finetune.commands.fit import _print_finished
-from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.licence import licence
@@ -288,20 +285,25 @@ def test_a_damaged_config_of_a_resumed_run_is_reported_in_a_line(colours, cli, r
     cli(*fit, "--trainer.max_epochs", 2, "--resume")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [OSError("no room"), Interrupted(signal.SIGINT), None])
-def test_the_page_of_a_run_that_is_over_does_not_say_that_it_continues(
-    colours, cli, tmp_path, monkeypatch, error
+def test_a_run_that_was_killed_during_its_report_gets_it_by_the_same_command(
+    colours, cli, run_to_go_on
 ):
-    """Its report fails, or is broken off, or a signal came behind the last step."""
-    monkeypatch.setattr("finetune.runs.live_report._PATIENCE", 0.0)  # a page before the first epoch
-    if error is None:
-        monkeypatch.setattr(
-            SignalFlag, "agreed", lambda self, trainer: signal.SIGTERM * trainer.current_epoch
-        )
-    ends = nullcontext() if isinstance(error, OSError) else pytest.raises(Interrupted)
-    with patch("finetune.commands.report.page_of", side_effect=error), ends:
-        cli("fit", "--data.root", colours, *QUICKEST, "--report", "true")
-    text = (tmp_path / "runs/fit/version_0/report.html").read_text("utf-8")
-    assert "Still running" not in text
-    assert ("test accuracy" in text) == (error is not None)
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--report", "true", "--resume"]
+    fit += ["--test_after_fit", "true"]
+    (run_to_go_on / ".report.html.0a1b2c3d.tmp").write_text("a part")
+    about = json.loads((run_to_go_on / "about.json").read_text())
+    del about["ended"]
+    (run_to_go_on / "about.json").write_text(json.dumps(about))
+    cli(*fit)
+    for name in ("report.html", "test_predictions.csv"):
+        (run_to_go_on / name).unlink()
+    about = json.loads((run_to_go_on / "about.json").read_text())
+    assert "ended" in about
+    del about["ended"]  # killed after the test
+    (run_to_go_on / "about.json").write_text(json.dumps(about))
+    run_lock.release()
+    (run_to_go_on / ".report.html.0a1b2c3d.tmp").write_text("a part")
+    cli(*fit)
+    assert "test accuracy" in (run_to_go_on / "report.html").read_text("utf-8")
+    assert (run_to_go_on / "test_predictions.csv").exists()
+    assert not list(run_to_go_on.glob(".*.tmp"))

@@ -115,6 +115,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         "_cost": "how long the page took to write here",
         "_since": "when it was written",
+        "_has_page": "whether this process wrote one",
     },
     "Skipped": {
         "run": RUN,

@@ -27,9 +27,7 @@ RENAMES = {
     "data/datasets/download.py",
     "data/datasets/fashion_mnist_files.py",
     "demo/drawing.py",
-    "runs/metrics_csv.py",
 }
-RENAMES |= {"runs/side_files.py"}
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, str]]:

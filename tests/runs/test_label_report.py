@@ -1,6 +1,5 @@
 """The report of several labels: its numbers are the run's, its links work, and no file name breaks it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -190,17 +189,6 @@ def test_the_worst_calibrated_labels_have_a_panel_each(tmp_path, monkeypatch):
     assert num.sum() == 60
     assert (num * p).sum() == pytest.approx(probabilities[:, 5].sum())
     assert (num * share).sum() == labels[:, 5].sum()
-    # a run of an earlier version
-    result = json.loads((run / "test.json").read_text())
-    (run / "test.json").write_text(json.dumps({**result, "label_calibration": {}}))
-    drawings.clear()
-    earlier = read_run(run)
-    assert len(list(label_report.label_charts(earlier))) == 2 and not drawings
-    assert {one.calibration_error for one in label_sections(earlier, None).metrics} == {None}
-    damaged = {"error": [0.1], "error_by_chance": [0.1]}
-    (run / "test.json").write_text(json.dumps({**result, "label_calibration": damaged}))
-    with pytest.raises(ValueError, match="label_calibration does not go with its class_names"):
-        read_run(run)
 
 
 @needs_browser

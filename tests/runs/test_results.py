@@ -12,6 +12,7 @@ from tiny_module import QUIET, Tiny, loader, trainer
 
 from finetune.runs.folder import Run
 from finetune.runs.metrics_csv import is_defined, read_metrics
+from finetune.runs.result_file import read_result, write_result
 from finetune.runs.results import Results, Skipped
 
 pytestmark = QUIET
@@ -36,6 +37,28 @@ def test_the_result_is_printed_and_written(tmp_path, capsys, split, accuracy):
     assert written[f"{split}/accuracy"] == pytest.approx(accuracy)
     assert written["class_names"] == ["a", "b"] and written["confusion_matrix"] == [[3, 1], [0, 4]]
     assert written["checkpoint"] is None
+
+
+@pytest.mark.parametrize("name", ["confusion_matrix", "cooccurrence"])
+def test_a_result_of_many_classes_grows_with_the_images_not_with_the_square_of_the_classes(
+    tmp_path, name
+):
+    matrix = np.zeros((1200, 1200), int)
+    rng = np.random.default_rng(0)
+    np.add.at(matrix, (rng.integers(1200, size=6000), rng.integers(1200, size=6000)), 1)
+    result = {
+        "test/accuracy": 0.5,
+        "class_names": [f"c{i}" for i in range(1200)],
+        name: matrix.tolist(),
+    }
+    path = tmp_path / "test.json"
+    write_result(path, {**result, "test_folder": {name: matrix.tolist()}})
+    assert path.stat().st_size < 1_000_000
+    read = read_result(path)
+    assert read.pop("test_folder")[name] == matrix.tolist() and read == result
+    few = {"class_names": ["a", "b"], name: [[1, 2], [3, 4]]}
+    write_result(path, few)
+    assert json.loads(path.read_text()) == few == read_result(path)
 
 
 def test_validation_within_fit_is_no_result(run, tmp_path, capsys):

@@ -141,19 +141,6 @@ def test_one_that_can_not_begin_is_an_error():
         Full().log_config({})
 
 
-def test_a_table_of_names_that_is_damaged_is_named_and_the_loggers_begin_anew(run, caplog):
-    logger = Silent()
-    logger.attach(run, "Silent")
-    (run.path / run_logger.FILE).touch()
-    assert logger._earlier_name() is None and not logger.is_continued
-    (line,) = caplog.messages
-    assert line.startswith(f"{run.path}/loggers.json is damaged: ") and line.endswith(
-        "the run's loggers start again"
-    )
-    logger._remember("a name")
-    assert logger._earlier_name() == "a name" and logger.is_continued
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_run_each_says_whose_it_is(kind, environment):
     with pytest.raises(

@@ -52,7 +52,6 @@ def write_labels_run(
         "class_names": names,
         "label_counts": multilabel_confusion_matrix(y, decided).tolist(),
         "cooccurrence": (y.T @ y).tolist(),
-        "predicted_for": (y.T @ decided).tolist(),
         "label_calibration": {
             "error": [0.01 * k for k in range(len(names))],
             "error_by_chance": [0.005] * len(names),
