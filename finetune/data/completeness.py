@@ -1,19 +1,18 @@
 """Checks that a file holds all pixels of its image. Pillow fills missing pixels of some files with grey or black.
 
 Pillow raises an error if a file ends too early. It does not if an end marker follows, or if a valid header states more
-rows or strips than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and BMP
+rows than there are. libjpeg and libtiff only warn then, and Pillow drops their warnings. GIF, WebP and BMP
 need no check here, because Pillow refuses them if pixels are missing.
 
 libjpeg does not report a JPEG that ends between two scans, so this module reads the headers of the scans. It does not
-report missing data in arithmetic coding either, so such files are refused. So are old-style JPEG strips of a TIFF
-without a complete stream. A group-3 fax strip that ends inside its last row is not recognised.
+report missing data in arithmetic coding either, so such files are refused. Missing data of a TIFF with fax or old-style
+JPEG strips, of tiles, and of an interlaced PNG are not recognised if an end marker follows.
 """
 
 import io
 import re
-import struct
 import zlib
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import simplejpeg
@@ -49,24 +48,7 @@ _FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
 # bytes per file: enough for a restart marker at each block of the largest image
 _MAX_FILLER = 2**26
 
-_MOST_END_BYTES = 64  # largest length of a fax strip's end marker, with fill bits
-# An end marker is one or more end-of-line codes (ITU-T T.4, 4.1.4, and T.6, 2.4.1.1); zeros fill the last byte.
-_FAX_LINE_END = "000000000001"
-# the codes of a run of 0 white pixels and one of 2 black ones (T.4, table 2)
-_BLACK_AT_THE_LEFT = "0011010111"
-_FAX_END = re.compile("0{11}1[01]?(?:0{11,}1[01]?)*0*$")
-
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a PNG, by colour type (its specification, 11.2.2)
-# First column, first row, steps between columns and between rows of each pass (specification, 8.2).
-_ADAM7 = (
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
-    (0, 1, 1, 2),
-)
 
 # Tags of a TIFF.
 _WIDTH = 256
@@ -78,21 +60,8 @@ _SAMPLES_PER_PIXEL = 277
 _ROWS_PER_STRIP = 278
 _STRIP_BYTES = 279
 _PLANAR = 284
-_TILE_OFFSETS = 324
-_TILE_BYTES = 325
 _JPEG_TABLES = 347
-_OLD_JPEG_OFFSET = 513
-_OLD_JPEG_BYTES = 514
-_PHOTOMETRIC = 262
-_FILL_ORDER = 266
-_T4_OPTIONS = 292
-_T6_OPTIONS = 293
-# Kinds of compression. Group 3 and 4 are those of CCITT.
-_GROUP_3 = 3
-_GROUP_4 = 4
-_FAX = (_GROUP_3, _GROUP_4)
-_OLD_JPEG = 6
-_JPEG = 7
+_JPEG = 7  # a compression
 
 
 class IncompleteError(ValueError):
@@ -117,8 +86,9 @@ def load(image: ImageFile, file: BinaryIO) -> str:
         file.seek(0)
         warning = check_jpeg(file.read())
     if isinstance(image, PngImageFile | TiffImageFile):
-        _check_tiles(image)
         _check_offsets(image, file)
+    if isinstance(image, TiffImageFile) and not image.use_load_libtiff:
+        _check_strip_bytes(image)
     image.load()
     if isinstance(image, PngImageFile):
         _check_png(image, file)
@@ -247,25 +217,6 @@ def _filled(content: bytes) -> bytes:
     return b"".join([*parts, content[copied:]])
 
 
-def _check_tiles(image: ImageFile) -> None:
-    """Check that the tiles of an image cover it."""
-    num_layers = 1
-    if isinstance(image, TiffImageFile):
-        if image.use_load_libtiff:  # libtiff checks the number of strips
-            return
-        if image.tag_v2.get(_PLANAR) == 2:  # one layer per channel
-            num_layers = len(image.getbands())
-        _check_strip_bytes(image)
-    width, height = image.size
-    covered = 0
-    for tile in image.tile:
-        left, top, right, bottom = tile.extents or (0, 0, width, height)
-        covered += (right - left) * (bottom - top)
-    if covered < num_layers * width * height:
-        share = covered / (num_layers * width * height)
-        raise IncompleteError(f"the file is truncated: it has {100 * share:.0f} % of the pixels")
-
-
 def _check_offsets(image: ImageFile, file: BinaryIO) -> None:
     """Check that no strip or tile begins after the end of the file. Pillow would allocate memory up to its offset."""
     num_bytes = file.seek(0, io.SEEK_END)
@@ -280,20 +231,13 @@ def _check_png(image: ImageFile, file: BinaryIO) -> None:
     """Check that a loaded PNG has all rows. Pillow leaves missing rows zero, and ignores the checksums of pixels."""
     _check_png_checksums(file)
     last_row = image.crop((0, image.height - 1, image.width, image.height))
-    if not image.info.get("interlace") and np.asarray(last_row).any():
+    if image.info.get("interlace") or np.asarray(last_row).any():
         return
     file.seek(16)  # of the first chunk, which is IHDR
     header = file.read(13)
     bits = header[8] * _CHANNELS[header[9]]
-    width, height = image.size
-    passes = _ADAM7 if header[12] else ((0, 0, 1, 1),)
-    needed = 0
-    for left, top, across, down in passes:
-        num_columns = max(0, _ceil_div(width - left, across))
-        num_rows = max(0, _ceil_div(height - top, down))
-        if num_columns:
-            # the first byte of each row is its filter type
-            needed += num_rows * (1 + _ceil_div(num_columns * bits, 8))
+    # the first byte of each row is its filter type
+    needed = image.height * (1 + _ceil_div(image.width * bits, 8))
     num_bytes = _num_inflated(file, needed)
     if num_bytes < needed:
         raise IncompleteError(
@@ -371,83 +315,15 @@ def _ceil_div(number: int, by: int) -> int:
 
 
 def _check_tiff(image: TiffImageFile, file: BinaryIO) -> None:
-    """Check that each strip of a loaded TIFF is complete, for the compressions whose gaps libtiff does not report."""
+    """Check that each JPEG strip of a loaded TIFF is complete, because libtiff does not report missing data."""
     tags: Any = image.tag_v2
-    if tags.get(_COMPRESSION) in _FAX:
-        _check_fax(tags, file)
-        return
-    if tags.get(_COMPRESSION) == _OLD_JPEG:
-        file.seek(tags.get(_OLD_JPEG_OFFSET, 0))
-        stream = file.read(tags.get(_OLD_JPEG_BYTES, 0))
-        if not stream.startswith(b"\xff\xd8") or bytes([0xFF, SOS]) not in stream:
-            raise IncompleteError(
-                "its strips are old-style JPEGs, in which missing data cannot be detected: convert it"
-            )
-        check_jpeg(stream)
-        return
     if tags.get(_COMPRESSION) != _JPEG:
         return
     tables = tags.get(_JPEG_TABLES, b"")
-    offsets = tags.get(_STRIP_OFFSETS) or tags.get(_TILE_OFFSETS, ())
-    counts = tags.get(_STRIP_BYTES) or tags.get(_TILE_BYTES, ())
+    offsets = tags.get(_STRIP_OFFSETS, ())
+    counts = tags.get(_STRIP_BYTES, ())
     for offset, count in zip(offsets, counts, strict=True):
         file.seek(offset)
         strip = file.read(count)
         # The tables are a separate JPEG stream with start and end markers.
         check_jpeg(tables[:-2] + strip[2:] if tables else strip)
-
-
-def _check_fax(tags: Any, file: BinaryIO) -> None:
-    """Check that no fax strip ends before its last row. libtiff makes missing rows white without a warning.
-
-    As for a JPEG, the strip is decoded twice, the second time with filler in place of its end marker. If all rows are
-    there, the decoder does not read the filler.
-    """
-    num_rows = min(tags.get(_ROWS_PER_STRIP, tags[_HEIGHT]), tags[_HEIGHT])
-    filler = np.unpackbits(np.frombuffer(_FILLER, np.uint8))
-    # The decoder of group 3 skips invalid codes up to the next row, so the filler begins with a valid row.
-    if tags[_COMPRESSION] == _GROUP_3:
-        # in two-dimensional coding a bit after the end of a line says that the next one is coded by itself
-        tag_bit = "1" if tags.get(_T4_OPTIONS, 0) & 1 else ""
-        bits_of_row = map(int, _FAX_LINE_END + tag_bit + _BLACK_AT_THE_LEFT)
-        row = np.array([*bits_of_row], np.uint8)
-        filler = np.concatenate([row, filler] * 3)
-    order: Literal["big", "little"] = "little" if tags.get(_FILL_ORDER, 1) == 2 else "big"
-    for i, (offset, count) in enumerate(
-        zip(tags.get(_STRIP_OFFSETS, ()), tags.get(_STRIP_BYTES, ()), strict=True)
-    ):
-        file.seek(offset)
-        strip = file.read(count)
-        tail = np.unpackbits(np.frombuffer(strip[-_MOST_END_BYTES:], np.uint8), bitorder=order)
-        end = _FAX_END.search("".join(map(str, tail.tolist())))
-        bits = np.append(tail[: end.start() if end else len(tail)], filler)
-        filled = strip[:-_MOST_END_BYTES] + np.packbits(bits, bitorder=order).tobytes()
-        height = min(num_rows, tags[_HEIGHT] - i * num_rows)
-        if _pixels_differ(_fax_strip(strip, tags, height), _fax_strip(filled, tags, height)):
-            raise IncompleteError(f"the file is truncated: rows of strip {i + 1} are missing")
-
-
-def _fax_strip(strip: bytes, tags: Any, height: int) -> TiffImageFile:
-    """Return a fax strip as a separate TIFF image."""
-    values = {
-        _WIDTH: tags[_WIDTH],
-        _HEIGHT: height,
-        _BITS_PER_SAMPLE: 1,
-        _COMPRESSION: tags[_COMPRESSION],
-    }
-    values |= {
-        name: tags.get(name, default) for name, default in ((_PHOTOMETRIC, 0), (_FILL_ORDER, 1))
-    }
-    values |= {
-        _STRIP_OFFSETS: 0,
-        _SAMPLES_PER_PIXEL: 1,
-        _ROWS_PER_STRIP: height,
-        _STRIP_BYTES: len(strip),
-    }
-    values |= {name: tags[name] for name in (_T4_OPTIONS, _T6_OPTIONS) if name in tags}
-    values[_STRIP_OFFSETS] = 8 + 2 + 12 * len(values) + 4
-    entries = b"".join(
-        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(values.items())
-    )
-    header = struct.pack("<2sHIH", b"II", 42, 8, len(values))
-    return TiffImageFile(io.BytesIO(header + entries + bytes(4) + strip))

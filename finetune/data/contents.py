@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from finetune.data.decode import NUM_HEAD_BYTES
 from finetune.data.fetching import map_files
-from finetune.data.heif import NUM_HEAD_BYTES
 from finetune.data.storage import read_pieces, storage_of
 
 PIECE = 4096  # bytes

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,27 +27,18 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from finetune.data.addresses import StorageError
-from finetune.data.bit_depths import (
-    bytes_of_samples,
-    rows_at_once,
-    scale_transparency,
-    stored_mode,
-    use_native_order,
-)
 from finetune.data.completeness import check_coefficients, load
-from finetune.data.heif import (
-    NUM_HEAD_BYTES,
-    has_heic_reader,
-    heif_kind,
-    heif_reader,
-    readable_suffixes,
-)
+from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, is_heif, read_heif
 from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
 from finetune.data.storage import open_file
 
-IMAGE_SUFFIXES: frozenset[str] = readable_suffixes() | frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+IMAGE_SUFFIXES: frozenset[str] = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif"}
 )
+if has_heic_reader():
+    IMAGE_SUFFIXES |= frozenset(HEIC_SUFFIXES)
+
+NUM_HEAD_BYTES = 16  # from which the format of a file is known
 
 # Readers by the first bytes of a file, not by its suffix. They are called directly because Image.open() warns from
 # 89 Mpx on, tries unwanted formats (EPS starts Ghostscript), and only reports "cannot identify" for a damaged header.
@@ -64,6 +54,22 @@ READERS: dict[bytes, type[ImageFile]] = {
 
 # line breaks and control characters, which are escaped so that a file name stays on one line
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+# pixels converted at once, because a conversion holds several copies of them
+_AT_ONCE = 2**24
+
+# Tags of a TIFF.
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_MAX_SAMPLE_VALUE = 281
+_SAMPLE_FORMAT = 339
+_WHITE_IS_ZERO = 0
+_SIGNED = 2
+# largest samples of 9 to 15 bits, stored in 16
+_MAX_SAMPLES = {2**bits - 1 for bits in range(9, 16)}
+# PNGs whose transparent colour Pillow compares with pixels that it has converted
+_CONVERTED = ("L;2", "L;4", "I;16B", "RGB;16B")
+
 _PILLOW_FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # an entry of warnings.filters
 
 
@@ -79,13 +85,8 @@ def decode(
 ) -> NDArray[np.uint8]:
     """Decode an image to upright 8-bit RGB, with white in place of transparency.
 
-    Other sample types are converted as follows:
-
-    - 16 bits: the upper 8 of the bits in use. A TIFF states them by BitsPerSample, or by a MaxSampleValue such as 4095
-      if no sample is above it. The samples of a PNG always use the full scale (PNG specification, sBIT). Bits in use
-      are never guessed from the pixels: a dark image stays dark.
-    - Signed samples of 8 and 16 bits: scaled by their range. The lowest value is black, and zero is mid-grey.
-    - 32 bits: divided by the full scale that fits the maximum. Negative integers are an error.
+    Of samples of 16 bits the upper 8 are used. Signed samples and those of other depths are an error. So is a PNG of 2,
+    4 or 16 bits with a transparent colour.
 
     Only the first of several frames is read. A truncated file is an error, never padded (see `completeness`).
 
@@ -185,11 +186,10 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     head = file.read(NUM_HEAD_BYTES)
     if not head:
         raise ValueError("the file is empty")
-    reader = _reader_of(head)
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
     file.seek(0)
-    image = reader(file)  # reads the header only
+    image = read_heif(file) if is_heif(head) else _reader_of(head)(file)  # reads the header only
     max_pixels = min(max_pixels, MAX_PIXELS)
     _check_size(*image.size, max_pixels)
     if isinstance(image, TiffImageFile):
@@ -205,22 +205,17 @@ def _reader_of(head: bytes) -> type[ImageFile]:
     Raises:
         ValueError: There is none.
     """
-    if kind := heif_kind(head):
-        return heif_reader(kind)
     reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
     if reader is None:
         raise ValueError(
-            f"not a JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF image ({_kind_of(head[:16])})"
+            f"not a JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF image ({_kind_of(head)})"
         )
     return reader
 
 
 def begins_like_image(content: bytes) -> bool:
     """Return whether a file begins like an image of a format that is read, by its first `NUM_HEAD_BYTES`."""
-    kind = heif_kind(content[:NUM_HEAD_BYTES])
-    if kind == "HEIC":
-        return has_heic_reader()
-    return kind == "AVIF" or content.startswith(tuple(READERS))
+    return is_heif(content) or content.startswith(tuple(READERS))
 
 
 def _check_size(width: int, height: int, max_pixels: float) -> None:
@@ -235,10 +230,8 @@ def read_pixels(image: ImageFile, file: BinaryIO) -> tuple[NDArray[np.uint8], st
     pixels = _jpeg_pixels(image, file)
     if pixels is not None:
         return pixels, ""
-    use_native_order(image)
-    stored = stored_mode(image)
+    _check_samples(image)
     warning = load(image, file)
-    scale_transparency(image, stored, file)
     return _upright_rgb(image, is_owned=True), warning
 
 
@@ -268,6 +261,7 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
 
 def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
     """Return the pixels of an image that the caller opened, (H, W, 3), converted as in `decode`. Loads the image."""
+    _check_samples(image)
     if not isinstance(image, ImageFile) or not image.tile or not image.fp or image.tell():
         image.load()
         return _upright_rgb(image, is_owned=False)
@@ -278,50 +272,68 @@ def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
     image.fp.seek(position)
     if isinstance(image, JpegImageFile):
         check_scans(file)
-    use_native_order(image)
-    stored = stored_mode(image)
     load(image, file)
-    if stored and "transparency" in image.info:
-        copy = image.copy()  # leaves the metadata of the caller's image unchanged
-        scale_transparency(copy, stored, file)
-        return _upright_rgb(copy, is_owned=True)
     return _upright_rgb(image, is_owned=False)
 
 
 def _upright_rgb(image: Image.Image, is_owned: bool) -> NDArray[np.uint8]:
-    # only TIFF states a depth below 16 and whether 0 is white
+    # only TIFF states whether 0 is white
     tags: Any = getattr(image, "tag_v2", {})
+    is_inverted = image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     # Damaged metadata may raise any exception. The pixels are still valid.
     with contextlib.suppress(Exception):
         # In place it makes no copy and returns None.
         image = ImageOps.exif_transpose(image, in_place=is_owned) or image  # type: ignore[call-overload]
-    to_bytes = bytes_of_samples(image, tags)
-    strips = list(rows_at_once(image))
-    if len(strips) == 1:
-        return _rgb(image, to_bytes)
+    num_rows = max(1, _AT_ONCE // image.width)
+    if num_rows >= image.height:
+        return _rgb(image, is_inverted)
     pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for top, bottom in strips:
-        pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)), to_bytes)
+    for top in range(0, image.height, num_rows):
+        bottom = min(top + num_rows, image.height)
+        pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)), is_inverted)
     return pixels
 
 
-def _rgb(
-    image: Image.Image, to_bytes: Callable[[NDArray], NDArray[np.uint8]] | None
-) -> NDArray[np.uint8]:
-    if to_bytes is not None:
-        values = np.asarray(image)
-        transparent = image.info.get("transparency")
-        image = Image.fromarray(to_bytes(values))
-        if isinstance(transparent, int):  # a 16-bit PNG
-            image.putalpha(
-                Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
-            )
+def _rgb(image: Image.Image, is_inverted: bool) -> NDArray[np.uint8]:
+    if image.mode.startswith("I;16"):
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        image = Image.fromarray(255 - grey if is_inverted else grey)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image)
         image = paper
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _check_samples(image: Image.Image) -> None:
+    """Check by the header that the samples of an image have 8 bits, or that their upper 8 of 16 are their value.
+
+    Raises:
+        ValueError: They have other values, for example signed ones.
+    """
+    stored = image.tile[0].args if isinstance(image, PngImageFile) and image.tile else ""
+    if stored in _CONVERTED and "transparency" in image.info:
+        raise ValueError(
+            "a PNG of 2, 4 or 16 bits with a transparent colour: save it with 8 bits or an alpha channel"
+        )
+    tags: Any = getattr(image, "tag_v2", {})
+    is_deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
+    bits = _first(tags.get(_BITS_PER_SAMPLE, 16)) if is_deep else 8
+    is_signed = _first(tags.get(_SAMPLE_FORMAT, 1)) == _SIGNED
+    if image.mode in ("I", "F") or is_signed or bits not in (8, 16):
+        raise ValueError(
+            "its samples are signed, or do not have 8 or 16 bits: save it with unsigned samples of 8 or 16 bits"
+        )
+    if is_deep and (stated := _first(tags.get(_MAX_SAMPLE_VALUE, 0))) in _MAX_SAMPLES:
+        raise ValueError(
+            f"its samples of 16 bits go up to {stated} only: save it with samples of 8 bits, or scaled to 65535"
+        )
+
+
+def _first(values: Any) -> Any:
+    """Return the first of a TIFF tag's values, one for each sample of a pixel."""
+    return values[0] if isinstance(values, tuple) and values else values
 
 
 def silence_pillow() -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,10 @@ def some(tmp_path, colours, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def without_heic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_heic(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package that reads HEIC, whether one is installed or not."""
-    monkeypatch.setattr(heif, "_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(heif, "has_heic_reader", lambda: False)
     monkeypatch.setattr(walk, "IMAGE_SUFFIXES", walk.IMAGE_SUFFIXES - set(heif.HEIC_SUFFIXES))
-    heif._heic_reader.cache_clear()
-    yield
-    heif._heic_reader.cache_clear()
 
 
 @pytest.fixture

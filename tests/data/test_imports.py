@@ -9,7 +9,7 @@ import pytest
 # Each with what it must not have imported, nor those before it.
 STEPS = {
     "finetune": {"albumentations"},
-    "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif", "pi_heif"},
+    "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif"},
     "finetune.data.datasets.download": {"pooch", "requests"},
     "finetune.data.datasets.fashion_mnist_files, finetune.parity.data_parallel": {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")

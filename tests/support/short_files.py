@@ -15,15 +15,6 @@ _Y, _X = np.mgrid[:H, :W]
 RGB = np.stack(
     [_X * 255 // W, _Y * 255 // H, np.random.default_rng(0).integers(0, 255, (H, W))], -1
 ).astype(np.uint8)
-ADAM7 = (
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
-    (0, 1, 1, 2),
-)
 
 Short = Callable[[float], bytes]  # the file with so much of its data, and a proper end
 
@@ -52,29 +43,16 @@ def png(
     rows: list[bytes], bits: int, colour_type: int, *chunks: bytes, size: tuple[int, int] = (W, H)
 ) -> bytes:
     """A PNG of these rows, each with the byte of its filter before it; `chunks` precede the pixels."""
-    return _png(b"".join(rows), bits, colour_type, 0, chunks, size)
-
-
-def _png(
-    data: bytes, bits: int, colour_type: int, interlace: int, chunks: tuple[bytes, ...], size
-) -> bytes:
-    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colour_type, 0, 0, interlace))
-    pixels = png_chunk(b"IDAT", zlib.compress(data))
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", *size, bits, colour_type, 0, 0, 0))
+    pixels = png_chunk(b"IDAT", zlib.compress(b"".join(rows)))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + pixels + png_chunk(b"IEND", b"")
 
 
-def _short_png(pixels: np.ndarray, bits: int, colour_type: int, interlace: bool = False) -> Short:
-    pixels = pixels.reshape(H, W, -1)
-    passes = ADAM7 if interlace else ((0, 0, 1, 1),)
-    data = b"".join(
-        b"\0" + row.tobytes()
-        for left, top, across, down in passes
-        for row in pixels[top::down, left::across]
-    )
+def _short_png(pixels: np.ndarray, bits: int, colour_type: int) -> Short:
+    rows = [b"\0" + row.tobytes() for row in pixels.reshape(H, W, -1)]
+    data = b"".join(rows)
     palette = png_chunk(b"PLTE", bytes(range(255, -1, -1)) * 3) if colour_type == 3 else b""
-    return lambda share: _png(
-        data[: int(len(data) * share)], bits, colour_type, int(interlace), (palette,), (W, H)
-    )
+    return lambda share: png([data[: int(len(data) * share)]], bits, colour_type, palette)
 
 
 def tiff(strips: list[bytes], tags: dict[int, list[int] | bytes]) -> bytes:
@@ -146,13 +124,6 @@ def _short_tiff(image: np.ndarray | Image.Image, end: bytes = b"", **options) ->
         )
 
     return short
-
-
-def _few_strips(planar: bool = False) -> Short:
-    layers = [RGB[..., i] for i in range(3)] if planar else [RGB]
-    strips = [layer[top : top + ROWS].tobytes() for layer in layers for top in range(0, H, ROWS)]
-    tags = {258: [8, 8, 8], 259: [1], 262: [2], 277: [3], 284: [2 if planar else 1]}
-    return lambda share: tiff(strips[: max(1, int(len(strips) * share))], tags)
 
 
 def _short_strip() -> Short:
@@ -253,9 +224,6 @@ SHORT: dict[str, Short] = {
     "png alpha": _short_png(_ALPHA, 8, 6),
     "png 16 bits": _short_png(_DEEP, 16, 2),
     "png grey 16 bits": _short_png(_DEEP[..., 0], 16, 0),
-    "png interlaced": _short_png(RGB, 8, 2, interlace=True),
-    "tiff few strips": _few_strips(),
-    "tiff few strips of channels": _few_strips(planar=True),
     "tiff short strip": _short_strip(),
     "tiff lzw": _short_tiff(RGB, compression="tiff_lzw"),
     "tiff deflate": _short_tiff(RGB, compression="tiff_adobe_deflate"),
