@@ -86,16 +86,12 @@ OWN = {
         "finetune.commands.export:export",
         "Write a checkpoint as an ONNX or other file, verified against it",
     ),
-    "push": (
-        "finetune.commands.push:push",
-        "Upload a trained model to the Hugging Face hub, in timm's format",
-    ),
     "report": (
         "finetune.commands.report:report",
         "Write the report of a run: result, classes, mistakes, how to repeat it",
     ),
     "compare": (
-        "finetune.commands.report:report",
+        "finetune.commands.report:compare",
         "Compare runs on one page: finetune compare A B",
     ),
     "runs": (
@@ -106,10 +102,6 @@ OWN = {
         "finetune.commands.serve:serve",
         "Serve predictions over HTTP, with a page for people",
     ),
-    "sheet": (
-        "finetune.commands.sheet:sheet",
-        "Draw a contact sheet of predicted images with their probabilities",
-    ),
 }
 
 TIMESTAMPED = ("fit", "validate", "test", "benchmark")  # which have --timestamps
@@ -119,7 +111,7 @@ SECTIONS = {
     "prepare the images": ("check", "review"),
     "train": ("fit", "backbones", "benchmark"),
     "inspect the result": ("report", "compare", "runs", "validate", "test"),
-    "use the model": ("predict", "sheet", "export", "push", "serve"),
+    "use the model": ("predict", "export", "serve"),
     "try and verify": ("demo", "parity", "by-hand"),
     "clean up": ("cache",),
 }
@@ -294,10 +286,7 @@ def run_own(command: str, arguments: Sequence[str]) -> None:
     with _exit_at_signals_without_raising():
         function = getattr(importlib.import_module(module), name)
     # These parse their own arguments: `benchmark` has the flags of fit, the others take several folders.
-    if command == "compare":
-        function(arguments, command)
-        return
-    if command in ("backbones", "benchmark", "report", "runs"):
+    if command in ("backbones", "benchmark", "compare", "report", "runs"):
         function(arguments)
         return
     has_folder = command in ("check", "review")

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.commands.logged_sheet import caption_of
-from finetune.commands.sheet import RIGHT, SIDE, WRONG, draw_sheet
+from finetune.commands.contact_sheet import RIGHT, SIDE, WRONG, caption_of, draw_sheet
 from finetune.data.samplers import SHEET, draw_indices
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
@@ -123,7 +122,7 @@ class FittedRun:
         if not seen:
             return "", ""
         captions = [
-            (caption_of(answers, i)[0], RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
+            (caption_of(answers, i), RIGHT if answers.is_right[i] else WRONG) for i, _ in seen
         ]
         sheet = draw_sheet(np.stack([image for _, image in seen]), captions, _COLUMNS)
         about = f"{len(seen)} of {len(answers.paths):,} random test images: green is correct, red is wrong"

@@ -21,7 +21,7 @@ A fit:
   settings, such as the learning rate of an optimizer; `early_values` checks values; `backbone_choice` chooses among
   several networks by the images; `minutes` chooses a length that ends in time.
 - `fit` prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights` chooses the weights of
-  best.ckpt, `logged_sheet` draws test images for loggers, and `fit_summary` prints the result.
+  best.ckpt, and `fit_summary` prints the result.
 - `cross_validation` runs a fit for each fold. `fold_data` checks that the images can be split into folds, and
   `fold_results` joins the results.
 
@@ -31,14 +31,13 @@ Our own commands:
 - `cache` lists and removes caches.
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
 - `export` writes files for other programs: `export_verification` compares them with the checkpoint, and
-  `export_target` puts them in place. `push` uploads a model to the Hugging Face hub.
+  `export_target` puts them in place.
 - `serve` answers requests.
 - `list_backbones` lists networks.
-- `report` writes the report of a run, or compares several. `runs` lists and deletes runs.
-- `sheet` draws a contact sheet of predicted images.
+- `report` writes the report of a run, or a comparison of several. `runs` lists and deletes runs.
 
 All of them: `parser` reports wrong keys and values, `error_lines` all other errors. `plain_table` is how tables are
-printed.
+printed, and `contact_sheet` draws predicted images for notebooks.
 
 A new command is a module here and a row in `cli`. It reads flags, calls lower packages and prints.
 """

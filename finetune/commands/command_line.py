@@ -47,9 +47,8 @@ _IMAGE_SUFFIXES = (
     ".avif",
     ".heic",
 )
-_IMAGE_OPTIONS = ("data.predict", "pictures")
 # options whose value may be an address of images
-_IMAGE_PLACES = (*_IMAGE_OPTIONS, "data.root", "data.init_args.root", "verify_on")
+_IMAGE_PLACES = ("data.predict", "data.root", "data.init_args.root", "verify_on")
 _WITH_CONFIGS = ("fit", "validate", "test", "predict", "benchmark")  # which take shipped configs
 
 
@@ -104,7 +103,7 @@ def with_images(arguments: Sequence[str]) -> list[str]:
 
 def _images_option(command: str) -> str | None:
     """Return the full name of the option whose images are positional arguments; None for none."""
-    return next((full for full in POSITIONS.get(command, ()) if full in _IMAGE_OPTIONS), None)
+    return "data.predict" if "data.predict" in POSITIONS.get(command, ()) else None
 
 
 def _flag_in_full(
@@ -187,10 +186,8 @@ def _take_positionals(command: str, line: ParsedLine) -> None:
     for full in POSITIONS[command]:
         if full == "ckpt_path":
             _take_checkpoint(command, line)
-        elif full in _IMAGE_OPTIONS:
+        elif full == "data.predict":
             _check_images(command, full, line)
-        elif full == "repository":
-            _take_repository(command, line)
         else:
             _take_folder(command, full, line)
     if list(POSITIONS[command]) == ["ckpt_path"] and line.positionals:
@@ -296,17 +293,6 @@ def _take_checkpoint(command: str, line: ParsedLine) -> None:
     elif not line.has("config") or command in ("validate", "test", "predict"):
         raise WrongUsage(
             f"finetune {command} needs a checkpoint, or a run's folder: {flag_names(command, 'ckpt_path')}"
-        )
-
-
-def _take_repository(command: str, line: ParsedLine) -> None:
-    if line.positionals:
-        _add_flag(command, line, "repository", line.positionals.pop(0))
-    if line.positionals:
-        raise WrongUsage(f"finetune {command} takes one repository, and no {line.positionals[0]!r}")
-    if not line.has("repository", "config"):
-        raise WrongUsage(
-            f"finetune {command} needs a repository: finetune {command} CKPT OWNER/NAME"
         )
 
 

@@ -1,8 +1,6 @@
 """`finetune export`: write a checkpoint as a file for other programs, verified against the network."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +71,11 @@ def export(
     Returns:
         The file or folder.
     """
-    checkpoint = read_trained(ckpt_path)
+    checkpoint = read_checkpoint(ckpt_path)
+    if isinstance(checkpoint, ExportedCheckpoint):
+        raise WrongUsage(
+            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
+        )
     if quantize and format != "onnx":
         raise WrongUsage(f"--quantize makes an .onnx, not --format {format}")
     if format == "timm":
@@ -123,21 +125,6 @@ def _quantized(predictor: Predictor, source: Path, place: str) -> Path:
     return target
 
 
-def read_trained(ckpt_path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint of `finetune fit`.
-
-    Raises:
-        WrongUsage: It is an exported file.
-        ValueError: It is not a checkpoint.
-    """
-    checkpoint = read_checkpoint(ckpt_path)
-    if isinstance(checkpoint, ExportedCheckpoint):
-        raise WrongUsage(
-            f"{ckpt_path} is an exported file: use the checkpoint from which it was exported"
-        )
-    return checkpoint
-
-
 def _target_file(ckpt_path: str, format: str, output: str | None, quantize: str | None) -> Path:
     """Return the file to write: `output`, or one next to the checkpoint.
 
@@ -167,49 +154,24 @@ def _export_timm(
         raise WrongUsage(f"--out {target} has files of others: name a new folder")
     for name in (DESCRIPTION, README, *TIMM_FILES):
         check_target(target / name, "--out")
-    with verified_timm_folder(ckpt_path, checkpoint, verify_on) as (folder, verified):
-        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-        put_folder_in_place(folder, target, (DESCRIPTION, README, *TIMM_FILES))
-    print(
-        f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
-    )
-    print(verified)
-    return target
-
-
-@contextmanager
-def verified_timm_folder(
-    ckpt_path: str,
-    checkpoint: dict[str, Any],
-    verify_on: str | None = None,
-    repository: str = "OWNER/NAME",
-) -> Iterator[tuple[Path, str]]:
-    """Yield a temporary folder in timm's layout that predicts as a checkpoint, and a line about the verification.
-
-    Args:
-        ckpt_path: The checkpoint.
-        checkpoint: Its content.
-        verify_on: See `export`.
-        repository: The repository on the hub, for README.md.
-
-    Raises:
-        WrongUsage: timm's format does not support the checkpoint.
-        ValueError: The folder does not predict as the checkpoint.
-    """
     predictor = Predictor(ckpt_path, checkpoint=checkpoint)
     check_supported(predictor)
     images = images_to_verify(verify_on)
-    prepared = images.prepared(predictor)
     with workplace() as folder:
         write_timm_folder(predictor, checkpoint, folder)
         run = load_timm_folder(folder, predictor.label_kind)
-        agreement = compare_prepared(predictor, run, prepared)
+        agreement = compare_prepared(predictor, run, images.prepared(predictor))
         check_agreement(agreement, "timm folder", images.description)
         facts = about(predictor, checkpoint, "timm", {"verified": agreement})
         write_description(folder / DESCRIPTION, facts)
-        text = readme(predictor, _card(ckpt_path, checkpoint), repository)
-        (folder / README).write_text(text, "utf-8")
-        yield folder, describe_agreement(agreement, images.description, predictor.label_kind)
+        (folder / README).write_text(readme(predictor, _card(ckpt_path, checkpoint)), "utf-8")
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        put_folder_in_place(folder, target, (README, DESCRIPTION, *TIMM_FILES))
+    print(
+        f"{target} ({num_bytes / 1e6:.1f} MB) for timm.create_model('local-dir:{target}', pretrained=True)"
+    )
+    print(describe_agreement(agreement, images.description, predictor.label_kind))
+    return target
 
 
 def _card(ckpt_path: str, checkpoint: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from pytorch_lightning.callbacks import EarlyStopping
 from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_positives, check_validated
 from finetune.commands.fit_summary import Summary
-from finetune.commands.logged_sheet import log_sheet
 from finetune.commands.plan import Plan
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import continue_record, exclude_seen
@@ -311,7 +310,6 @@ def test(parts: Parts, content: Mapping[str, Any] | None) -> None:
     best = run.checkpoint("best")
     exclude_seen(parts.data, "test", content, parts.trainer.is_global_zero)
     parts.trainer.test(parts.model, datamodule=parts.data, ckpt_path=best, verbose=False)
-    log_sheet(parts.trainer, parts.data, parts.model.class_names, run.file("test_predictions.csv"))
 
 
 def report(parts: Parts, calibration: AnyCalibration) -> None:

@@ -86,20 +86,6 @@ IMAGES are image files, folders, globs, tables, or text files with a path on eac
         ),
         ("predictions", "data", "machine", "run"),
     ),
-    "sheet": Page(
-        "CKPT IMAGES ... [options]",
-        f"""\
-Draws a contact sheet of predicted images.
-{_CKPT_OR_EXPORT}
-IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
-        (
-            "finetune sheet runs/fit/version_0 photos",
-            "finetune sheet runs/fit/version_0 a.jpg b.jpg 'more/*.png' --out sheets/few.png",
-            "finetune sheet best.ckpt photos --num 100 --columns 10 --seed 1",
-        ),
-        ("the sheet",),
-        has_all=True,
-    ),
     "export": Page(
         "CKPT [options]",
         f"""\
@@ -111,20 +97,6 @@ Writes a checkpoint as a file for other programs, after verifying that it predic
             "finetune export best.ckpt --quantize photos",
         ),
         ("the file",),
-        has_all=True,
-    ),
-    "push": Page(
-        "CKPT OWNER/NAME [options]",
-        f"""\
-Uploads a trained model to the Hugging Face hub in timm's format, with its model card, after verifying that it
-predicts as the checkpoint. The token is that of `hf auth login` or HF_TOKEN. An existing README.md is kept.
-{_CKPT}""",
-        (
-            "finetune push runs/fit/version_0 OWNER/mushrooms --dry_run",
-            "finetune push runs/fit/version_0 OWNER/mushrooms --private",
-            "finetune push best.ckpt OWNER/mushrooms --verify_on photos",
-        ),
-        ("the upload",),
         has_all=True,
     ),
     "serve": Page(

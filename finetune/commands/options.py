@@ -78,16 +78,8 @@ not shown: predict
   CKPT IMAGES, --ckpt_path CKPT
   CKPT IMAGES, --pictures, --data.predict IMAGES
       pictures picture images image files input source
-not shown: sheet
-  CKPT IMAGES, --ckpt_path CKPT
-  CKPT IMAGES, --pictures IMAGES
-      predict pictures picture images image files input source
 not shown: export serve
   CKPT, --ckpt_path CKPT
-not shown: push
-  CKPT NAME, --ckpt_path CKPT
-  CKPT NAME, --repository NAME
-      repo repo_id hub_id
 not shown: check review
   FOLDER, --folder FOLDER
 the measurement: benchmark
@@ -101,20 +93,11 @@ predictions: predict
       k top topk
   --abstain_below P                        predict unsure if no class is that probable
   --unsure N                               also write the N least certain images: a table, and Label Studio's JSON
-the sheet: sheet
-  --out, --output FILE                     the PNG file to write [sheet.png]
-  --num N                                  images on it at most, chosen at random [24]
-  --columns N                              images in a row [8]
-  --seed N                                 seed of the choice of images [0]
 the file: export
   --format KIND                            timm: a folder; safetensors: the weights [onnx]
   --out, --output FILE                     by default next to the checkpoint
   --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
   --quantize FOLDER                        an .onnx in int8, calibrated on images of this folder
-the upload: push
-  --private                                create a private repository; a public one that exists is refused
-  --dry_run                                write and verify the files, list them, and upload nothing
-  --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
 the address: serve
   --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
   --port N                                 0: any free port [8000]

@@ -1,5 +1,6 @@
-"""`finetune report`: write the report of a run, or a comparison of several runs, on one page."""
+"""`finetune report` writes the report of a run, and `finetune compare` a page about several runs."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,7 @@ from finetune.system.files import check_target
 from finetune.system.messages import WrongUsage
 
 _REPORT = """\
-Writes report.html into a run's folder: the result, classes, mistakes, how to repeat it. Several runs are
-compared on one page, as by finetune compare.
+Writes report.html into a run's folder: the result, classes, mistakes, how to repeat it.
 
 for example:
   finetune report runs/fit/version_0
@@ -33,20 +33,50 @@ for example:
   finetune compare runs/fit/version_* --out all.html"""
 
 
-def report(arguments: Sequence[str], command: str = "report") -> None:
-    """Write the report of one run, or the comparison of several; see `finetune report --help`.
+def report(arguments: Sequence[str]) -> None:
+    """Write the report of a run; see `finetune report --help`."""
+    usage = "RUN [--out FILE.html] [--check check.json]"
+    parser = _parser("report", usage, _REPORT, "report.html in the run's folder")
+    parser.add_argument(
+        "--check",
+        metavar="check.json",
+        help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
+    )
+    parsed = parser.parse_args(list(arguments))
+    if len(parsed.runs) != 1:
+        raise WrongUsage(
+            "name the folder of one run: finetune report RUN (finetune compare RUN_A RUN_B compares runs)"
+        )
+    if is_address(parsed.runs[0]) and parsed.output is None:
+        raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
+    run = local_results(parsed.runs[0])
+    record = read_run(run)
+    check = data_check(record, parsed.check)
+    target = _target(parsed.output, run / "report.html")
+    page_of(record, target, check)
+    print(headline(record))
+    print(f"report in {target}")
 
-    Args:
-        arguments: The arguments of the command.
-        command: `report`, or `compare`, which takes at least two runs.
-    """
-    usage = "RUN [RUN ...] [--out FILE.html] [--check check.json]"
-    description = _REPORT
-    default_page = "report.html in the run's folder; comparison.html for several runs"
-    if command == "compare":
-        usage = "RUN_A RUN_B [RUN ...] [--out FILE.html]"
-        description = _COMPARE
-        default_page = "comparison.html"
+
+def compare(arguments: Sequence[str]) -> None:
+    """Compare runs on one page; see `finetune compare --help`."""
+    usage = "RUN_A RUN_B [RUN ...] [--out FILE.html]"
+    parsed = _parser("compare", usage, _COMPARE, "comparison.html").parse_args(list(arguments))
+    if len(parsed.runs) < 2:
+        raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
+    records = [read_run(local_results(run)) for run in parsed.runs]
+    if len({record.path.resolve() for record in records}) < len(records):
+        raise WrongUsage("one run is named twice: finetune compare RUN_A RUN_B")
+    target = _target(parsed.output, Path("comparison.html"))
+    checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
+    viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
+    print(write_comparison(records, viewer, target))
+    print(f"report in {target}")
+
+
+def _parser(
+    command: str, usage: str, description: str, default_page: str
+) -> argparse.ArgumentParser:
     parser = OneLineErrorParser(
         prog=f"finetune {command}",
         usage=f"finetune {command} {usage}",
@@ -66,41 +96,15 @@ def report(arguments: Sequence[str], command: str = "report") -> None:
         metavar="FILE.html",
         help=f"The page to write [{default_page}].",
     )
-    if command == "report":
-        parser.add_argument(
-            "--check",
-            metavar="check.json",
-            help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
-        )
-    parsed = parser.parse_args(list(arguments))
-    if len(parsed.runs) == 1 and is_address(parsed.runs[0]) and parsed.output is None:
-        raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
-    runs = list(map(local_results, parsed.runs))
-    output = parsed.output
-    if not runs:
-        raise WrongUsage(f"name the folder of a run: finetune {command} {usage.split(' [')[0]}")
-    if command == "compare" and len(runs) < 2:
-        raise WrongUsage("two runs are needed: finetune compare RUN_A RUN_B")
-    records = [read_run(run) for run in runs]
-    if len({record.path.resolve() for record in records}) < len(records):
-        raise WrongUsage(
-            "pass one run's folder, or several different ones: finetune report RUN_A RUN_B"
-        )
-    checked = getattr(parsed, "check", None)
-    if checked is not None and len(records) > 1:
-        raise WrongUsage("--check goes with one run: finetune report RUN --check check.json")
-    check = data_check(records[0], checked) if len(records) == 1 else None
-    target = Path(output or (runs[0] / "report.html" if len(runs) == 1 else "comparison.html"))
+    return parser
+
+
+def _target(output: str | None, default: Path) -> Path:
+    """Return the page to write, in an existing folder."""
+    target = Path(output or default)
     check_target(target, "--out" if output else "the page")
     target.parent.mkdir(parents=True, exist_ok=True)
-    if len(records) == 1:
-        page_of(records[0], target, check)
-        print(headline(records[0]))
-    else:
-        checkpoint = _checkpoint(records[0]) if len(records) == 2 else None
-        viewer = image_viewer(Predictor(checkpoint)) if checkpoint else None
-        print(write_comparison(records, viewer, target))
-    print(f"report in {target}")
+    return target
 
 
 def page_of(

@@ -16,7 +16,7 @@ from finetune.runs.local_copies import address_of, local_copy
 from finetune.system.messages import WrongUsage
 
 # Commands that read a checkpoint from object storage.
-_READERS = ("predict", "validate", "test", "sheet", "serve")
+_READERS = ("predict", "validate", "test", "serve")
 
 
 def check_run_address(command: str, full: str, address: str) -> None:

@@ -8,7 +8,6 @@ from rich.table import Table
 
 from finetune.commands.config_files import find
 from finetune.commands.lightning_cli import run_lightning
-from finetune.commands.sheet import sheet
 from finetune.distributed.signals import Interrupted
 from finetune.runs.folder import Run
 from finetune.system.messages import check_seed
@@ -46,13 +45,9 @@ def _demo(root: str, seed: int) -> None:
     table.add_row("from scratch", *numbers)
     print()
     Console().print(table)
-    sheet(
-        str(finetuned.checkpoint("best")),
-        "data/sample/target/test",
-        str(finetuned.file("sheet.png")),
-    )
     for name, run in (("pretrained", source), ("fine-tuned", finetuned), ("from scratch", scratch)):
         print(f"{name}: {run.path}")
+    print(f"images with their predictions: {finetuned.file('report.html')}")
     print(f"\nnext:\n  finetune predict {finetuned.path} data/sample/target/test")
 
 

@@ -161,13 +161,12 @@ def load_timm_folder(folder: Path, label_kind: str) -> PredictionFunction:
     return probabilities
 
 
-def readme(predictor: Predictor, card: str, repository: str = "OWNER/NAME") -> str:
+def readme(predictor: Predictor, card: str) -> str:
     """Return the text of README.md: the hub's header, how to load the network, and the model card.
 
     Args:
         predictor: The checkpoint.
         card: The model card in Markdown; "" if there is none.
-        repository: The repository on the hub.
     """
     function = "sigmoid()" if predictor.label_kind == "several" else "softmax(dim=1)"
     what = "labels" if predictor.label_kind == "several" else "classes"
@@ -185,7 +184,7 @@ tags:
 import timm
 from PIL import Image
 
-model = timm.create_model("hf-hub:{repository}", pretrained=True).eval()  # or "local-dir:FOLDER"
+model = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()  # or "local-dir:FOLDER"
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 image = Image.open("image.jpg").convert("RGB")
 probabilities = model(transform(image)[None]).{function}

@@ -10,7 +10,6 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytorch_lightning as pl
-from PIL import Image
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -116,10 +115,6 @@ class MLFlowLogger(RunLogger, pl.loggers.MLFlowLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         _ = self.experiment  # its creation sets the prefix that Lightning's `log_metrics` uses
         super().log_metrics({self._allowed(name): value for name, value in metrics.items()}, step)
-
-    @rank_zero_only
-    def write_image(self, name: str, image: Image.Image, step: int) -> None:
-        self.experiment.log_image(self.run_id, image, f"{name}.png")
 
     def _allowed(self, name: str) -> str:
         """Return a unique name that MLflow allows. The name of a class may have any characters."""

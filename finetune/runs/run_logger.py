@@ -11,7 +11,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-from PIL import Image
 from pytorch_lightning.loggers.logger import Logger
 
 from finetune.runs.folder import Run, RunFolder
@@ -23,7 +22,7 @@ from finetune.system.messages import WrongUsage, install, reason
 # In the run's folder: the names with which a resumed run continues its loggers.
 FILE = "loggers.json"
 # Methods that are called after a run has started.
-_LATER = ("log_metrics", "write_image", "save", "finalize", "close")
+_LATER = ("log_metrics", "save", "finalize", "close")
 log = logging.getLogger(__name__)
 
 
@@ -130,10 +129,6 @@ class RunLogger(Logger):
 
     def log_config(self, settings: Mapping[str, Any]) -> None:
         """Log the settings in config.yaml, by dotted names, unless they were logged before."""
-        raise NotImplementedError
-
-    def write_image(self, name: str, image: Image.Image, step: int) -> None:
-        """Log an image for a step."""
         raise NotImplementedError
 
     def rewind(self, global_step: int) -> None:

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
-from PIL import Image
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -70,10 +68,6 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
         if not self.is_continued:
             for summary in hparams(dict(settings), dict.fromkeys(_RESULTS, 0.0)):
                 self.experiment._get_file_writer().add_summary(summary)
-
-    @rank_zero_only
-    def write_image(self, name: str, image: Image.Image, step: int) -> None:
-        self.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
 
     def rewind(self, global_step: int) -> None:
         self._kwargs["purge_step"] = global_step

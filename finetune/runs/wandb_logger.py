@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from PIL import Image
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -111,10 +110,6 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
     def log_config(self, settings: Mapping[str, Any]) -> None:
         # Each command updates the config: its own values replace earlier ones.
         self.experiment.config.update(dict(settings), allow_val_change=True)
-
-    @rank_zero_only
-    def write_image(self, name: str, image: Image.Image, step: int) -> None:
-        self.log_image(name, [image], step)
 
     @rank_zero_only
     def close(self) -> None:

@@ -30,7 +30,6 @@ IN_FULL = {
     "test run": f"test --ckpt_path {BEST}",
     "validate --ckpt_path run photos": f"validate --ckpt_path {BEST} --data.root photos",
     "predict run photos/*/*.jpg": f"predict --ckpt_path {BEST} -- photos/*/*.jpg",
-    "sheet --ckpt_path run --pictures photos": f"sheet --ckpt_path {BEST} --pictures photos",
     "fit photos": "fit --data.root photos",
     "fit labels.csv": "fit --data.table labels.csv",
     "fit --resume ./labels.csv --data.root photos": (
@@ -78,7 +77,6 @@ IN_FULL = {
     "predict --ckpt_path run --data.predict photos": f"predict --ckpt_path {BEST} --data.predict photos",
     "predict run --pictures photos": f"predict --ckpt_path {BEST} --data.predict photos",
     "predict run -- -x.jpg": f"predict --ckpt_path {BEST} -- -x.jpg",
-    "sheet run photos --out s.png": f"sheet --ckpt_path {BEST} --output s.png -- photos",
     "export run --out s.onnx": f"export --ckpt_path {BEST} --output s.onnx",
     "export --config e.yaml": "export --config e.yaml",
     "fit photos --weights run": f"fit --model.weights {BEST} --data.root photos",
@@ -104,7 +102,6 @@ WRONG = {
     "test run phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
     "test run photos photos": "one folder is needed, not 2",
     "predict run/checkpoints": "finetune predict needs images, folders, globs or a LIST.txt",
-    "sheet run": "finetune sheet needs images",
     "fit": "no data: pass the folder of your images, as in finetune fit FOLDER; or a shipped",
     "fit --resume=photos": "--resume photos: that is not the folder of a run",
     "fit --resume nowhere": "--resume: 'nowhere' does not exist; pass the folder of a run",
@@ -173,5 +170,4 @@ def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):
 def test_images_become_one_flag_of_the_parser(images, value):
     line = with_images(["predict", "--ckpt_path", "x", "--", *images])
     assert line == ["predict", "--ckpt_path", "x", "--data.predict", value]
-    assert with_images(["sheet", "--", *images])[1:] == ["--pictures", value]
     assert with_images(line) == line

@@ -24,10 +24,8 @@ from finetune.commands.help_pages import PAGES, help_page, options, page
 from finetune.commands.options import OPTIONS
 from finetune.commands.parity import parity
 from finetune.commands.parsed_line import parse_line
-from finetune.commands.push import push
 from finetune.commands.review import review
 from finetune.commands.serve import serve
-from finetune.commands.sheet import sheet
 from finetune.data.datamodule import ImageDataModule
 from finetune.demo.demo import demo
 from finetune.runs.predictions import FILES
@@ -198,8 +196,6 @@ def test_control_another_default_would_be_noticed():
 @pytest.mark.parametrize(
     ("command", "function"),
     [
-        ("push", push),
-        ("sheet", sheet),
         ("export", export),
         ("serve", serve),
         ("check", check),

@@ -95,7 +95,6 @@ def test_other_commands_read_it(server, colours, cli):
     for root in (PLACE, colours):
         cli("validate", "runs/fit/run", root)
         cli("test", "runs/fit/run", root)
-        cli("sheet", "runs/fit/run", f"{root}/test", "--out", "sheet.png")
         cli("predict", "runs/fit/run", f"{root}/test", "--out", f"{Path(str(root)).name}.csv")
         with pytest.raises(SystemExit):
             cli("check", root, "--out", f"check-{Path(str(root)).name}")

@@ -537,8 +537,6 @@ def test_other_commands_read_a_run_there(server, colours, cli, capsys, move):
     assert "red" in Path("table.csv").read_text()
     cli("validate", run, colours)
     cli("test", f"{run}/checkpoints/last.ckpt", colours)
-    cli("sheet", run, f"{colours}/test", "--out", "sheet.png")
-    assert Path("sheet.png").is_file()
     cli("fit", colours, *QUICKEST, "--name", "local")
     cli("compare", run, "runs/fit/local", "--out", "comparison.html")
     assert "photos" in Path("comparison.html").read_text()

@@ -36,9 +36,7 @@ FROZEN = {
     "validate": "batch devices out precision workers",
     "test": "batch devices out precision workers",
     "predict": "batch devices out pictures precision workers",
-    "sheet": "out",
     "export": "out",
-    "push": "",
     "serve": "max_images",
     "check": "out size",
     "review": "out",
@@ -107,9 +105,8 @@ def test_messages_have_both():
     assert flag_names("fit", "data.root") == "finetune fit FOLDER (--data.root)"
     assert flag_names("fit", "data.min_crop") == "--data.min_crop"
     assert flag_names("predict", "output") == "--out (--output)"
-    assert (
-        in_full("fit", "epochs") == "trainer.max_epochs" and in_full("sheet", "epochs") == "epochs"
-    )
+    assert in_full("fit", "epochs") == "trainer.max_epochs"
+    assert in_full("export", "epochs") == "epochs"
     assert word_for("model.freeze") == "freeze" and word_for("data.min_crop") is None
 
 
@@ -134,7 +131,7 @@ def test_messages_have_both():
             "batch_size.txt, my_batch_size, no_option",
             "batch_size.txt, my_batch_size, no_option",
         ),
-        ("sheet", "batch_size must be", "batch_size must be"),
+        ("export", "batch_size must be", "batch_size must be"),
     ],
 )
 def test_arguments_of_python_in_a_message_are_written_as_options(command, message, expected):
@@ -222,5 +219,3 @@ def test_the_settings_that_other_commands_have_are_options_of_theirs():
             assert setting in OPTIONS["fit"]
             name = setting if settings is None else setting.rpartition(".")[2]
             assert name in OPTIONS[command], (command, setting)
-    assert "columns" in OPTIONS["sheet"]  # images in a row, not the columns of a table
-    assert "sheet" not in SETTINGS

@@ -12,7 +12,6 @@ from torchvision.datasets import FashionMNIST as Source
 
 from finetune.cli import main
 from finetune.inference.predictor import Predictor
-from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +79,7 @@ def test_again_and_elsewhere(fitted, cli, capsys, tmp_path):
 
 def test_two_runs_side_by_side(fitted, cli, capsys, tmp_path):
     runs = [fitted / f"runs/fit/version_{i}" for i in range(2)]
-    cli("report", *runs, "--output", "new/page.html")
+    cli("compare", *runs, "--output", "new/page.html")
     assert "McNemar's exact test" in capsys.readouterr().out
     assert "seed_everything" in (tmp_path / "new/page.html").read_text()
 
@@ -144,7 +143,7 @@ def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])
     reported = capsys.readouterr().out
-    usage = "usage: finetune report RUN [RUN ...] [--out FILE.html] [--check check.json]"
+    usage = "usage: finetune report RUN [--out FILE.html] [--check check.json]"
     assert end.value.code == 0 and reported.startswith(usage)
     assert "--runs" not in reported
 
@@ -152,10 +151,9 @@ def test_its_help_says_how_runs_are_named(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "reported"),
     [
-        ([], 2, "name the folder of a run: finetune report RUN"),
+        ([], 2, "name the folder of one run: finetune report RUN"),
         (["nowhere"], 1, "'nowhere' is not the folder of a run"),
-        (["RUN", "RUN"], 2, "several different ones"),
-        (["RUN", "OTHER", "--output", "."], 2, "--out . is a folder"),
+        (["RUN", "OTHER"], 2, "finetune compare RUN_A RUN_B compares runs"),
         (["--output", ".", "RUN"], 2, "--out . is a folder"),
         (["RUN", "--otput", "x"], 2, "otput"),
     ],
@@ -217,5 +215,3 @@ def test_the_findings_of_check_are_on_the_page(fitted, cli, colours, tmp_path, c
     assert "check.html shows the images" in (tmp_path / "page.html").read_text("utf-8")
     for name in ("json", "html"):
         (fitted / f"check.{name}").unlink()
-    with pytest.raises(WrongUsage, match="goes with one run"):
-        cli("report", run, fitted / "runs/fit/version_1", "--check", "checked/check.json")

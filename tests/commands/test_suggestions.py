@@ -40,7 +40,6 @@ MEANT = {
     ("fit", "zzz"): None,
     ("predict", "image"): "data.predict",
     ("predict", "output_file"): "output",
-    ("sheet", "data.predict"): "pictures",
     ("check", "img_size"): "image_size",
 }
 

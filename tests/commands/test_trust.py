@@ -154,11 +154,11 @@ def test_an_untrusted_checkpoint_imports_nothing(fitted, tmp_path, monkeypatch, 
         assert "--trust_modules" in str(caught.value)
 
 
-def test_sheet_does_not_look_where_lightning_would(fitted, cli, tmp_path, has_run):
+def test_export_does_not_look_where_lightning_would(fitted, cli, tmp_path, has_run):
     # Lightning 0.7's place of arguments
     older = {**BY_LIGHTNING, "scheduler": OBJECT, "class_names": ["a", "b"]}
     ckpt = altered(fitted, tmp_path / "hostile.ckpt", None, {"hparams": older})
-    cli("sheet", "--ckpt_path", ckpt, "--pictures", fitted / "colours/test")
+    cli("export", "--ckpt_path", ckpt, "--format", "safetensors")
     assert not has_run()
     with suppress(Exception):  # the control: whatever comes of it, the module runs
         Classifier.load_from_checkpoint(ckpt, map_location="cpu")
@@ -269,7 +269,6 @@ WAYS = {
         "predict CKPT ROOT/test --data.num_workers 0 --trainer.accelerator cpu",
         OF_DATA | OF_MODEL,
     ),
-    "sheet": ("sheet CKPT ROOT/test", OF_MODEL),
     "report": ("report RUN", OF_MODEL),
     "check": ("check ROOT/test --ckpt_path CKPT", OF_MODEL),
     "fit --ckpt_path": (f"{FIT} --ckpt_path CKPT", OF_MODEL),
@@ -334,7 +333,6 @@ REFUSED = sweep(
     quick=[
         ("test", "data class"),
         ("predict", "transform"),
-        ("sheet", "Lightning's instantiator"),
         ("report", "Lightning's instantiator"),
         ("check", "Lightning's instantiator"),
         ("fit --ckpt_path", "Lightning's instantiator"),

@@ -168,7 +168,6 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_ima
         ["predict", file, image, "--abstain_below", "0.5", "--output", "a.jsonl"],
         ["test", file, colours],
         ["validate", file, colours],
-        ["sheet", file, image],
     ):
         with pytest.raises(ValueError, match=reported.format(f"{colours}/.*png")):
             cli(*command)

@@ -262,7 +262,6 @@ WRONG_VALUES = {
     ("predict", "--output", "file/x.csv"): "file is a file, not a folder",
     ("predict", "--top_k", "4"): "there are only 3 classes",
     ("predict", "--data.batch_size", "0"): "--batch (--data.batch_size) must be at least 1",
-    ("sheet", "--num", "0"): "num and columns",
 }
 
 
@@ -300,7 +299,6 @@ def test_a_value_that_no_option_takes_is_wrong_usage(
             {
                 "fit": ["fit", "--data.root", str(colours), *QUICKEST, *wrong],
                 "predict": ["predict", *checkpoint, "--data.predict", str(colours), *cpu, *wrong],
-                "sheet": ["sheet", *checkpoint, "--pictures", str(colours), *wrong],
             }[command]
         )
     shown = capsys.readouterr()

@@ -39,7 +39,7 @@ def test_demo_pretrains_fine_tunes_and_compares(few_images, cli, tmp_path, capsy
         run = tmp_path / "out" / name / "fit/version_0"
         assert (run / "checkpoints/best.ckpt").exists()
         assert str(run.relative_to(tmp_path)) in out
-    assert (tmp_path / "out/finetuned/fit/version_0/sheet.png").exists()
+    assert (tmp_path / "out/finetuned/fit/version_0/report.html").exists()
     lines = [
         line for line in out.splitlines() if "fine-tuned from" in line or "from scratch" in line
     ]

@@ -286,11 +286,6 @@ def test_two_runs_are_compared_by_images_with_all_labels_right(run, cli, capsys,
     assert "test mAP" in (tmp_path / "comparison.html").read_text()
 
 
-def test_a_sheet_shows_the_labels(checkpoint, images, cli, tmp_path):
-    cli("sheet", "--ckpt_path", checkpoint, "--pictures", images / "test", "--output", "s.png")
-    assert (tmp_path / "s.png").stat().st_size > 1000
-
-
 @pytest.mark.slow
 def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli, tmp_path):
     best = run / "checkpoints" / "best.ckpt"

@@ -71,7 +71,6 @@ OTHERS |= {"json", "sort", "yes"}  # of `runs` and `runs rm`
 def test_options_in_the_text_exist(page):
     valid = options_of("fit") | options_of("predict")
     ours = (
-        "sheet",
         "by-hand",
         "check",
         "review",
@@ -79,7 +78,6 @@ def test_options_in_the_text_exist(page):
         "report",
         "cache",
         "benchmark",
-        "push",
     )
     for command in ours:
         valid |= own_options(command)

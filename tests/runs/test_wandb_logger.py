@@ -1,4 +1,4 @@
-"""What wandb would send, in the run's folder: the values of steps.csv, the config, a sheet of test predictions."""
+"""What wandb would send, in the run's folder: the values of steps.csv and the config."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import wandb
 from logged_fits import RUN, fit_with, settings, steps
 from wandb.proto.wandb_internal_pb2 import Record
 
-from finetune.commands.logged_sheet import NAME
 from finetune.runs.wandb_logger import WandbLogger
 from finetune.system.messages import WrongUsage
 
@@ -56,9 +55,7 @@ def metrics(file: Path) -> dict[tuple[str, int], float]:
         (name, row["trainer/global_step"]): value
         for row in rows(file)
         for name, value in row.items()
-        if not name.startswith("_")
-        and name not in ("trainer/global_step", NAME)
-        and not name.startswith(f"{NAME}.")
+        if not name.startswith("_") and name != "trainer/global_step"
     }
 
 
@@ -80,7 +77,6 @@ def test_a_fit_logs_what_steps_csv_has_and_continues_by_the_same_id(
     lines = fit_with(colours, capfd, *LOGGER)
     first = the_file()
     assert metrics(first) == steps() and config(first) == settings()
-    assert len(list(first.parent.glob(f"files/media/images/{NAME}*.png"))) == 1
     before = steps()
     fit_with(colours, capfd, *LOGGER, "--resume", "--trainer.max_epochs", "2")
     second = the_file()

@@ -1,6 +1,5 @@
 """A stand-in for the API of the Hugging Face hub on loopback: repositories, files, tokens and faults."""
 
-import base64
 import hashlib
 import json
 import re
@@ -27,8 +26,6 @@ _FILE = re.compile(r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[
 _DATASET = re.compile(
     r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree|paths-info)/(?P<revision>[^/]+)(?:/(?P<folder>.+))?"
 )
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<action>preupload|commit)/main)?")
-_LFS = re.compile(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 
 # Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "limited"
 # for status 429, "cut" to send half of the body.
@@ -122,7 +119,7 @@ class HubServer:
         elif match := _DATASET.fullmatch(path):
             status, headers, content = self._dataset(match, token, query, body)
         else:
-            status, headers, content = self._respond(request.command, path, token, body)
+            status, headers, content = self._respond(path, token)
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
         if part and status == 200:
             status = 206
@@ -141,41 +138,17 @@ class HubServer:
             request.close_connection = True
         request.wfile.write(content)
 
-    def _respond(
-        self, method: str, path: str, token: str, body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
+    def _respond(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
         if path.startswith("/storage/"):  # which needs no token
-            oid = path.rpartition("/")[2]
-            if method == "GET":
-                return 200, {}, self.objects[oid]
-            is_complete = hashlib.sha256(body).hexdigest() == oid
-            self.objects[oid] = body
-            return (200 if is_complete else 400), {}, b""
+            return 200, {}, self.objects[path.rpartition("/")[2]]
         if token not in ("", TOKEN):
             return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
-        if path == "/api/validate-yaml":
-            return _as_json({"errors": [], "warnings": []})
-        if path == "/api/repos/create":
-            return self._create(json.loads(body), token)
-        match = _FILE.fullmatch(path) or _API.fullmatch(path) or _LFS.fullmatch(path)
+        match = _FILE.fullmatch(path)
         repository = self.repositories.get(match["repo"]) if match else None
         if match is None or repository is None or (repository.is_private and not token):
             status = 404 if token else 401
             return status, {"X-Error-Code": "RepoNotFound"}, b""
-        if match.re is _FILE:
-            return self._file(repository, match["revision"], unquote(match["file"]))
-        if method == "GET":
-            about = {"id": match["repo"], "private": repository.is_private, "siblings": []}
-            return _as_json({**about, "tags": [], "sha": None})
-        if not token:
-            return 401, {}, b""
-        if match.re is _LFS:
-            return self._lfs(json.loads(body))
-        if match["action"] == "preupload":
-            return _as_json({"files": [_mode(file["path"]) for file in json.loads(body)["files"]]})
-        oid = repository.commit(self._files(body))
-        url = f"{self.address}/{match['repo']}/commit/{oid}"
-        return _as_json({"commitUrl": url, "commitOid": oid, "success": True})
+        return self._file(repository, match["revision"], unquote(match["file"]))
 
     def _dataset(
         self, match: re.Match[str], token: str, query: str, body: bytes
@@ -232,35 +205,6 @@ class HubServer:
             return 302, {"Location": f"{other}/storage/{etag}"}, b""
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
 
-    def _create(self, asked: dict[str, Any], token: str) -> tuple[int, dict[str, str], bytes]:
-        name = f"{asked['organization']}/{asked['name']}"
-        if not token:
-            return 401, {}, b""
-        if asked["organization"] != "owner":
-            return 403, {}, b""
-        url = f"{self.address}/{name}"
-        if name in self.repositories:
-            return _as_json({"url": url}, 409)
-        self.repositories[name] = Repository(asked.get("visibility") == "private")
-        self.repositories[name].commit({".gitattributes": b""})
-        return _as_json({"url": url})
-
-    def _lfs(self, asked: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-        objects = [
-            {**each, "actions": {"upload": {"href": f"{self.address}/storage/{each['oid']}"}}}
-            for each in asked["objects"]
-        ]
-        return _as_json({"transfer": "basic", "objects": objects})
-
-    def _files(self, body: bytes) -> dict[str, bytes]:
-        lines = [json.loads(line) for line in body.splitlines()]
-        values = {kind: [line["value"] for line in lines if line["key"] == kind] for kind in KINDS}
-        regular = {value["path"]: base64.b64decode(value["content"]) for value in values["file"]}
-        return regular | {value["path"]: self.objects[value["oid"]] for value in values["lfsFile"]}
-
-
-KINDS = ("file", "lfsFile")
-
 
 def _body(request: BaseHTTPRequestHandler) -> bytes:
     if request.headers.get("Transfer-Encoding") != "chunked":
@@ -271,11 +215,6 @@ def _body(request: BaseHTTPRequestHandler) -> bytes:
         request.rfile.readline()
     request.rfile.readline()
     return b"".join(parts)
-
-
-def _mode(path: str) -> dict[str, Any]:
-    kind = "lfs" if path.endswith(".safetensors") else "regular"
-    return {"path": path, "uploadMode": kind, "shouldIgnore": False}
 
 
 def _description(name: str, repository: Repository, files: dict[str, bytes]) -> dict[str, Any]:
