@@ -18,7 +18,7 @@ from finetune.data.checking.checks import (
     folder_findings,
     spreadsheet_findings,
 )
-from finetune.data.checking.duplicates import is_blank, larger_crops, near_duplicates
+from finetune.data.checking.duplicates import is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.findings import (
     Finding,
@@ -27,7 +27,6 @@ from finetune.data.checking.findings import (
     worst_first,
 )
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
-from finetune.data.checking.perceptual_hash import MAX_EXACT
 from finetune.data.checking.series import series_findings
 from finetune.data.checking.shortcuts import shortcuts
 from finetune.data.corrections import read_corrections
@@ -43,8 +42,6 @@ from finetune.system.progress import track
 
 if TYPE_CHECKING:
     from finetune.features.image_features import Features
-
-_NUM_NEIGHBOURS = 5  # of each image, which are searched for crops of it
 
 
 class LabelNetwork(NamedTuple):
@@ -247,19 +244,13 @@ def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> I
     copies = [i for members in exact for i in members[1:]]
     chosen = np.setdiff1d(np.flatnonzero(shows_something), copies)
     near = near_duplicates(facts, chosen)
-    if len(chosen) > MAX_EXACT and network is None:
-        title = f"cropped copies were hardly searched for among more than {MAX_EXACT:,} images"
-        advice = "Resized, re-encoded and mirrored ones were. Check parts of the folder separately."
-        yield Finding("not_searched", "note", title, advice, is_judged=False)
     if network is not None and len(chosen):
         from finetune.features.image_features import image_features
-        from finetune.features.label_errors import label_findings, neighbours
+        from finetune.features.label_errors import label_findings
 
         paths = [listing.paths[int(i)] for i in chosen]
         parts = image_features(network.features, paths, network.preparation)
         features = np.stack(list(track(parts, len(paths), "computing features")))
-        i, j = neighbours(features, _NUM_NEIGHBOURS)
-        near = larger_crops(facts, chosen[i], chosen[j], near)
         yield from label_findings(listing, chosen, features.astype(np.float64), near)
     yield from duplicate_findings(listing, exact, near)
     yield from file_findings(listing, facts)

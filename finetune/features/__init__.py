@@ -5,5 +5,5 @@
 - `label_errors`: ranks images by how doubtful their labels are.
 - `backbone_ranking`: ranks networks by their features.
 
-Code that fits on features, or searches in them (label errors, neighbours), belongs here.
+Code that fits on features, or searches in them (label errors), belongs here.
 """

@@ -206,24 +206,3 @@ def _several_label_findings(
             "reliable the ranking."
         )
         yield Finding("labels", "note", title, advice, rows, is_judged=False)
-
-
-def neighbours(
-    features: NDArray[np.floating], num: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pairs i < j, (P,) each, of which one is among the `num` nearest neighbours of the other.
-
-    Neighbours are those with the highest cosine similarity of the centred features (N, D).
-    """
-    x = features - features.mean(axis=0)
-    x = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)).astype(np.float32)
-    pairs: list[NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
-    num = min(num, len(x) - 1)
-    for first in range(0, len(x) if num > 0 else 0, 1024):
-        some = np.arange(first, min(first + 1024, len(x)))
-        similarity = x[some] @ x.T
-        similarity[np.arange(len(some)), some] = -2  # itself
-        nearest = np.argpartition(-similarity, num - 1, axis=1)[:, :num]
-        pairs.append(np.column_stack([np.repeat(some, num), nearest.ravel()]))
-    unique_pairs = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
-    return unique_pairs[:, 0], unique_pairs[:, 1]

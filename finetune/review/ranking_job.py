@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.data.checking.duplicates import connected, is_blank, larger_crops, near_duplicates
+from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import Listing
@@ -20,14 +20,12 @@ from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (
     learnable_classes,
     learnable_labels,
-    neighbours,
     out_of_fold,
 )
 from finetune.features.logistic_regression import principal_coordinates
 from finetune.review.doubts import Evidence
 from finetune.system.messages import reason
 
-_NUM_NEIGHBOURS = 5  # of each image, which are searched for crops of it
 _T = TypeVar("_T")
 
 
@@ -193,8 +191,6 @@ class RankingJob(threading.Thread):
                 )
             )
             features = np.stack(list(computed))
-            i, j = neighbours(features, _NUM_NEIGHBOURS)
-            near = larger_crops(facts, measured[i], measured[j], near)
             unit = _unit(features, measured, num)
             coordinates = principal_coordinates(features.astype(np.float64))
         copies = [(int(pair[0]), int(pair[1])) for pair in near]

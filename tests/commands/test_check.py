@@ -19,7 +19,6 @@ from PIL import Image
 from processes import start, start_script
 
 from finetune.commands import check
-from finetune.data.checking import perceptual_hash
 from finetune.system.messages import WrongUsage
 
 
@@ -165,19 +164,6 @@ def test_one_image_and_no_image_are_findings(cli, tmp_path):
     )
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
-
-
-def test_of_very_many_images_it_says_what_it_does_not_look_for(
-    cli, images, tmp_path, monkeypatch, capsys
-):
-    for module in (check, perceptual_hash):
-        monkeypatch.setattr(module, "MAX_EXACT", 5)
-    assert run(cli, images) == 0
-    title = "cropped copies were hardly searched for among more than 5 images"
-    assert f"look     {title}" in capsys.readouterr().out
-    assert title in Path("check.html").read_text("utf-8") and title in Path("check.json").read_text(
-        "utf-8"
-    )
 
 
 def test_names_that_a_spreadsheet_would_run_are_noted(cli, images, tmp_path, capsys):

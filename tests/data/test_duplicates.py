@@ -7,12 +7,10 @@ import pytest
 from drawings import drawing, facts_of
 from PIL import Image
 
-from finetune.data.checking import duplicates
 from finetune.data.checking.duplicates import (
     best_fit,
     connected,
     is_blank,
-    larger_crops,
     near_duplicates,
 )
 from finetune.data.checking.image_facts import collect_facts, inspect_images
@@ -89,22 +87,6 @@ def test_sets_are_what_edges_join():
     assert connected([], 5) == []
 
 
-def test_a_part_is_found_only_where_features_name_the_pair(tmp_path):
-    paths = [str(tmp_path / f"{i}.png") for i in range(4)]
-    for i, image in enumerate(
-        (drawing(0), drawing(0).crop((40, 30, 250, 184)), drawing(1), drawing(2))
-    ):
-        image.save(paths[i])
-    facts = collect_facts(inspect_images(paths), 4)
-    assert near_duplicates(facts, np.arange(4)) == []
-    i, j = np.triu_indices(4, 1)
-    (pair,) = larger_crops(facts, i, j, [])
-    assert (
-        pair[:2] == (0, 1) and pair.share == pytest.approx(0.7, abs=0.05) and not pair.is_mirrored
-    )
-    assert larger_crops(facts, i, j, [pair]) == [pair]
-
-
 def test_the_fit_is_the_same_either_way_round():
     full, part = (
         np.asarray(p.convert("L").resize((48, 48), 4))
@@ -135,16 +117,3 @@ def test_gradients_are_alike_by_their_hashes_and_are_no_copies():
     began = time.process_time()
     assert near_duplicates(facts_of(grey), np.arange(2000)) == []
     assert time.process_time() - began < 5  # to lay each pair over the other would take an hour
-
-
-def test_smooth_gradients_are_no_parts_of_each_other(tmp_path, monkeypatch):
-    """Two cloudless skies: apart from their blurred rims they have no structure."""
-    rng = np.random.default_rng(0)
-    for i, (top, bottom) in enumerate(((200, 90), (240, 100))):
-        rows = np.linspace(top, bottom, 240)[:, None, None] + rng.normal(0, 0.5, (240, 320, 3))
-        Image.fromarray(rows.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{i}.png")
-    facts = collect_facts(inspect_images([str(tmp_path / f"{i}.png") for i in range(2)]), 2)
-    pair = np.array([0]), np.array([1])
-    assert larger_crops(facts, *pair, []) == []
-    monkeypatch.setattr(duplicates, "_NO_DETAIL", 0.0)  # the control
-    assert larger_crops(facts, *pair, [])

@@ -5,7 +5,6 @@ import pytest
 from drawings import drawing
 from scipy.fft import dctn
 
-from finetune.data.checking import perceptual_hash
 from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
 
 
@@ -29,21 +28,16 @@ def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_image():
     assert np.bitwise_count(plain ^ mirrored).min() > 10  # control: mirroring changes it
 
 
-@pytest.mark.slow
-def test_the_search_finds_each_pair_once_and_bands_do_too(monkeypatch):
+def test_the_search_finds_each_pair_once():
     rng = np.random.default_rng(0)
-    left = rng.integers(0, 2**63, 5000).astype(np.uint64)
+    left = rng.integers(0, 2**63, 1000).astype(np.uint64)
     for i in range(200):  # near ones, at 0 to 9 bits
         flips = rng.choice(64, i % 10, replace=False).astype(np.uint64)
-        left[4000 + i] = left[i] ^ np.bitwise_xor.reduce(
-            np.uint64(1) << flips, initial=np.uint64(0)
-        )
+        left[800 + i] = left[i] ^ np.bitwise_xor.reduce(np.uint64(1) << flips, initial=np.uint64(0))
     distance = np.bitwise_count(left[:, None] ^ left[None])
-    for radius, most in ((9, 10_000), (7, 10), (9, 10)):
-        monkeypatch.setattr(perceptual_hash, "MAX_EXACT", most)
-        wanted = np.argwhere(np.triu(distance <= (radius if most > 10 else 7), 1))
-        i, j = near_pairs(left, left, radius, 99)
-        assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 160
+    wanted = np.argwhere(np.triu(distance <= 9, 1))
+    i, j = near_pairs(left, left, 9, 99)
+    assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 200
 
 
 def test_of_many_the_nearest_are_kept_and_every_image_stays_joined():

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from sklearn.linear_model import LogisticRegression
 
 from finetune.data.checking.duplicates import Pair
@@ -13,7 +12,6 @@ from finetune.features import label_errors
 from finetune.features.label_errors import (
     STRENGTH,
     label_findings,
-    neighbours,
     out_of_fold,
     rank_label_pairs,
     rank_labels,
@@ -130,19 +128,6 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     assert values == sorted(values, reverse=True)
     # one class alone
     assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
-
-
-@pytest.mark.parametrize("num", [1, 2, 40])
-def test_neighbours_are_those_of_all_angles(num):
-    x = np.random.default_rng(0).normal(size=(num, 6))
-    i, j = neighbours(x, 5)
-    wanted = set()
-    unit = x - x.mean(axis=0)
-    unit = unit / np.linalg.norm(unit, axis=1, keepdims=True).clip(1e-12)
-    for a in range(num):
-        near = [b for b in np.argsort(-(unit @ unit[a]), kind="stable").tolist() if b != a][:5]
-        wanted |= {(min(a, b), max(a, b)) for b in near}
-    assert {*zip(i.tolist(), j.tolist(), strict=True)} == wanted
 
 
 def several_blobs(num: int = 300, num_labels: int = 4, size: int = 12):

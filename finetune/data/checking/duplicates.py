@@ -11,11 +11,6 @@ scenes, with 400 copies of each kind (the scripts are gone; `benchmarks/check` h
   least 0.76. Four pairs of the original photographs were above 0.7: all show the same object, two are a second shot.
 - Crops. The aspect ratios of both images give the ratio of a crop's shares of width and height, so only the size of the
   crop is searched.
-- Crops down to half of width and height, for neighbours by features. Of 700 pairs of neighbours in 486 photographs of
-  garments none is above 0.60, but a mirrored one reached 0.74. Of 450 random crops to 0.55 to 0.95 of photographs of
-  food, garments and waste, 325 reach 0.78 and are reported.
-- Rough fit. Most pairs are rejected at half the side, by every second share (`rough_fit`). It loses two of the 325, and
-  none of 448 crops to 0.93 to 0.97. A twentieth of the pairs of different photographs passes it.
 """
 
 # Shapes: N images, S pixels of a grey copy's side, P pairs.
@@ -32,27 +27,24 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data.checking.image_facts import Facts
 from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
-from finetune.data.checking.rough_fit import rough_fits
 from finetune.system.machine import num_cores
 from finetune.system.progress import track
 
 RADIUS = 16  # bits
 MIN_DETAIL = 0.7  # correlation
-MIN_DETAIL_OF_PARTS = 0.78
 _SURE = 4  # bits: copies that were not cropped are within it
 # pairs per image by its hash, and those that are correlated
 _NUM_CANDIDATES = 64
 _NUM_COMPARED = 4
 _COPY = 0.95  # correlation above which no crop is searched
-_MIN_ROUGH = 0.5  # correlation at half the side, below which a pair is rejected
 _NO_DETAIL = 0.5  # grey levels, about the rounding error: smooth gradients and plain areas
 _MIN_SHAPE = 0.6  # correlation of 16 x 16 pixels without alignment; most crops are above it
 _MAX_COLOUR = 16  # grey levels between mean colours
 _GREY = 2  # grey levels between the channels of a mean colour
 _MAX_ASPECT = 0.12  # natural logarithm of the ratio
 _BLUR = 1.5  # pixels
+# of a crop, of its longer kept side
 _SHARES = (1.0, 0.985, 0.97, 0.955, 0.94, 0.925, 0.91, 0.895)
-_PARTS = tuple(np.geomspace(1, 0.5, 12).round(3).tolist())
 # grey levels
 _FLAT = 2.5
 _DARK = 12
@@ -97,25 +89,10 @@ def near_duplicates(facts: Facts, chosen: NDArray[np.int64]) -> list[Pair]:
         distance = distance[keep]
         keep = nearest(i, distance, _NUM_COMPARED)
         pairs = np.column_stack([chosen[i[keep]], chosen[j[keep]]])
-        found += _confirmed_pairs(facts, pairs, is_mirrored, _SHARES, MIN_DETAIL)
-    return _best(found)
-
-
-def larger_crops(
-    facts: Facts, i: NDArray[np.int64], j: NDArray[np.int64], known: Sequence[Pair]
-) -> list[Pair]:
-    """Return the known pairs, and the candidate pairs (i, j) of which one image is a larger crop of the other."""
-    pairs = {pair[:2] for pair in known}
-    is_new = np.array(
-        [pair not in pairs for pair in zip(i.tolist(), j.tolist(), strict=True)], bool
-    )
-    has_detail = _has_detail(facts.grey)
-    is_new &= has_detail[i] & has_detail[j]
-    found = [*known]
-    for is_mirrored in (False, True):
-        candidates = np.column_stack([i[is_new], j[is_new]])
-        found += _confirmed_pairs(facts, candidates, is_mirrored, _PARTS, MIN_DETAIL_OF_PARTS)
-    return _best(found)
+        found += _confirmed_pairs(facts, pairs, is_mirrored)
+    # each pair once, with its highest correlation
+    best = {pair[:2]: pair for pair in sorted(found, key=lambda pair: pair.correlation)}
+    return sorted(best.values())
 
 
 def _has_detail(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -124,20 +101,12 @@ def _has_detail(grey: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.array([_detail(g)[4:-4, 4:-4].std() > _NO_DETAIL for g in grey], bool)
 
 
-def _best(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return each pair once, with its highest correlation."""
-    best = {pair[:2]: pair for pair in sorted(pairs, key=lambda pair: pair.correlation)}
-    return sorted(best.values())
-
-
 def _confirmed_pairs(
     facts: Facts,
     pairs: NDArray[np.int64],
     is_mirrored: bool,
-    shares: tuple[float, ...],
-    least: float,
 ) -> list[Pair]:
-    """Return the pairs, of candidates (P, 2), whose detail correlates by at least `least`."""
+    """Return the pairs, of candidates (P, 2), whose detail correlates by at least `MIN_DETAIL`."""
     i = pairs[:, 0]
     j = pairs[:, 1]
     ratios = facts.aspects[j] / facts.aspects[i]
@@ -145,12 +114,9 @@ def _confirmed_pairs(
         (ratios > 0.8) & (ratios < 1.25), ratios, 1.0
     )  # beyond: squashed, not cropped
     others = facts.grey[:, :, ::-1] if is_mirrored else facts.grey
-    rough, which = rough_fits((facts.grey, others), pairs, ratios, shares[::2], _BLUR)
-    i, j, ratios, which = (values[rough >= _MIN_ROUGH] for values in (i, j, ratios, which))
 
     def fit(p: int) -> tuple[float, float]:
-        k = 2 * int(which[p])
-        return best_fit(facts.grey[i[p]], others[j[p]], ratios[p], shares[max(0, k - 4) : k + 5])
+        return best_fit(facts.grey[i[p]], others[j[p]], ratios[p])
 
     found = []
     with ThreadPoolExecutor(num_cores()) as threads:
@@ -160,14 +126,12 @@ def _confirmed_pairs(
         ):
             some = range(first, min(first + 1024, len(i)))
             for p, (agrees, share) in zip(some, threads.map(fit, some), strict=True):
-                if agrees >= least:
+                if agrees >= MIN_DETAIL:
                     found.append(Pair(int(i[p]), int(j[p]), round(agrees, 3), is_mirrored, share))
     return found
 
 
-def best_fit(
-    a: Image, b: Image, ratio: float, shares: Sequence[float] = _SHARES
-) -> tuple[float, float]:
+def best_fit(a: Image, b: Image, ratio: float) -> tuple[float, float]:
     """Return the highest correlation of the detail of two grey copies (S, S), and the share of the crop.
 
     Either image may be a crop of the other.
@@ -176,11 +140,10 @@ def best_fit(
         a: Grey copy of one image.
         b: Grey copy of the other image.
         ratio: Aspect ratio of b's image over that of a's image.
-        shares: Shares of the crop to try, as of the longer kept side; the largest first.
     """
     best = (-1.0, 1.0)
     details = _detail(a), _detail(b)
-    for share in shares:
+    for share in _SHARES:
         for detail, part, r in ((details[0], b, ratio), (details[1], a, 1 / ratio)):
             width = share * min(1.0, r)
             height = share * min(1.0, 1 / r)

@@ -9,7 +9,6 @@ Source: pHash; Zauner, Implementation and Benchmarking of Perceptual Image Hash 
 
 # Shapes: N images.
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,8 +20,6 @@ from finetune.system.progress import track
 Hashes = NDArray[np.uint64]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-MAX_EXACT = 100_000  # images up to which all pairs are compared
-RADIUS_OF_BANDS = 7
 # of a block, which fits a core's cache
 _ROWS = 32
 _COLUMNS = 4096
@@ -56,25 +53,18 @@ def _bits(low: NDArray[np.float32]) -> Hashes:
 def near_pairs(left: Hashes, right: Hashes, radius: int, most: int) -> Pairs:
     """Return sorted pairs i < j with left[i] and right[j] at most `radius` bits apart, the `most` nearest of each i.
 
-    Up to `MAX_EXACT` images, all pairs are compared, in blocks over all cores. Above it, only pairs that agree in one
-    of eight bands of 8 bits are compared. This finds all pairs within `RADIUS_OF_BANDS` bits, and the radius is limited
-    to that. The limit `most` avoids N**2 pairs of similar images; a few of each image suffice to connect a set.
+    All pairs are compared, in blocks over all cores. The limit `most` avoids N**2 pairs of similar images; a few of
+    each image suffice to connect a set.
     """
-    if len(left) > MAX_EXACT:
-        pairs = list(_by_bands(left, right, min(radius, RADIUS_OF_BANDS), most))
-    else:
-        with ThreadPoolExecutor(num_cores()) as threads:
-            rows = range(0, len(left), _ROWS)
-            found = threads.map(lambda i: _of_rows(left, right, radius, most, i), rows)
-            pairs = list(track(found, len(rows), "images compared"))
+    with ThreadPoolExecutor(num_cores()) as threads:
+        rows = range(0, len(left), _ROWS)
+        found = threads.map(lambda i: _of_rows(left, right, radius, most, i), rows)
+        pairs = list(track(found, len(rows), "images compared"))
     if not pairs:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     i, j = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    order = np.unique(i * len(left) + j)  # a pair may agree in several bands
-    i = order // len(left)
-    j = order % len(left)
-    keep = nearest(i, np.bitwise_count(left[i] ^ right[j]), most)
-    return i[keep], j[keep]
+    order = np.lexsort([j, i])
+    return i[order], j[order]
 
 
 def nearest(i: NDArray[np.int64], distance: NDArray[np.integer], most: int) -> NDArray[np.int64]:
@@ -102,18 +92,6 @@ def _of_rows(left: Hashes, right: Hashes, radius: int, most: int, first: int) ->
         found.append(_nearest_later(left, right, most, first + flat // num, start + flat % num))
     i, j = (np.concatenate(side) for side in zip(*found, strict=True))
     return _nearest_later(left, right, most, i, j)
-
-
-def _by_bands(left: Hashes, right: Hashes, radius: int, most: int) -> Iterator[Pairs]:
-    for band in range(8):
-        keys = [(side >> np.uint64(8 * band)) & np.uint64(255) for side in (left, right)]
-        for key in range(256):
-            rows, columns = (np.flatnonzero(k == key) for k in keys)
-            for first in range(0, len(rows), _ROWS):
-                some = rows[first : first + _ROWS]
-                distance = np.bitwise_count(left[some, None] ^ right[columns])
-                a, b = np.nonzero(distance <= radius)
-                yield _nearest_later(left, right, most, some[a], columns[b])
 
 
 def _nearest_later(
