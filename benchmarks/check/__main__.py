@@ -23,7 +23,6 @@ FINDINGS = {
     "truncated": ("unreadable",),
     "empty": ("unreadable",),
     "web page": ("unreadable",),
-    "PNG named .jpg": ("other_type",),
     "one colour": ("blank",),
     "nearly black": ("blank",),
     "3 times as wide or tall": ("wide_or_tall",),

@@ -72,12 +72,6 @@ def _cut(path: Path, rng: Rng) -> None:
     path.write_bytes(content[: int(len(content) * rng.uniform(0.2, 0.9))])
 
 
-def _as_png(path: Path, rng: Rng) -> None:
-    with Image.open(path) as image:
-        image.load()
-    image.save(path, "PNG")
-
-
 def _blank(path: Path, rng: Rng) -> None:
     with Image.open(path) as image:
         size = image.size
@@ -117,7 +111,6 @@ FAULTS: dict[str, Callable[[Path, Rng], None]] = {
     "truncated": _cut,
     "empty": lambda path, rng: path.write_bytes(b"") and None,
     "web page": lambda path, rng: path.write_bytes(HTML + rng.bytes(4).hex().encode()) and None,
-    "PNG named .jpg": _as_png,
     "one colour": _blank,
     "nearly black": _black,
     "3 times as wide or tall": _wide,

@@ -16,7 +16,6 @@ from finetune.data.checking.checks import (
     class_findings,
     file_findings,
     folder_findings,
-    spreadsheet_findings,
 )
 from finetune.data.checking.duplicates import is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
@@ -257,7 +256,6 @@ def _findings(listing: Listing, facts: Facts, network: LabelNetwork | None) -> I
     yield from folder_findings(listing)
     if not listing.has_several_labels:
         yield from class_findings(listing)
-    yield from spreadsheet_findings(listing)
     if listing.has_several_labels:
         return
     seen = np.flatnonzero(shows_something)

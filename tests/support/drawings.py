@@ -40,7 +40,6 @@ def facts_of(grey: np.ndarray, **changes) -> Facts:
         "contrast": flat.std(axis=1),
         "brightest": np.percentile(flat, 99, axis=1) if num else np.zeros(0),
     }
-    facts |= {"warnings": [""] * num, "cut_shares": np.zeros(num)}
     return Facts(**{**facts, "grey": grey, **changes})
 
 

@@ -1,20 +1,18 @@
 """Checks of the files and the classes of a data set."""
 
-import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
 
 import numpy as np
 
 from finetune.data.checking.duplicates import is_blank
 from finetune.data.checking.findings import Finding, Level, Row
-from finetune.data.checking.image_facts import Facts, kind_of_name
+from finetune.data.checking.image_facts import Facts
 from finetune.data.datasets.listing import Listing
 from finetune.system.file_names import composed
-from finetune.system.messages import counted, shown, why_name_is_invalid
+from finetune.system.messages import counted, why_name_is_invalid
 
 # longer over shorter side, from which on a central square crop removes half of the image or more
 _WIDE = 2.0
@@ -23,10 +21,7 @@ _UNEQUAL = 5.0  # ratio of the images of the largest and the smallest class
 # pixels of the shorter side, and share of its median
 _SMALL = 64
 _SMALL_SHARE = 0.5
-_CUT = 0.04  # share of the rows, below which a grey border is as likely
 _USUAL_MODES = {"RGB", "L"}
-# first characters of a formula in Excel, LibreOffice and Google Sheets
-_FORMULA = ("=", "+", "-", "@")
 
 
 def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
@@ -56,17 +51,6 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         ~readable,
         lambda i: (facts.errors[i], 0),
     )
-    named = [kind_of_name(path) for path in listing.paths]
-    yield from image_findings(
-        "other_type",
-        "note",
-        "are of another type than their suffix",
-        "They are read by their content. Other programs use the suffix, and a class whose files were converted may be "
-        "recognised by traces of the conversion.",
-        readable
-        & np.array([kind != name for kind, name in zip(facts.kinds, named, strict=True)], bool),
-        lambda i: (f"{facts.kinds[i]} named {os.path.splitext(listing.paths[i])[1]}", 0),
-    )
     blank = is_blank(facts)
     brightness = facts.brightness
     yield from image_findings(
@@ -77,24 +61,6 @@ def file_findings(listing: Listing, facts: Facts) -> Iterator[Finding]:
         "their files state.",
         blank,
         lambda i: (f"mean brightness {brightness[i]:.0f} of 255", 255 - brightness[i]),
-    )
-    cut = facts.cut_shares
-    yield from image_findings(
-        "cut",
-        "note",
-        "have a lower part of one flat grey",
-        "They may be truncated JPEGs that a program filled with grey and saved again: look, and download them again. "
-        "A file that is itself truncated counts as one that cannot be read.",
-        readable & (cut >= _CUT) & (cut < 1),
-        lambda i: (f"the lower {100 * cut[i]:.0f} %", float(cut[i])),
-    )
-    yield from image_findings(
-        "decoder_warning",
-        "note",
-        "decode with a warning",
-        "All of their pixels are there, but something in the files is damaged: look, and download them again.",
-        readable & np.array([bool(warning) for warning in facts.warnings], bool),
-        lambda i: (facts.warnings[i], 0),
     )
     ratios = np.maximum(facts.aspects, 1 / facts.aspects)
     yield from image_findings(
@@ -290,20 +256,3 @@ def _distinct_repr(name: str) -> str:
 
 def _in_split(name: str, split: str) -> str:
     return name if split == "all" else f"{name} in {split}"
-
-
-def spreadsheet_findings(listing: Listing) -> Iterator[Finding]:
-    """Yield a finding about classes and files whose names begin like a formula."""
-    classes = [name for name in listing.class_names if name.startswith(_FORMULA)]
-    files = [i for i, path in enumerate(listing.paths) if PurePath(path).name.startswith(_FORMULA)]
-    rows = [Row([], f"the class {shown(name)}") for name in classes]
-    rows += [Row([i], "the name of the file") for i in files]
-    if rows:
-        yield Finding(
-            "formula_name",
-            "note",
-            f"{counted(len(rows), 'name')} of classes or files that a spreadsheet would run as a formula",
-            "predictions.csv holds names as they are. Import it with its columns as text, or rename what begins with "
-            "= + - or @.",
-            rows,
-        )

@@ -3,7 +3,6 @@
 Each file is decoded once, a JPEG at a reduced size. Only numbers and the copies are stored, 2.4 KB per image.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,24 +22,7 @@ from finetune.system.messages import reason
 # Shapes: N images.
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
-# grey level that libjpeg gives to missing blocks, and its change by saving the image again
-_CUT_GREY = 128
-_CUT_TOLERANCE = 2
 _MAX_THREADS = 16  # decoding a malicious image may take 2.5 GB
-_SUFFIXES = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "bmp": "BMP",
-    "gif": "GIF",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-    "avif": "AVIF",
-    "heic": "HEIF",
-    "heif": "HEIF",
-    "hif": "HEIF",
-}
 
 
 class ImageFacts(NamedTuple):
@@ -56,8 +38,6 @@ class ImageFacts(NamedTuple):
     grey: np.ndarray | None
     contrast: float = 0.0
     brightest: float = 0.0
-    warning: str = ""
-    cut_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,8 +56,6 @@ class Facts:
         grey: Small grey copies, (N, SIDE, SIDE) uint8.
         contrast: Standard deviation of the pixels of a small copy, the largest of the three channels, (N,).
         brightest: 99th percentile of the pixels of a small copy, by the largest channel of each pixel, (N,).
-        warnings: First warning of libjpeg about a readable JPEG, "" for none.
-        cut_shares: Share of rows at the bottom of a JPEG that have the grey of missing data, (N,).
     """
 
     errors: list[str]
@@ -90,8 +68,6 @@ class Facts:
     grey: np.ndarray
     contrast: np.ndarray
     brightest: np.ndarray
-    warnings: list[str]
-    cut_shares: np.ndarray
 
     @property
     def is_readable(self) -> np.ndarray:
@@ -120,7 +96,6 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
     errors: list[str] = []
     kinds: list[str] = []
     modes: list[str] = []
-    decoder_warnings: list[str] = []
     sizes = np.zeros((num, 2), np.int64)
     colours = np.zeros((num, 3), np.float32)
     num_bytes = np.zeros(num, np.int64)
@@ -128,7 +103,6 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
     grey = np.zeros((num, SIDE, SIDE), np.uint8)
     contrast = np.zeros(num, np.float32)
     brightest = np.zeros(num, np.float32)
-    cut_shares = np.zeros(num, np.float32)
     for i, image in enumerate(facts_of_images):
         errors.append(image.error)
         kinds.append(image.kind)
@@ -137,10 +111,8 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
         num_bytes[i] = image.num_bytes
         changed[i] = image.changed
         colours[i] = image.colour
-        decoder_warnings.append(image.warning)
         contrast[i] = image.contrast
         brightest[i] = image.brightest
-        cut_shares[i] = image.cut_share
         if image.grey is not None:
             grey[i] = image.grey
     return Facts(
@@ -154,8 +126,6 @@ def collect_facts(facts_of_images: Iterable[ImageFacts], num: int) -> Facts:
         grey=grey,
         contrast=contrast,
         brightest=brightest,
-        warnings=decoder_warnings,
-        cut_shares=cut_shares,
     )
 
 
@@ -182,7 +152,7 @@ def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
             mode = _mode(image)
             size = (image.height, image.width)
             image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
-            pixels, warning = read_pixels(image, file)
+            pixels, _ = read_pixels(image, file)
             # rotated by its EXIF orientation
             if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
                 size = size[::-1]
@@ -220,19 +190,7 @@ def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
         grey=grey,
         contrast=float(small.std(axis=(0, 1)).max()),
         brightest=float(np.percentile(small.max(axis=2), 99)),
-        warning=warning,
-        cut_share=_cut_share(pixels) if kind == "JPEG" else 0.0,
     )
-
-
-def _cut_share(pixels: np.ndarray) -> float:
-    """Return the share of rows at the bottom that have the flat grey of missing JPEG data."""
-    num_rows = 0
-    for row in pixels[::-1]:
-        if np.abs(row.astype(np.int16) - _CUT_GREY).max() > _CUT_TOLERANCE:
-            break
-        num_rows += 1
-    return num_rows / len(pixels)
 
 
 def small_copy(source: str | Content, side: int) -> np.ndarray | None:
@@ -254,18 +212,6 @@ def small_copy(source: str | Content, side: int) -> np.ndarray | None:
         return None
 
 
-def kind_of_name(path: str) -> str:
-    """Return the format that a file's suffix names."""
-    return _SUFFIXES.get(os.path.splitext(path)[1].lower().lstrip("."), "")
-
-
-def _is_several(image: ImageFile) -> bool:
-    if isinstance(image, TiffImageFile):  # Pillow would read the complete file to count its pages
-        tags: Any = image.tag_v2
-        return bool(tags.next)
-    return bool(getattr(image, "is_animated", False))
-
-
 def _mode(image: ImageFile) -> str:
     mode = image.mode
     if ";16" in str(image.tile) and ";16" not in mode:  # Pillow loads 16-bit colours as 8 bits
@@ -273,3 +219,10 @@ def _mode(image: ImageFile) -> str:
     if not _is_several(image):
         return mode
     return f"{mode} of several pages" if image.format == "TIFF" else f"{mode} animated"
+
+
+def _is_several(image: ImageFile) -> bool:
+    if isinstance(image, TiffImageFile):  # Pillow would read the complete file to count its pages
+        tags: Any = image.tag_v2
+        return bool(tags.next)
+    return bool(getattr(image, "is_animated", False))
