@@ -15,7 +15,7 @@ from typing import Any
 
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_images
-from finetune.commands.error_lines import exit_code, find_interruption, one_line
+from finetune.commands.error_lines import bug_line, exit_code, find_interruption, one_line
 from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
@@ -153,12 +153,13 @@ def main(args: Sequence[str] | None = None) -> None:
             end_with(code)
             sys.exit(code)
         message = one_line(error, next(iter(arguments), "fit"))
-        if message is not None and not os.environ.get("FINETUNE_DEBUG"):
-            _print_error(message, code)
-        elif is_own and _has_nccl_group():
+        if message is None or os.environ.get("FINETUNE_DEBUG"):
             sys.excepthook(type(error), error, error.__traceback__)
-        else:
-            raise
+        if message is None:
+            message = bug_line(error)
+        elif code <= 128:
+            message = f"finetune: error: {shown(message)}"
+        _print_error(message, code)
     finally:
         if has_failed and is_own and _has_nccl_group():
             _exit_without_peers(code)
@@ -207,8 +208,7 @@ def _print_error(message: str, code: int) -> None:
     """Print an error in one line; if a signal has stopped the command, only rank 0 prints."""
     if code < 128 or _is_rank_zero():
         redirect_closed_outputs()
-        line = message if code > 128 else f"finetune: error: {shown(message)}"
-        print(colored(line, "red", sys.stderr), file=sys.stderr)
+        print(colored(message, "red", sys.stderr), file=sys.stderr)
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> None:

@@ -115,6 +115,8 @@ def _append(line: ParsedLine, command: str, name: object, value: Any, shown: str
         raise WrongUsage(f"{flag_names(command, full)} is set twice: as {name!r} in options, too")
     if (name in ALONE and name not in _SWITCHES) or name.endswith(".help"):
         raise WrongUsage(f"--{name} only prints: it is for the command line")
+    if value is None and full in ("data.exclude", "data.merge"):
+        value = []  # the text null is a name
     if name not in _SWITCHES:
         line.flags.append((name, _text(value, shown)))
     elif value:

@@ -1,18 +1,22 @@
 """Convert errors of any library into one line for the user.
 
-Errors that a user cannot cause are our bugs: they have no line and are shown with a traceback. This module imports
-nothing heavy.
+Errors that a user cannot cause are our bugs: they have no line and are shown with a traceback. A ValueError is for the
+user if a `raise` statement of finetune has raised it. This module imports nothing heavy.
 """
 
+import builtins
 import os
 import re
 import sys
 
 from finetune.commands.options import OPTIONS
 from finetune.system.killed_worker import is_killed_worker_error
+from finetune.system.messages import PACKAGE, is_raised_for_user, shown
 
 # The text of such an error includes its traceback.
-_WORKER_ERROR = "Caught .* in (DataLoader worker|pin memory thread)"
+_WORKER_ERROR = r"Caught (\w+) in (DataLoader worker|pin memory thread)"
+_REPORT = "This is a bug of finetune: open an issue with the lines above"
+_STEP = re.compile(r'^  File "(.+)", line \d+, in .+\n    (.+)$', re.MULTILINE)
 _LONGEST_REASON = 200  # characters; torch's message may list thousands of keys
 # NCCL's messages if another process has ended
 _PEER_ENDED = "remote|clos|abort|timeout|timed out|premature"
@@ -63,9 +67,28 @@ def one_line(error: BaseException, command: str = "fit") -> str | None:
     line = _out_of_memory(error, text, command) or _unusable_gpu(text) or _unfit_weights(text)
     if line:
         return line
-    if re.search(_WORKER_ERROR, text):
-        return _joined(text.strip().splitlines()[-1].partition(": ")[2], error)
+    if match := re.search(_WORKER_ERROR, text):
+        return _worker_message(match[1], text, error)
     return _nondeterministic(text) or _lost_process(error, text) or _message(error, text)
+
+
+def bug_line(error: BaseException) -> str:
+    """Return the line that follows the traceback of our own bug."""
+    # that of a worker has its traceback in its text
+    *_, last = f"{type(error).__name__}: {error}".strip().splitlines()
+    reason = shown(last[:_LONGEST_REASON])
+    return f"finetune: internal error: {reason}. {_REPORT}"
+
+
+def _worker_message(kind: str, text: str, error: BaseException) -> str | None:
+    """Return the message of an error that torch has brought from a worker, with the traceback in its text."""
+    steps = _STEP.findall(text)
+    is_os_error = issubclass(getattr(builtins, kind, Exception), OSError)
+    # without a step, it is a batch that cannot be sent to the main process
+    is_ours = not steps or (steps[-1][0].startswith(PACKAGE) and steps[-1][1].startswith("raise "))
+    if not is_os_error and not is_ours:
+        return None
+    return _joined(text.strip().splitlines()[-1].partition(": ")[2], error)
 
 
 def _out_of_memory(error: BaseException, text: str, command: str) -> str | None:
@@ -145,6 +168,8 @@ def _message(error: BaseException, text: str) -> str | None:
         return " ".join(text.split()) if text.startswith(_OF_LIGHTNING) else None
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.strerror}: {os.path.abspath(error.filename)}"
+    if isinstance(error, ValueError) and not is_raised_for_user(error):
+        return None
     return _joined(text, error)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.commands.config_files import find
+from finetune.commands.names import names_in_text
 from finetune.commands.options import (
     AUTO_BACKBONE,
     BACKBONES,
@@ -150,6 +151,7 @@ def replace_shorthands(command: str, line: ParsedLine) -> None:
         if value is None:
             continue
         _check_group(command, full, value)
+        line.flags[i] = name, names_in_text(full, value)
         if full == "model.class_weights":
             line.flags[i] = name, _class_weights(command, full, value)
         elif full == "model.optimizer":

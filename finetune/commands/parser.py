@@ -19,6 +19,7 @@ from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.config_files import has_words, in_full_names
 from finetune.commands.help_pages import PAGES
+from finetune.commands.names import put_names
 from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,
@@ -27,7 +28,7 @@ from finetune.commands.suggestions import (
     unknown_option_message,
     wrong_value,
 )
-from finetune.system.messages import did_you_mean, shown
+from finetune.system.messages import did_you_mean, is_bug, shown
 from finetune.system.terminal import colored
 
 _UNKNOWN = (
@@ -63,6 +64,7 @@ def _load(text: str) -> Any:
         return text
     # Configs of earlier versions name our classes by their modules.
     content = public_paths(_load_yaml(text))
+    put_names(content, text)
     # Of the values that are read here, only a mapping, such as a config, names loggers.
     return logger_names.replace_in_config(content) if isinstance(content, dict) else content
 
@@ -84,6 +86,7 @@ def _with_full_names(command: str, text: str, path: str) -> str:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise TypeError(f"{name}{where}: not valid YAML: {problem}") from error
+    put_names(content, text)
     if not isinstance(content, dict):
         raise TypeError(f"{name} is not a config: it has no settings such as `epochs: 10`")
     if not has_words(command, content):
@@ -132,6 +135,8 @@ class OneLineErrorParser(ArgumentParser):
         return super()._load_config_parser_mode(text, path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if ex is not None and is_bug(ex):
+            raise ex
         line = f"finetune: error: {shown(explain(self, message))}"
         print(colored(line, "red", sys.stderr), file=sys.stderr)
         self.exit(2)

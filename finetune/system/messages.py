@@ -1,6 +1,7 @@
 """Texts for users: errors of wrong usage, suggestions, numbers with units, escaped names, and the log."""
 
 import difflib
+import dis
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from finetune.system.terminal import colored, wrapped
@@ -15,6 +17,8 @@ from finetune.system.terminal import colored, wrapped
 # Characters that are escaped on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # begins the paths of our modules
 
 # a command to copy, which only the terminal itself may break
 _COMMAND = re.compile(r"\b(finetune|pip|docker) [a-z]")
@@ -30,6 +34,29 @@ class NotFound(WrongUsage, FileNotFoundError):
     """A file or folder that an option names does not exist."""
 
 
+def is_raised_for_user(error: BaseException) -> bool:
+    """Return whether a `raise` statement of finetune has raised an error, or it was not raised at all."""
+    origin = _origin(error)
+    return origin is None or origin == (True, True)
+
+
+def is_bug(error: BaseException) -> bool:
+    """Return whether a call or an operation in our code, such as `int(text)`, has raised an error."""
+    return _origin(error) == (True, False)
+
+
+def _origin(error: BaseException) -> tuple[bool, bool] | None:
+    """Return whether an error began in our code, and whether by a `raise` statement; None if it was not raised."""
+    last = error.__traceback__
+    if last is None:
+        return None
+    while last.tb_next is not None:
+        last = last.tb_next
+    code = last.tb_frame.f_code
+    is_raise = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return code.co_filename.startswith(PACKAGE), is_raise
+
+
 @contextmanager
 def as_wrong_usage(option: str) -> Iterator[None]:
     """Convert a library's ValueError or TypeError about the value of an option into WrongUsage."""
@@ -38,6 +65,8 @@ def as_wrong_usage(option: str) -> Iterator[None]:
     except WrongUsage:
         raise
     except (ValueError, TypeError) as error:
+        if is_bug(error):
+            raise
         raise WrongUsage(f"{option}: {reason(error)}") from error
 
 
