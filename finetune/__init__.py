@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from finetune.system.quick_process import without_gc
+from finetune.system.interpreter import without_gc
 
 __version__ = "0.1.0"
 

@@ -16,29 +16,18 @@ from typing import Any
 from finetune import __version__
 from finetune.commands.command_line import in_full_spelling, with_images
 from finetune.commands.error_lines import bug_line, exit_code, find_interruption, one_line
-from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
 from finetune.commands.options import SETTINGS, WORDS
-from finetune.commands.parsed_line import parse_line
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system import openmp
-from finetune.system.interpreter import enter_utf8_mode, install_unraisable_hook
+from finetune.system.interpreter import install_unraisable_hook, without_gc
 from finetune.system.messages import did_you_mean, shown
 from finetune.system.option_names import only_settings
-from finetune.system.quick_process import (
-    end_with,
-    freeze_imported,
-    import_torchmetrics,
-    mark_own_process,
-    without_gc,
-)
 from finetune.system.terminal import (
     colored,
-    outlive_terminal,
     redirect_closed_outputs,
-    stamp_outputs,
-    unstamp_outputs,
+    replace_unencodable,
     wrapped_page,
 )
 
@@ -104,8 +93,6 @@ OWN = {
     ),
 }
 
-TIMESTAMPED = ("fit", "validate", "test", "benchmark")  # which have --timestamps
-
 # headings of `finetune --help` and their commands
 SECTIONS = {
     "prepare the images": ("check", "review"),
@@ -123,8 +110,6 @@ def main(args: Sequence[str] | None = None) -> None:
     Exit codes: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after the terminal closed.
     A service that was stopped and has answered all accepted requests exits with 0.
     """
-    if args is None:
-        enter_utf8_mode()
     began = time.monotonic()
     arguments = list(sys.argv[1:] if args is None else args)
     is_own = args is None  # the process runs only this command and ends with it
@@ -139,7 +124,6 @@ def main(args: Sequence[str] | None = None) -> None:
         code = 130
         has_failed = True
     except SystemExit as stop:
-        end_with(stop.code)
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         has_failed = code != 0
         raise
@@ -150,7 +134,6 @@ def main(args: Sequence[str] | None = None) -> None:
         # the reader of the output, such as `head`, has exited
         if isinstance(error, BrokenPipeError) and redirect_closed_outputs():
             code = 141
-            end_with(code)
             sys.exit(code)
         message = one_line(error, next(iter(arguments), "fit"))
         if message is None or os.environ.get("FINETUNE_DEBUG"):
@@ -164,9 +147,6 @@ def main(args: Sequence[str] | None = None) -> None:
         if has_failed and is_own and _has_nccl_group():
             _exit_without_peers(code)
         _destroy_process_group()
-        if not is_own:
-            unstamp_outputs()
-    end_with(code)
     sys.exit(code)
 
 
@@ -198,8 +178,7 @@ def _run_then_restore(
 
 def _set_up_process() -> None:
     drop_stale_ranks()
-    mark_own_process()
-    outlive_terminal()
+    replace_unencodable()
     install_unraisable_hook()
     end_with_rank_zero()
 
@@ -219,8 +198,6 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         began: `time.monotonic` when the process started.
     """
     command = arguments[0] if arguments else "--help"
-    if command in TIMESTAMPED:
-        _stamp_if_asked(arguments)
     if command in ("-h", "--help", "help"):
         print(wrapped_page(_help(), sys.stdout))
     elif command in ("-V", "--version", "version"):
@@ -248,7 +225,6 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
             fit_folds(in_full, arguments, time.monotonic() if began is None else began)
             return
         with _exit_at_signals_without_raising():
-            import_torchmetrics()
             from finetune.commands.lightning_cli import run_lightning
 
         run_lightning(in_full, typed=arguments, began=began)
@@ -259,17 +235,6 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
         hint = did_you_mean(command, [*LIGHTNING, *OWN])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)
         sys.exit(2)
-
-
-def _stamp_if_asked(arguments: Sequence[str]) -> None:
-    """Begin each line with the time if the command line asks for it.
-
-    The parser reads this option, too, for example from the config of a run. Here it applies to errors in the command
-    line, and to everything that libraries print.
-    """
-    is_asked = read_explicit_settings(arguments).is_on("timestamps")
-    if is_asked and not parse_line(arguments[1:]).only_prints():
-        stamp_outputs()
 
 
 def run_own(command: str, arguments: Sequence[str]) -> None:
@@ -318,7 +283,6 @@ def _exit_at_signals_without_raising() -> Iterator[None]:
     try:
         with without_gc():
             yield
-        freeze_imported()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

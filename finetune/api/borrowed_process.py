@@ -21,7 +21,6 @@ from torch.utils.data._utils import signal_handling
 from finetune.runs import run_lock
 from finetune.system.machine import give_freed_memory_back
 from finetune.system.messages import WrongUsage
-from finetune.system.terminal import unstamp_outputs
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 # Loggers whose level a command sets. Their library may not have created them yet.
@@ -49,7 +48,6 @@ def preserved_process() -> Iterator[None]:
         _save_logging(),
         _save_signals(),
         _save_torch_settings(),
-        unstamp_outputs,
     ]
     with warnings.catch_warnings():
         try:

@@ -66,14 +66,12 @@ from finetune.runs.run_search import now, read_about, runs_of, write_about
 from finetune.runs.statistics import percent
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage, be_quiet, only_errors
-from finetune.system.terminal import has_stamped_outputs, stamp_outputs
 
 log = logging.getLogger(__name__)
 
 # The flags that this command takes itself; a fold gets its own.
 _OWN = ("folds", "name", "resume", "trainer.default_root_dir")
 _PLACES = ("data.table", "data.root")  # where the images are
-_IRRELEVANT = (*_PLACES, "timestamps")  # a fold that has ended is not continued for these
 # Minutes. If no time is left, the error of the first fold names the time that it needs.
 _SHORTEST = 1e-3
 # Flags that cannot go with folds, and why.
@@ -106,9 +104,6 @@ def fit_folds(arguments: Sequence[str], typed: Sequence[str], began: float) -> N
     missing = missing_folders(root_of(line) / "fit")
     folder, record, changes = _begin_or_continue(line)
     wait_for_children(folder)
-    flags = ParsedLine([*record.flags, *changes])
-    if read_explicit_settings(format_line("fit", flags)).is_on("timestamps"):
-        stamp_outputs()
     changes = _with_shared_minutes(folder, record, changes, began)
     _write_beginning(folder, shlex.join(["finetune", *typed]))
     for fold, run in enumerate(fold_runs(folder, record.num_folds), 1):
@@ -147,12 +142,7 @@ def _run_fold(
 
 
 def _run(folder: Path, command: list[str], record: FoldRecord) -> int:
-    """Run a command where the cross-validation began, to which its paths are relative, and return its exit code.
-
-    Its lines have the time if those of this process have.
-    """
-    if has_stamped_outputs():
-        command = [command[0], "--timestamps", *command[1:]]
+    """Run a command where the cross-validation began, to which its paths are relative, and return its exit code."""
     options: dict[str, Any] = {"pass_fds": descriptors_for_children(folder)}
     if Path(record.working_dir).resolve() != Path.cwd():
         options["cwd"] = record.working_dir
@@ -342,7 +332,7 @@ def _fold_command(
     """
     run = fold_runs(folder, record.num_folds)[fold - 1]
     can_go_on = last_checkpoint(run).is_file()
-    if has_ended(run) and (not can_go_on or all(name in _IRRELEVANT for name, _ in changes)):
+    if has_ended(run) and (not can_go_on or all(name in _PLACES for name, _ in changes)):
         return None
     if can_go_on:
         return format_line("fit", ParsedLine([*changes, ("resume", str(run))]))

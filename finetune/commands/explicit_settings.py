@@ -59,12 +59,6 @@ class ExplicitSettings:
         sources = [self.flags, *(config.settings for config in reversed(self.configs))]
         return next((source[name] for source in sources if name in source), None)
 
-    def is_on(self, name: str) -> bool:
-        """Return whether a switch is on. A flag without a value is."""
-        if name in self.flags and self.flags[name] is None:
-            return True
-        return self.last(name) in (True, "true", "True")
-
 
 def read_explicit_settings(arguments: Sequence[str]) -> ExplicitSettings:
     """Return the settings that a command line gives.

@@ -48,7 +48,7 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
-from finetune.system.terminal import stamp_outputs, wrapped_page
+from finetune.system.terminal import wrapped_page
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -159,8 +159,6 @@ class FinetuneCLI(LightningCLI):
         if subcommand == "fit" and (data_class := explicit.last("data.class_path")):
             self._use_defaults_of(data_class)
         super().parse_arguments(parser, args)
-        if self.config[subcommand].get("timestamps"):
-            stamp_outputs()
         self._check_options(subcommand)
         trainer = self.config[subcommand].trainer
         trainer.default_root_dir = settle_root(subcommand, trainer.default_root_dir, is_rank_zero())

@@ -20,16 +20,7 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
         )
         parser.set_defaults({"model.class_names": []})
         add_trust_flag(parser)
-    if subcommand != "predict":
-        parser.add_argument(
-            "--timestamps",
-            type=bool,
-            nargs="?",
-            const=True,
-            default=False,
-            help="Begin each line that is printed with the time in UTC. On a terminal it has no effect.",
-        )
-    else:
+    if subcommand == "predict":
         parser.add_argument(
             "--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file."
         )

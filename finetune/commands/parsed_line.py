@@ -16,7 +16,7 @@ LOGGERS = MappingProxyType(
 # Flags of our own commands that are on without a value.
 SWITCHES = frozenset({"private", "dry_run"})
 # Flags of all commands that take no value from the next argument.
-ALONE = frozenset({"h", "help", "print_config", "resume", "timestamps", *SWITCHES, *LOGGERS})
+ALONE = frozenset({"h", "help", "print_config", "resume", *SWITCHES, *LOGGERS})
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # as in argparse: negative numbers are values
 
 

@@ -68,7 +68,6 @@ _WITHOUT_EFFECT = (
     "test_after_fit",
     "name",
     "keep_last",
-    "timestamps",
     "folds",
     "checkpoint_every_n_steps",
     "model.compile",

@@ -1,28 +1,31 @@
-"""Settings of the Python interpreter of a command: UTF-8 whatever the locale, and exceptions that cannot be raised."""
+"""Settings of the Python interpreter of a command: garbage collection, and exceptions that cannot be raised."""
 
+import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-_PROGRAMS = ("finetune", "__main__")  # the console script, and `python -m finetune`
 # A worker that was killed after its last batch, and an iterator that a stop has interrupted while workers started.
 _IGNORED = ("DataLoader worker", "'_MultiProcessingDataLoaderIter' object has no attribute")
 
 
-def enter_utf8_mode() -> None:
-    """Start the interpreter of a `finetune` command again in UTF-8 mode if the locale has another encoding.
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Disable garbage collection, for imports: they create no garbage, but Python would run the collector often.
 
-    Otherwise Python decodes file names and arguments by the locale, and cannot print others. From Python 3.15 on the
-    mode is the default (PEP 686). The process stays the same, and so do its number, its arguments and its open files.
+    Importing torch, Lightning and albumentations takes 4.2 s with it and 3.0 s without (2 cores AMD EPYC).
     """
-    is_utf8 = sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8"
-    if is_utf8 or not sys.executable or Path(sys.argv[0]).stem not in _PROGRAMS:
-        return
-    os.environ["PYTHONUTF8"] = "1"  # for the processes that this one starts
-    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def install_unraisable_hook() -> None:

@@ -3,24 +3,18 @@
 import os
 import sys
 
-# Less than a millisecond. With its default of 300,000, GNU's OpenMP waits for about 10 ms.
-_SPIN_COUNT = 10_000
-
 
 def sleep_at_once() -> None:
-    """Let threads sleep while they wait, unless the environment decides.
-
-    This frees the cores for image decoding. Training steps alone would be slower.
-    """
+    """Let threads sleep while they wait, which frees the cores for image decoding. The environment may decide."""
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def sleep_soon() -> None:
-    """Let threads sleep after a short wait, unless the environment decides.
+    """Let threads sleep after a wait of less than a millisecond (GNU's default: 10 ms). The environment may decide.
 
     In training, the next operation usually comes at once. If another program has interrupted a thread, the others
     would wait for it on cores that it needs.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")

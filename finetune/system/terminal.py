@@ -1,20 +1,15 @@
 """The width and colours of a terminal, and output that can no longer be written.
 
-A fit continues without its log if the terminal is closed, a pipe is broken, or the disk of stderr is full. A closed
-terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
+A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
 """
 
-import errno
 import io
-import logging
 import os
 import re
 import select
 import sys
 import textwrap
-from typing import Any, TextIO
-
-from finetune.system.timestamps import TimestampedStream, stamped
+from typing import TextIO
 
 COLORS = {"red": 31, "yellow": 33}
 # columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
@@ -27,8 +22,6 @@ _MIN_CONTINUED = 80  # columns; a shorter line of a description ends a paragraph
 def write_line(text: str) -> None:
     """Write a line to stderr, if it is still open. This is safe in a signal handler."""
     redirect_closed_outputs()
-    if isinstance(sys.stderr, TimestampedStream):
-        text = stamped(text.lstrip("\n"))
     try:
         os.write(2, f"{text}\n".encode(errors="backslashreplace"))
     except OSError:
@@ -61,61 +54,11 @@ def redirect_closed_outputs() -> bool:
     return bool(gone)
 
 
-class _Output(io.FileIO):
-    def write(self, content: Any) -> int:
-        try:
-            return super().write(content)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                redirect_closed_outputs()
-            elif error.errno == errno.EPIPE or self.fileno() != 2:
-                raise
-            return len(content)
-
-
-def outlive_terminal() -> None:
-    """Continue when the terminal closes, as with `disown`, or when the disk of stderr is full.
-
-    SIGHUP still ends the command if it is not ignored, and so does a pipe without a reader.
-    """
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        if stream is not None and (descriptor == 2 or stream.isatty()):
-            stream.flush()
-            file = io.BufferedWriter(_Output(descriptor, "w", closefd=False))
-            text = io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
-            setattr(sys, name, text)
-
-
-def stamp_outputs() -> None:
-    """Begin each line on stdout and stderr with the time, except on an interactive terminal."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        is_stamped = isinstance(stream, TimestampedStream)
-        if stream is not None and not is_stamped and not is_interactive(stream):
-            _replace_output(name, stream, TimestampedStream(stream))
-
-
-def has_stamped_outputs() -> bool:
-    """Return whether lines on stdout or stderr begin with the time."""
-    return any(isinstance(stream, TimestampedStream) for stream in (sys.stdout, sys.stderr))
-
-
-def unstamp_outputs() -> None:
-    """Undo `stamp_outputs`, in a process that continues after the command."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, TimestampedStream):
-            _replace_output(name, stream, stream.stream)
-
-
-def _replace_output(name: str, before: Any, after: Any) -> None:
-    """Replace an output, also in the handlers of loggers that hold it."""
-    setattr(sys, name, after)
-    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-                handler.setStream(after)
+def replace_unencodable() -> None:
+    """Replace characters that the encoding of an output does not have, instead of ending with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def is_interactive(stream: TextIO | None) -> bool:

@@ -40,7 +40,6 @@ from finetune.runs.record import read_run
 from finetune.runs.run_lock import release
 from finetune.runs.run_table import read_row
 from finetune.system.messages import WrongUsage
-from finetune.system.terminal import unstamp_outputs
 from finetune.training.calibration import read_calibration
 
 NUM_FOLDS = 2
@@ -441,8 +440,7 @@ def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path
     folder = tmp_path / "fit/version_0"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
     data = ("--data.table", finished.parents[1] / "images.csv")
-    run("fit", *data, "--folds", NUM_FOLDS, "--resume", "--timestamps", "--out", tmp_path)
-    unstamp_outputs()
+    run("fit", *data, "--folds", NUM_FOLDS, "--resume", "--out", tmp_path)
     assert commands == []
     assert (folder / "predictions.csv").read_bytes() == (finished / "predictions.csv").read_bytes()
     run("fit", "--resume", folder, "--epochs", "2", "--minutes", "5")  # the length is chosen
@@ -450,14 +448,6 @@ def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path
     assert not any("--minutes" in command for command in commands)
     run("runs", "rm", folder, "--yes")
     assert not folder.exists()
-
-
-def test_the_lines_of_folds_have_times_as_those_of_this_command(images, tmp_path, commands):
-    for arguments in ((), ("--timestamps",)):
-        with pytest.raises(FileNotFoundError):  # the folds are not run
-            run("fit", images, "--folds", 2, "--out", tmp_path / "out", *arguments)
-    unstamp_outputs()
-    assert [command[1] == "--timestamps" for command in commands] == [False, True]
 
 
 def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from finetune.system.terminal import (
-    outlive_terminal,
     print_if_read,
     redirect_closed_outputs,
     wrapped,
@@ -20,9 +19,7 @@ from finetune.system.terminal import (
 Screen = tuple[int, int]  # where is read, where is written
 
 
-def code_of(
-    act: Callable[[], int], screen: Screen, closes: bool = False, outlives: bool = True
-) -> tuple[int, bytes]:
+def code_of(act: Callable[[], int], screen: Screen, closes: bool = False) -> tuple[int, bytes]:
     """Return how a process ends that writes to a screen, which it `closes` itself before, and what is read there."""
     (reader, writer), (waits, lets) = screen, os.pipe()
     pid = os.fork()
@@ -33,8 +30,6 @@ def code_of(
             os.dup2(writer, 2)
             os.close(writer)
             sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, closefd=False) for fd in (1, 2))
-            if outlives:
-                outlive_terminal()
             if closes:
                 os.close(reader)
             os.close(lets)
@@ -66,12 +61,6 @@ def print_much() -> int:
 def reported() -> int:
     write_line("one line")
     return 7
-
-
-def test_a_command_outlives_its_terminal():
-    assert code_of(print_much, pty.openpty(), closes=True)[0] == 7
-    # the control
-    assert code_of(print_much, pty.openpty(), closes=True, outlives=False)[0] == errno.EIO
 
 
 def test_a_terminal_that_stays_shows_what_is_written():
@@ -108,18 +97,6 @@ def test_it_is_known_whether_somebody_reads(make, closes):
         )  # which `write_line` has seen already
 
     assert code_of(known, make(), closes)[0] == closes
-
-
-def test_training_outlives_a_log_on_a_full_disk_but_a_result_must_arrive():
-    def log() -> int:
-        print("much", file=sys.stderr)
-        return 7
-
-    full = os.open("/dev/full", os.O_RDWR)
-    assert code_of(log, (os.dup(full), os.dup(full)))[0] == 7
-    # the control
-    assert code_of(log, (os.dup(full), os.dup(full)), outlives=False)[0] == errno.ENOSPC
-    assert code_of(print_much, (os.dup(full), full))[0] == errno.ENOSPC
 
 
 def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(tmp_path):
