@@ -14,8 +14,9 @@ from pytorch_lightning.utilities import rank_zero_only
 from finetune import lightning_private
 from finetune.commands.fit_summary import has_panel
 from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
-from finetune.distributed.ranks import LimitWaits, take_over
+from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
+from finetune.distributed.waits import LimitWaits
 from finetune.inference.tta import AverageFlip
 from finetune.runs.best_epoch import MONITOR
 from finetune.runs.checkpoint_io import AtomicCheckpointIO

@@ -2,6 +2,7 @@
 
 - `launch`: the processes that torchrun or srun has started.
 - `ranks`: end the processes that Lightning has started if one of them ends.
+- `waits`: end a run in which a rank neither works nor ends.
 - `child_command`: a `finetune` command in a subprocess.
 - `signals`: stop all ranks at the same step.
 - `collectives`: all-reduce and process groups.

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import threading
 import time
-from datetime import timedelta
-from typing import Any
-
-import pytorch_lightning as pl
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from finetune import lightning_private
 from finetune.system.terminal import write_line
 
-LONGEST_WAIT = timedelta(minutes=10)  # for another rank, in training and evaluation
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
 _RANK_ZERO = "FINETUNE_FIRST_PROCESS"  # environment variable: the pid of rank 0
 PARENT = "FINETUNE_PARENT_PROCESS"  # environment variable: the pid of the program that has started the fit
 _GRACE = 5.0  # seconds in which rank 0 may notice by itself that another rank has ended
@@ -63,7 +61,7 @@ def _end_after(pid: int) -> None:
     os._exit(1)
 
 
-def take_over(trainer: pl.Trainer) -> None:
+def take_over(trainer: "pl.Trainer") -> None:
     """Replace Lightning's process observer and signal handlers by those of this package."""
     ending.clear()
     launcher: Any = trainer.strategy.launcher
@@ -100,44 +98,12 @@ def _observe(processes: list[subprocess.Popen]) -> None:
         write_line(
             f"finetune: error: process {rank} ended with code {code}, and this one cannot continue without it"
         )
-        _kill_children()
+        kill_children()
         os._exit(1)
 
     threading.Thread(target=run, name="observe-processes", daemon=True).start()
 
 
-class LimitWaits(pl.Callback):
-    """Ends a run in which a rank neither works nor ends: a machine without power, a suspended process.
-
-    The other ranks then get an error from the collective in which they wait. Outside of training and evaluation they
-    wait for the timeout of the strategy, 30 minutes, since rank 0 may download weights or fit a head. A timeout that
-    the user has set for the strategy is kept.
-    """
-
-    def _limit(self, trainer: pl.Trainer, *_: Any) -> None:
-        _set_timeout(trainer, LONGEST_WAIT)
-
-    def _restore(self, trainer: pl.Trainer, *_: Any) -> None:
-        _set_timeout(trainer, dist.default_pg_timeout)
-
-    on_train_start = on_validation_start = on_test_start = _limit  # type: ignore[assignment]
-    on_train_end = on_test_end = _restore  # type: ignore[assignment]
-
-    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Kill the other ranks, which Lightning has started, since a suspended one would not end."""
-        if "Timed out waiting" in str(exception):
-            _kill_children()
-
-
-def _set_timeout(trainer: pl.Trainer, timeout: timedelta) -> None:
-    own = lightning_private.process_group_timeout(trainer.strategy)
-    is_default = own is None or own == dist.default_pg_timeout
-    if trainer.world_size > 1 and is_default:
-        # torch has no public function for this before 2.15.
-        group: Any = dist.group.WORLD
-        group._get_backend(trainer.strategy.root_device)._set_default_timeout(timeout)
-
-
-def _kill_children() -> None:
+def kill_children() -> None:
     for process in _children:
         process.kill()

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from forked import become_finetune
 
-from finetune.distributed import ranks
+from finetune.distributed import waits
 from finetune.training.classifier import Classifier
 
 RANK, STEP = int(sys.argv[1]), int(sys.argv[2])
@@ -26,5 +26,5 @@ def training_step(self: Classifier, batch: dict[str, Any], batch_idx: int) -> An
 
 
 patch.object(Classifier, "training_step", training_step).start()
-patch.object(ranks, "LONGEST_WAIT", timedelta(seconds=4)).start()
+patch.object(waits, "LONGEST_WAIT", timedelta(seconds=4)).start()
 become_finetune(sys.argv[3:])
