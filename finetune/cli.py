@@ -53,7 +53,7 @@ OWN = {
     ),
     "benchmark": (
         "finetune.commands.benchmark:benchmark",
-        "Measure a fit: images per second, and where its time goes",
+        "Measure a fit: images per second, and the share of waiting for data",
     ),
     "check": (
         "finetune.commands.check:check",

@@ -1,4 +1,4 @@
-"""`finetune benchmark`: images per second of a fit, the time of each part, and advice."""
+"""`finetune benchmark`: images per second of a fit, and the share of waiting for data."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from finetune.commands.lightning_cli import FinetuneCLI, run_lightning
 from finetune.commands.parsed_line import format_line, parse_line
 from finetune.models.candidates import is_choice
 from finetune.profiling.recorder import MeasurementDone, Recorder
-from finetune.profiling.summary import advice, scaling, text
+from finetune.profiling.summary import scaling, text
 from finetune.system.files import check_target, replace_text
 from finetune.system.messages import WrongUsage
 
@@ -43,14 +43,14 @@ class BenchmarkCLI(FinetuneCLI):
         if subcommand == "fit":
             parser.command = "benchmark"  # type: ignore[attr-defined]
             parser.description = (
-                "Measures a fit, with all its options, and where its time goes. Only caches stay."
+                "Measures the images per second of a fit, with all its options. Only caches stay."
             )
             parser.usage = "finetune benchmark FOLDER [--repeats N] [--devices 1,2] [--out FILE] [options of fit]"
             parser.add_argument(
                 "--repeats",
                 type=int,
                 default=5,
-                help="How often each part is measured, steps for two seconds at a time.",
+                help="Number of measurements, of two seconds each.",
             )
             parser.add_argument(
                 "--devices",
@@ -77,6 +77,7 @@ class BenchmarkCLI(FinetuneCLI):
         config = self._get(self.config_init, "trainer")
         config["default_root_dir"] = self.folder
         config["logger"] = None
+        config["limit_val_batches"] = 0
         options = self.config["fit"]
         options.report = False
         if options.repeats < 1:
@@ -101,7 +102,6 @@ class BenchmarkCLI(FinetuneCLI):
             raise ValueError(self.recorder.too_short())
         if self.trainer.is_global_zero:
             result = self.recorder.result(self.trainer, self.datamodule)
-            result["advice"] = advice(result)
             _print_result(result, self.config["fit"].output)
 
 

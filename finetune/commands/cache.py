@@ -9,7 +9,7 @@ from rich.text import Text
 
 from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.memmap import open_or_none
-from finetune.system.cache_dir import FORMER, IMAGES, PRECISIONS, cache_dir, has_mark
+from finetune.system.cache_dir import FORMER, IMAGES, cache_dir, has_mark
 from finetune.system.files import unfinished_matching
 from finetune.system.messages import WrongUsage, bytes_text, shown
 
@@ -20,7 +20,7 @@ _WIDTH = 400  # of a table that is not shown on a terminal, with space for long 
 def cache(remove: str | None = None) -> None:
     """List the caches of earlier runs, or remove some. A run that uses a removed cache keeps it until its end.
 
-    Caches hold decoded images, and which precision is faster; earlier versions also cached features. Their folder is
+    Caches hold decoded images; earlier versions also cached features. Their folder is
     that of the variable FINETUNE_CACHE, or else the user's cache folder, ~/.cache/finetune on Linux.
 
     Args:
@@ -31,7 +31,6 @@ def cache(remove: str | None = None) -> None:
     for kind in FORMER:
         # a current cache may have the same stem: the key is the whole name
         caches |= {path.name: path for path in sorted(folder.glob(f"*{kind}"))}
-    caches |= {path.name: path for path in folder.glob(PRECISIONS)}
     if remove is None:
         print(f"{'caches' if caches else 'no caches'} in {shown(str(folder))}")
         if caches:
@@ -75,8 +74,6 @@ def _print_table(caches: Mapping[str, Path]) -> None:
         about = "features, of an earlier version: no run uses them"
         if not has_mark(path):
             about = "not written by this version of finetune: --remove all leaves it"
-        elif path.name == PRECISIONS:
-            about = "which precision is faster on this CPU"
         elif path.suffix == IMAGES:
             packed = open_or_none(path)
             about = (

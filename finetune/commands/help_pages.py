@@ -147,8 +147,8 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
     "benchmark": Page(
         "FOLDER [options]",
         """\
-Measures a fit, with all its options: images per second, where the time goes, and what would help. It leaves
-no files except caches.""",
+Measures a fit, with all its options: images per second, and the share of waiting for data. It leaves no files
+except caches.""",
         (
             "finetune benchmark photos",
             "finetune benchmark photos --batch 64 --size 128 --backbone resnet50",

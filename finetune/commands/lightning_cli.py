@@ -43,7 +43,6 @@ from finetune.data.transforms import PREPARATION, preparation
 from finetune.distributed.ranks import ending
 from finetune.distributed.signals import install_stop_at_once, is_rank_zero, stop_signals
 from finetune.inference.exported_network import put_exported
-from finetune.profiling.precision_trial import BF16, fit_precision
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
@@ -275,11 +274,8 @@ class FinetuneCLI(LightningCLI):
         """
         is_fit = self.subcommand == "fit"
         checkpoint = self.plan.start.content if self.plan.start else self.checkpoint
-
-        def faster_on_cpu() -> str:
-            return fit_precision(self.model, self.datamodule, trainer) if is_fit else BF16
-
-        return automatic_precision(trainer["accelerator"], checkpoint, is_fit, faster_on_cpu)
+        network = self.model.network if is_fit else None
+        return automatic_precision(trainer["accelerator"], checkpoint, is_fit, network)
 
     def instantiate_classes(self) -> None:
         if self.subcommand == "fit":

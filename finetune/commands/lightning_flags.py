@@ -108,8 +108,7 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--minutes",
         type=float | None,
         default=None,
-        help="End after about this many minutes: times some steps, then chooses epochs, and perhaps a smaller size or, "
-        "if heads start at random, several networks (--model.members 1 for one).",
+        help="End after about this many minutes: times some steps, then chooses epochs, and perhaps a smaller size.",
     )
     parser.add_argument(
         "--patience",

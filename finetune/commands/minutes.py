@@ -1,16 +1,14 @@
-"""`--minutes M`: choose epochs, image size and, with random heads, members of a fit, so that it ends in time."""
+"""`--minutes M`: choose epochs and image size of a fit, so that it ends in time."""
 
 import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from finetune.commands.explicit_settings import ExplicitSettings
@@ -18,22 +16,17 @@ from finetune.commands.options import flag_names
 from finetune.commands.trainer import check_allowed
 from finetune.distributed.launch import is_launched
 from finetune.distributed.signals import is_rank_zero
-from finetune.models.heads import resolved_head_init
 from finetune.models.size_check import check_first_pass
 from finetune.models.timm_backbones import is_timm
 from finetune.profiling.fit_length import MOST_EPOCHS, Deadline, Length, Make
-from finetune.profiling.precision_trial import fit_precision
 from finetune.system.messages import WrongUsage
 from finetune.system.progress import duration
-from finetune.training.precision import automatic_precision
 
 log = logging.getLogger(__name__)
 
 # Other limits of the length of training, and their values if unset.
 _LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # values of a config are overruled
-# Share of the usual length that is long enough for several networks after a trial of them, which takes time, too.
-_NEARLY = 0.9
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
 
@@ -46,7 +39,6 @@ class ChosenLength:
         max_epochs: Epochs.
         limit_train_batches: Batches of each epoch; None for all.
         image_size: Side of the training images in pixels.
-        members: Networks of the ensemble.
         has_cache: Whether decoded images are cached.
         precision: The precision in which steps were timed; None if none were.
     """
@@ -54,7 +46,6 @@ class ChosenLength:
     max_epochs: int
     limit_train_batches: int | None
     image_size: int
-    members: int
     has_cache: bool
     precision: str | None = None
 
@@ -63,7 +54,6 @@ class ChosenLength:
         config.trainer.max_epochs = self.max_epochs
         config.trainer.limit_train_batches = self.limit_train_batches
         config.data.init_args.image_size = self.image_size
-        config.model.members = self.members
         if not self.has_cache:
             config.data.init_args.cache_limit_gb = 0.0
 
@@ -78,7 +68,6 @@ class ChosenLength:
             "trainer.max_epochs": self.max_epochs,
             "trainer.limit_train_batches": self.limit_train_batches,
             "data.image_size": self.image_size,
-            "model.members": self.members,
         }
         if not self.has_cache:
             values["data.cache_limit_gb"] = 0.0
@@ -105,8 +94,8 @@ def settle_minutes(
 
     Raises:
         WrongUsage: There is another limit (epochs of a config are overruled, but not its max_steps, for example). The
-            minimum number of epochs or steps takes longer. The image size changes during training. Validation is not a
-            share of an epoch. The fit starts from a checkpoint. Or it uses several machines.
+            image size changes during training. Validation is not a share of an epoch. The fit starts from a
+            checkpoint. Or it uses several machines.
         ValueError: The time is not enough for a single step.
     """
     minutes = config.minutes
@@ -133,24 +122,16 @@ def settle_minutes(
 
 
 def _measure(deadline: Deadline, make: Make, config: Any, explicit: ExplicitSettings) -> Length:
-    """Return how long the fit can be, and set image size and number of members in the config."""
-    if config.trainer.precision is None:
-
-        def faster_on_cpu() -> str:
-            data, model = make()
-            return fit_precision(model, data, config.trainer)
-
-        config.trainer.precision = automatic_precision(
-            config.trainer.accelerator, None, is_resumed=True, faster_on_cpu=faster_on_cpu
-        )
+    """Return how long the fit can be, and set the image size in the config."""
     length = deadline.measure_length(make)
     data = config.data.init_args
     if not length.is_enough() and _may_shrink(config, explicit) and (sizes := _smaller_sizes(make)):
-        enough = (size for size in sizes if length.at_scale(size / data.image_size).is_enough())
-        data.image_size = next(enough, sizes[-1])
-        length = deadline.measure_length(make)
-    if _may_use_several_members(config, explicit):
-        config.model.members, length = _choose_members(deadline, make, length, config)
+        full_size = data.image_size
+        for data.image_size in sizes:
+            smaller = length.at_scale(data.image_size / full_size)
+            if smaller.is_enough():
+                break
+        return smaller
     return length
 
 
@@ -159,7 +140,6 @@ def _chosen_length(minutes: float, length: Length, config: Any) -> ChosenLength:
 
     Raises:
         ValueError: The time is not enough for a step.
-        WrongUsage: The config asks for more epochs or steps than the time is enough for.
     """
     if length.training is None:
         smaller_ones = " or ".join(
@@ -170,15 +150,11 @@ def _chosen_length(minutes: float, length: Length, config: Any) -> ChosenLength:
             f"machine, and a step {length.costs.batch:.1f} s; allow more minutes, or use a smaller {smaller_ones}"
         )
     epochs = length.training.epochs
-    _check_least(
-        minutes, config.trainer, {"min_epochs": epochs, "min_steps": _steps(length, config)}
-    )
     data = config.data.init_args
     return ChosenLength(
         max_epochs=epochs,
         limit_train_batches=length.training.batches,
         image_size=data.image_size,
-        members=config.model.members,
         has_cache=length.cache_limit_gb > 0 or not getattr(data, "cache_limit_gb", 0),
         precision=config.trainer.precision,
     )
@@ -201,50 +177,11 @@ def _message(length: Length, choice: ChosenLength, config: Any, began: float) ->
     )
     if not choice.has_cache:
         text += " decoded as they come, since there is no time to see all of them twice"
-    if choice.members > 1:
-        text += f", of {choice.members} networks that predict together (--members 1 for one)"
     took = duration(time.monotonic() - began)
     text += f": about {duration(length.training.seconds)} on this machine, after {took} so far"
     if choice.max_epochs == MOST_EPOCHS:
         text += f"; more than {MOST_EPOCHS} epochs are not chosen"
     return text
-
-
-def _choose_members(
-    deadline: Deadline, make: Make, single: Length, config: Any
-) -> tuple[int, Length]:
-    """Return the number of members, and how long they can train.
-
-    Args:
-        deadline: The time to meet.
-        make: As for `settle_minutes`.
-        single: How long one network can train.
-        config: As for `settle_minutes`; its number of members changes during the trial.
-    """
-    num, _ = single.of_members()
-    if num == 1:
-        return 1, single
-    config.model.members = num
-    try:
-        several = deadline.measure_length(make)
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-    else:
-        # several networks may take longer than their number times one network
-        fewer, length = several.of_members(num, tried=num, patience=_NEARLY)
-        return (fewer, length) if fewer > 1 else (1, single.now())
-    # Free the memory that the error has held: subprocesses may train on this GPU.
-    torch.cuda.empty_cache()
-    return 1, single.now()
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether a device has run out of memory; cuDNN and the CPU report it only in the message."""
-    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        word in str(error) for word in words
-    )
 
 
 def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> None:
@@ -284,26 +221,6 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
         )
 
 
-def _check_least(minutes: float, trainer: Any, chosen: Mapping[str, int]) -> None:
-    """Check that the chosen length is not below `min_epochs` and `min_steps`.
-
-    Args:
-        minutes: The time for the fit.
-        trainer: The settings of the Trainer.
-        chosen: The chosen number for each of these settings.
-
-    Raises:
-        WrongUsage: It is.
-    """
-    for name, num in chosen.items():
-        if (least := trainer[name]) is not None and least > num:
-            what = name.removeprefix("min_")
-            raise WrongUsage(
-                f"--minutes {minutes:g} is enough for {num:,} {what} on this machine, and trainer.{name} is "
-                f"{least}: remove one"
-            )
-
-
 def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLength | None:
     """Return the choice that the resumed run began with; None for a new run."""
     if not config.resume or not (file := Path(config.resume, "config.yaml")).is_file():
@@ -315,7 +232,6 @@ def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLen
             max_epochs=before["trainer"]["max_epochs"],
             limit_train_batches=before["trainer"]["limit_train_batches"],
             image_size=data["image_size"],
-            members=(before.get("model") or {}).get("members", 1),
             has_cache=data.get("cache_limit_gb") != 0,
         )
         other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
@@ -338,23 +254,7 @@ def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLen
     # Explicit settings stay: resuming refuses or allows them, as without --minutes.
     if explicit.has_flag("data.image_size"):
         choice = replace(choice, image_size=config.data.init_args.image_size)
-    if explicit.has_flag("model.members"):
-        choice = replace(choice, members=config.model.members)
     return choice
-
-
-def _may_use_several_members(config: Any, explicit: ExplicitSettings) -> bool:
-    """Return whether to try several members: their number is not set, and they would have random heads.
-
-    A single network from pretrained weights starts from a fitted head. Members cannot: they differ by random heads. The
-    folds of a cross-validation are members of an ensemble already.
-    """
-    model = config.model
-    if getattr(config.data.init_args, "fold", None) is not None:
-        return False
-    if explicit.has_flag("model.members") or model.members != 1 or model.freeze is not None:
-        return False
-    return resolved_head_init(model.head_init, model.weights, model.members) == "xavier"
 
 
 def _may_shrink(config: Any, explicit: ExplicitSettings) -> bool:

@@ -15,7 +15,8 @@ from finetune.profiling.time_trial import num_devices_of, startup_seconds, trial
 from finetune.runs.deferred_checkpoints import is_worth_deferring, seconds_of_each
 from finetune.system.machine import num_cores
 from finetune.training.classifier import Classifier
-from finetune.training.run_length import fewest_epochs, usual_epochs
+from finetune.training.precision import automatic_precision
+from finetune.training.run_length import fewest_epochs
 
 Make = Callable[[], tuple[ImageDataModule, Classifier]]
 
@@ -24,12 +25,6 @@ _TIMED_SHARE = 0.05  # share of the fit's time in which the trial times steps
 _LONGEST_TIMED = 5.0  # seconds in which the trial times steps, at most
 # Share of the fit's time that all steps of the trial may take, untimed ones included.
 _TRIAL_SHARE = 0.1
-# Epochs of each member of an ensemble: at least this many, and at least this share of the usual number. Below that a
-# single network gains more from longer training. See benchmarks/NOTEBOOK.md, "Number of epochs" and "Several networks".
-_FEWEST_OF_SEVERAL = 15
-_USUAL_OF_SEVERAL = 0.8
-# Each further member improves the accuracy less, and makes every prediction slower.
-_MOST_MEMBERS = 5
 # The time of a step grows with this power of the image side. It is below 2 because some costs do not depend on pixels.
 _SIDE_EXPONENT = 1.6
 # From this many complete epochs on, at most a tenth of the time remains unused. Fewer epochs are shortened to fit.
@@ -125,48 +120,18 @@ class Length(NamedTuple):
         """Return whether the fit has at least half of the fewest epochs of a fit of default length."""
         return 2 * self.times_seen() >= fewest_epochs(self.num_images)
 
-    def of_members(
-        self, most: int | None = None, tried: int = 1, patience: float = 1.0
-    ) -> tuple[int, "Length"]:
-        """Return the largest ensemble whose members can all be trained for long enough.
-
-        Long enough means that a further member improves the accuracy more than further epochs.
-
-        Args:
-            most: Largest number of members.
-            tried: Number of members that the costs were measured with.
-            patience: Share of the usual length that is long enough.
-
-        Returns:
-            The number of members, 1 if more are not possible, and the length of that fit.
-        """
-        enough = patience * max(
-            _FEWEST_OF_SEVERAL, _USUAL_OF_SEVERAL * usual_epochs(self.num_images)
-        )
-        several = range(most or _MOST_MEMBERS, 1, -1)
-        expected = (
-            (num, self._times(num / tried, "checkpoint", "size", "copying")) for num in several
-        )
-        return next((pair for pair in expected if pair[1].times_seen() >= enough), (1, self))
-
-    def now(self) -> "Length":
-        """Return the length with the time that is left now."""
-        return self.recompute(self.costs)
-
     def at_scale(self, scale: float) -> "Length":
         """Return the expected length with images whose side is `scale` times as long."""
-        return self._times(scale**_SIDE_EXPONENT)
+        factor = scale**_SIDE_EXPONENT
+        return self.recompute(
+            self.costs._replace(
+                batch=factor * self.costs.batch, evaluate=factor * self.costs.evaluate
+            )
+        )
 
     def times_seen(self) -> float:
         """Return how often training sees each image."""
         return self.training.seen / self.num_images if self.training else 0.0
-
-    def _times(self, factor: float, *others: str) -> "Length":
-        """Return the expected length if steps, evaluation and the other costs take `factor` times as long."""
-        costs = {
-            name: getattr(self.costs, name) * factor for name in ("batch", "evaluate", *others)
-        }
-        return self.recompute(self.costs._replace(**costs))
 
 
 class _Reading(NamedTuple):
@@ -213,6 +178,10 @@ class Deadline:
         """
         with isolate_rng():  # the trial must not change the random numbers of the fit
             data, model = make()
+            if self.trainer["precision"] is None:
+                self.trainer["precision"] = automatic_precision(
+                    self.trainer["accelerator"], None, is_resumed=False, network=model.network
+                )
             batch_size = data.batch_size
             timed = min(_LONGEST_TIMED, _TIMED_SHARE * self.seconds)
             costs = trial(

@@ -35,14 +35,10 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
     shown = capsys.readouterr().out
     assert {path.name for path in Path().iterdir()} == {"images.csv", "out.json"}
     found = json.loads(Path("out.json").read_text())
-    assert found["about"]["precision"] == "32-true" and found["about"]["batch_size"] == 16
-    seconds = found["seconds"]
-    for part in ("decode", "augment", "forward", "backward", "optimizer", "whole"):
-        assert len(seconds[part]) == 3 and min(seconds[part]) > 0, part
-        assert part in shown
+    assert found["precision"] == "32-true" and found["batch_size"] == 16
+    assert len(found["seconds"]) == 3 and min(found["seconds"]) > 0
     assert all(0 <= share < 1 for share in found["waited"])
-    assert "bf16-mixed" in found["other"]
-    assert "waiting for data" in shown and "bottleneck" in shown
+    assert " images/s, n = 3" in shown and "waiting for data: " in shown
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     (folder / ".x.features.1234-0.tmp").write_bytes(MARK + b"half a cache")
     (folder / ".x.pictures.stopped.tmp").touch()
     (folder / "kept.features").write_bytes(MARK + b"some")
-    (folder / "precisions.json").write_bytes(MARK + b"\n{}")
     (folder / ".hidden-1234.features").write_bytes(
         MARK + b"of a folder whose name begins with a dot"
     )
@@ -54,7 +53,6 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
     assert rows[first] == [f"30 images of {colours}", bytes_text(first_size), "2020-02-03 04:05"]
     assert rows[second][0] == "damaged images"
     assert rows["kept.features"][0].startswith("features, of an earlier version")
-    assert rows["precisions.json"][0] == "which precision is faster on this CPU"
     for name in ("my", "my.features", "my.activations", "empty"):
         assert rows[name][0] == "not written by this version of finetune: --remove all leaves it"
     assert rows[".hidden-1234.features"][0].startswith("features, of an earlier version")

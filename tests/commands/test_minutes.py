@@ -27,7 +27,7 @@ LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICKEST if option not in LENGTH]
 DAMAGED = "config.yaml is damaged: .*; pass --epochs instead of --minutes to continue"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
-MANY = 5000  # images of 224 pixels; more are not kept
+MANY = 5000  # images; more are not kept
 COSTS = Costs(
     start=1.0,
     batch=0.5,
@@ -47,9 +47,9 @@ def tried(monkeypatch):
 
     def trial(model, data, trainer, *seconds):
         sizes.append(data.image_size)
-        if len(data.splits["train"]) > MANY * 224 / data.image_size:
+        if len(data.splits["train"]) > MANY:
             data.cache_limit_gb = 0.0
-        share = (data.image_size / 224) ** 2 * model.hparams["members"]
+        share = (data.image_size / 224) ** 2
         larger = (data.eval_image_size / data.image_size) ** 2
         return COSTS._replace(batch=40 * COSTS.batch * share, evaluate=COSTS.evaluate * larger)
 
@@ -217,11 +217,7 @@ def settle(monkeypatch, tried):
                 accumulate_grad_batches=1,
             )
         )
-        trainer.update(
-            Namespace(
-                min_epochs=None, min_steps=None, val_check_interval=None, check_val_every_n_epoch=1
-            )
-        )
+        trainer.update(Namespace(val_check_interval=None, check_val_every_n_epoch=1))
         trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None, plugins=None))
         config.checkpoint_every_n_steps = None
         trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
@@ -229,7 +225,6 @@ def settle(monkeypatch, tried):
         model = {
             "backbone": "resnet18",
             "weights": None,
-            "members": 1,
             "head_init": "auto",
             "freeze": None,
         }
@@ -245,7 +240,6 @@ def settle(monkeypatch, tried):
                 "eval_image_size": eval_image_size or size,
             }
             model = SimpleNamespace(
-                hparams={"members": config.model.members},
                 backbone=config.model.backbone,
                 image_classifier=None,
             )
@@ -277,7 +271,7 @@ def test_images_become_smaller_where_few_could_be_seen_else(settle, tried):
         assert (
             config.data.init_args.image_size == size and f"with images of {size} pixels" in reported
         )
-        assert tried == ([224] if size == 224 else [224, size])
+        assert tried == [224]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +307,6 @@ def test_the_processes_of_other_devices_are_started_with_the_choice(settle):
         "trainer.max_epochs": config.trainer.max_epochs,
         "trainer.limit_train_batches": config.trainer.limit_train_batches,
         "data.image_size": 128,
-        "model.members": 1,
         "trainer.precision": "32-true",
         "resume": False,
     }
@@ -339,8 +332,6 @@ def test_they_are_started_with_the_length_of_a_resumed_run(settle, tried, tmp_pa
     (tmp_path / "config.yaml").write_text(kept)
     other, _ = settle(18.0, resumed=str(tmp_path))
     assert (other.data.init_args.image_size, other.data.init_args.cache_limit_gb) == (160, 0.0)
-    other, _ = settle(18.0, "--model.members", "3", members=3, resumed=str(tmp_path))
-    assert other.model.members == 3
     assert not tried
 
 
@@ -410,28 +401,10 @@ def test_two_processes_train_as_long_as_the_first_has_chosen_and_continue(colour
     assert processed == length[0] + 1 and (tmp_path / "trials").read_text() == "one\n"
 
 
-def test_where_several_take_longer_than_so_many_times_one_there_are_fewer(
-    settle, tried, monkeypatch
-):
-    trial = fit_length.trial
-
-    def slower(model, *others):
-        found = trial(model, *others)
-        return found._replace(batch=found.batch * 1.6) if model.hparams["members"] > 1 else found
-
-    monkeypatch.setattr(fit_length, "trial", slower)
-    for budget, num in ((136, 1), (270, 2), (337, 3)):  # instead of 2, 4 and 5
-        config, reported = settle(budget, num=320)
-        assert config.model.members == num and (f"of {num} networks" in reported) == (num > 1)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *(
-            (text, DAMAGED)
-            for text in ("{", "trainer: 1", "[]", "trainer: {max_epochs: 7}", f"{WHOLE}model: 3")
-        ),
+        *((text, DAMAGED) for text in ("{", "trainer: 1", "[]", "trainer: {max_epochs: 7}")),
         (
             WHOLE.replace(
                 "7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"
@@ -487,19 +460,6 @@ def test_what_can_not_be_tried_is_reported(settle, tried, given, words):
     assert not tried
 
 
-def test_more_steps_at_least_than_there_is_time_for_are_reported(settle):
-    settled, _ = settle(60.0, image_size=128)
-    epochs, batches = settled.trainer.max_epochs, settled.trainer.limit_train_batches
-    for name, least in (("min_epochs", epochs), ("min_steps", epochs * batches)):
-        config, _ = settle(60.0, image_size=128, limits={name: least})
-        assert config.trainer.max_epochs == epochs  # as many are enough
-        with pytest.raises(
-            WrongUsage,
-            match=rf"--minutes 60 is enough for [\d,]+ {name[4:]} on this machine, and trainer.{name} is",
-        ):
-            settle(60.0, image_size=128, limits={name: 10 * least})
-
-
 def test_a_long_time_is_not_used_up_for_its_own_sake(settle):
     config, reported = settle(10_000.0, num=320)
     assert config.trainer.max_epochs == fit_length.MOST_EPOCHS and reported.endswith(
@@ -512,154 +472,16 @@ def test_without_minutes_nothing_is_tried(settle, tried):
     assert (reported, tried, config.trainer.max_epochs) == ("", [], None)
 
 
-# 320 images are usually seen 25 times, and 0.8 of that is 20: in batches of 32 of 20 s each, 4,000 s for one network.
-# 2,000 are usually seen 15 times, and so they are by several networks: 18,900 s for one.
-@pytest.mark.parametrize(
-    ("num_images", "budgets"),
-    [
-        (320, {120: 1, 136: 2, 196: 2, 204: 3, 270: 4, 337: 5, 5000: 5}),
-        (2000, {600: 1, 640: 2, 955: 3, 1270: 4, 1585: 5}),
-    ],
-)
-def test_more_time_gives_more_networks_each_of_which_trains_long_enough(
-    settle, tried, num_images, budgets
-):
-    least = {320: 20, 2000: 15}[num_images]
-    for budget, num in budgets.items():
-        tried.clear()
-        config, reported = settle(budget, num=num_images)
-        trainer = config.trainer
-        seen = (
-            trainer.max_epochs
-            * min(num_images, 32 * (trainer.limit_train_batches or 1000))
-            / num_images
-        )
-        assert config.model.members == num and seen >= least
-        # with as many as were chosen, to know how long that takes
-        assert tried == [224] * (1 if num == 1 else 2)
-        assert (f"of {num} networks that predict together (--members 1 for one)" in reported) == (
-            num > 1
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given", "num"),
-    [
-        (("--model.members", "1"), {}, 1),
-        (("--model", "{members: 1}"), {}, 1),
-        (("--model.members=3",), {"members": 3}, 3),
-        ((), {"members": 3}, 3),  # a config's
-        ((), {"freeze": "layer2"}, 1),
-        ((), {"head_init": "probe"}, 1),
-        ((), {"head_init": "source"}, 1),
-        ((), {"weights": "DEFAULT"}, 1),  # it starts from a fitted head, as `probe` does
-        ((), {"weights": "DEFAULT", "head_init": "xavier"}, 5),
-        ((), {}, 5),  # the control
-    ],
-)
-def test_how_many_is_chosen_where_it_is_not_set_and_several_are_supported(
-    settle, tried, arguments, given, num
-):
-    config, _ = settle(2000, *arguments, num=320, **given)
-    assert config.model.members == num
-    assert len(tried) == (2 if num == 5 else 1)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-        ),
-        MemoryError(),
-    ],
-    ids=["cuda", "cudnn", "cpu", "python"],
-)
-def test_where_several_do_not_fit_into_memory_it_is_one(settle, tried, monkeypatch, error):
-    trial = fit_length.trial
-
-    def full(model, *others):
-        found = trial(model, *others)
-        if model.hparams["members"] > 1:
-            raise error
-        return found
-
-    given_back = []  # a GPU's memory, and the error that still held it
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(sys.exception()))
-    alone, words = settle(200, "--model.members", "1", num=320)
-    monkeypatch.setattr(fit_length, "trial", full)
-    config, reported = settle(200, num=320)
-    assert len(tried) == 3 and config.model.members == 1 and "networks" not in reported
-    assert given_back == [None]
-    # What takes no time here took a moment in the trial that failed.
-    assert (
-        config.trainer.max_epochs == alone.trainer.max_epochs
-        and reported.split(":")[0] == words.split(":")[0]
-    )
-
-
-def test_an_error_of_another_kind_is_not_taken_for_a_lack_of_memory(settle, monkeypatch):
-    trial = fit_length.trial
-
-    def broken(model, *others):
-        if model.hparams["members"] > 1:
-            raise RuntimeError("something else")
-        return trial(model, *others)
-
-    monkeypatch.setattr(fit_length, "trial", broken)
-    with pytest.raises(RuntimeError, match="something else"):
-        settle(200, num=320)
-
-
-def test_other_processes_and_a_resumed_run_take_as_many_networks(settle, tried, tmp_path):
-    first, _ = settle(204, num=320)
-    assert first.model.members == handed_over()["model.members"] == 3
-    tried.clear()
-    for model, num in (
-        ("model: {members: 4}", 4),
-        ("model: {backbone: resnet18}", 1),
-        ("model:", 1),
-        ("", 1),
-    ):  # the others of earlier versions
-        (tmp_path / "config.yaml").write_text(WHOLE + model)
-        assert settle(2000, num=320, resumed=str(tmp_path))[0].model.members == num
-    assert not tried
-
-
-@pytest.mark.slow
-def test_as_many_as_were_chosen_are_trained_written_down_and_gone_on_with(
-    colours, cli, tmp_path, tried, monkeypatch
-):
-    monkeypatch.setattr(fit_length, "_FEWEST_OF_SEVERAL", 0)
-    monkeypatch.setattr(fit_length, "_USUAL_OF_SEVERAL", 0.01)
-    monkeypatch.setattr(fit_length, "_MOST_MEMBERS", 2)
-    fit = ["fit", "--data.root", colours, *SHORT, "--test_after_fit", "false", "--minutes"]
-    cli(*fit, 0.2)
-    run = tmp_path / "runs/fit/version_0"
-    before = config_of(run)
-    assert before["model"]["members"] == 2 and tried == [28, 28]
-    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert last["hyper_parameters"]["members"] == 2
-    assert {
-        name.split(".")[2] for name in last["state_dict"] if name.startswith("network.members.")
-    } == {"0", "1"}
-    cli(*fit, 50, "--resume")
-    assert tried == [28, 28] and config_of(run) == before
-
-
 def test_images_that_there_is_no_time_to_see_twice_are_not_kept(settle, tried):
     words = "decoded as they come"
     for num, given, kept in (
         (MANY, 8.0, 8.0),
-        (MANY + 1, 8.0, 8.0),
-        (2 * MANY, 8.0, 0.0),
-        (2 * MANY, 0.0, 0.0),
+        (MANY + 1, 8.0, 0.0),
+        (MANY + 1, 0.0, 0.0),
     ):
         tried.clear()
         config, reported = settle(60, num=num, cache_limit_gb=given)
-        assert len(tried) == 2  # the second, of a smaller size, decides
+        assert len(tried) == 1
         assert config.data.init_args.cache_limit_gb == kept
         assert (words in reported) == (given != kept)  # what somebody chose needs no words
         # for the processes of the other devices

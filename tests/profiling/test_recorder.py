@@ -16,7 +16,7 @@ STEP = 0.02  # seconds
 
 @pytest.fixture
 def fit(monkeypatch, clock):
-    """A recorder in a fit on several devices, where no parts are measured, and what makes it take a step."""
+    """A recorder in a fit, and what makes it take a step."""
     monkeypatch.setattr(recorder, "_SECONDS", 3 * STEP)
     made = Recorder(repeats=2)
     made._batch_size = 4
@@ -69,12 +69,9 @@ def test_a_measurement_is_of_the_steps_after_the_warm_up(fit):
 
 
 @pytest.mark.slow
-def test_validation_and_an_epochs_turn_are_not_in_it(fit, clock):
+def test_an_epochs_turn_is_not_in_it(fit, clock):
     warm_up(fit, seconds=STEP)
     fit.step()
-    fit.recorder.on_validation_start(fit.trainer, fit.module)
-    clock(5.0)
-    fit.recorder.on_validation_end(fit.trainer, fit.module)
     fit.recorder.on_train_epoch_end(fit.trainer, fit.module)
     clock(7.0)
     fit.recorder.on_train_epoch_start()
@@ -91,21 +88,6 @@ def test_what_else_takes_time_is_in_it(fit, clock):
     fit.step()
     fit.step()
     assert fit.recorder.whole == pytest.approx([STEP + 1.0 / 3])
-
-
-def test_the_parts_are_not_measured_on_the_short_last_batch(fit, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        fit.recorder, "_prepare", lambda trainer, module, batch: seen.append(len(batch["label"]))
-    )
-    fit.trainer.world_size = 1
-    for _ in range(fit.recorder._warm_up - 1):
-        fit.step()
-    fit.step(num=1)
-    fit.step(num=1)
-    assert seen == []
-    fit.step()
-    assert seen == [4]
 
 
 @pytest.mark.slow

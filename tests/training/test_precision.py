@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from colours import QUICKEST
+from torchvision import models
 
 from finetune.runs.folder import versions
 from finetune.system.messages import WrongUsage
@@ -56,6 +57,21 @@ def test_the_cpu_of_a_machine_with_a_gpu_may_compute_and_other_accelerators_do_i
         assert automatic_precision("mps", None, False) == "32-true"
 
 
+@pytest.mark.parametrize(
+    ("backbone", "expected"),
+    [
+        ("resnet18", "bf16-mixed"),
+        ("mobilenet_v3_small", "32-true"),
+        ("convnext_tiny", "32-true"),
+    ],
+)
+def test_a_network_with_depthwise_convolutions_trains_in_float32_on_a_cpu(backbone, expected):
+    with torch.device("meta"):
+        network = getattr(models, backbone)()
+    with capabilities(amx_bf16=True), patch(CUDA, lambda: False):
+        assert automatic_precision("cpu", None, False, network) == expected
+
+
 UNSAID = [option for option in QUICKEST if option not in ("--trainer.precision", "32-true")]
 
 
@@ -68,13 +84,9 @@ UNSAID = [option for option in QUICKEST if option not in ("--trainer.precision",
         (["--config", "own.yaml"], "32-true"),
     ],
 )
-def test_what_is_given_wins_and_the_run_says_what_it_was(
-    cli, colours, tmp_path, monkeypatch, options, written
-):
-    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))  # no choice is known yet
+def test_what_is_given_wins_and_the_run_says_what_it_was(cli, colours, tmp_path, options, written):
     (tmp_path / "own.yaml").write_text("trainer: {precision: 32-true}\n")
-    ratio = "finetune.profiling.precision_trial.time_ratio"
-    with capabilities(avx512_bf16=True), patch(ratio, lambda model, image_size: 2.0):
+    with capabilities(avx512_bf16=True):
         cli("fit", "--data.root", colours, *UNSAID, "--test_after_fit", "false", *options)
     (run,) = versions(tmp_path / "runs", "fit")
     assert f"precision: {written}\n" in (run / "config.yaml").read_text()
