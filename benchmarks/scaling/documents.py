@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.documents import chart, markdown
+from benchmarks.scaling import communication_volume as sent
 from benchmarks.scaling.model import (
     MACHINES,
     Link,
@@ -21,7 +22,6 @@ from benchmarks.scaling.model import (
 )
 from benchmarks.scaling.steps import COUNTS, Case, Transport
 from finetune.models.stages import head_name
-from finetune.parity import communication_volume as sent
 from finetune.parity.branches import Siamese
 from finetune.parity.pipeline import layers, partition
 

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.scaling import communication_volume
 from benchmarks.scaling.steps import WHOLE, Case, key
 from finetune.models.backbones import build
 from finetune.models.stages import batch_norms, head_name
-from finetune.parity import communication_volume
 from finetune.parity.pipeline import layers, partition
 
 # DDP closes a bucket of gradients when it has this many bytes or more, the first one and the others:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from finetune.distributed.launch import check_num_processes
-from finetune.parity import communication_volume, many_processes, one_process
+from finetune.parity import many_processes, one_process
 from finetune.parity.one_process import Trained, distance
 from finetune.profiling.step_timing import torch_threads
 from finetune.system.messages import WrongUsage
@@ -33,7 +33,6 @@ class Row:
     difference: float | None = None  # the largest of any weight on any device
     moved: float = 0.0  # the largest change of any weight since the start
     seconds: float = 0.0
-    num_bytes: int = 0  # sent per step by the device that sends most
     skipped: str = ""
 
 
@@ -102,55 +101,40 @@ def compare(
         for name, network in starts.items()
     }
 
-    def row(name: str, network: str, trained: Trained, num_bytes: Sequence[int]) -> Row:
+    def row(name: str, network: str, trained: Trained, num_devices: int = k) -> Row:
         reference = single[network].states[0]
         return Row(
             name,
             network,
-            len(num_bytes),
+            num_devices,
             difference=max(distance(state, reference) for state in trained.states),
             moved=distance(reference, starts[network].state_dict()),
             seconds=trained.seconds,
-            num_bytes=max(num_bytes),
         )
 
     lenet = starts["lenet"]
     report_status("by hand")
-    rows = [row("one device", "lenet", single["lenet"], [0])]
-    rows.append(
-        row(
-            "by hand",
-            "lenet",
-            one_process.by_hand(lenet, batches, devices),
-            communication_volume.by_hand_bytes(lenet, k),
-        )
-    )
+    rows = [row("one device", "lenet", single["lenet"], 1)]
+    rows.append(row("by hand", "lenet", one_process.by_hand(lenet, batches, devices)))
     for name, network in (("ddp", "lenet"), ("ddp batch norm", "small_cnn")):
         report_status(f"finetune fit with {name}")
-        trained = many_processes.by_lightning(network, job)
-        rows.append(
-            row(
-                name, network, trained, communication_volume.data_parallel_bytes(starts[network], k)
-            )
-        )
+        rows.append(row(name, network, many_processes.by_lightning(network, job)))
     report_status("pipelines and layers on several devices")
     for name, split in many_processes.splits(lenet, batches, job).items():
         if isinstance(split, str):
             rows.append(Row(name, "lenet", k, skipped=split))
         else:
-            rows.append(row(name, "lenet", *split))
+            rows.append(row(name, "lenet", split))
     report_status("branches")
     siamese, single["lstm"], trained = one_process.branches(job)
     starts["lstm"] = siamese
-    rows.append(
-        row("branches", "lstm", trained, communication_volume.branches_bytes(siamese, batch_size))
-    )
+    rows.append(row("branches", "lstm", trained, 2))
     return rows
 
 
 def print_table(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -> None:
     """Print a row for each way of training, and what the columns mean."""
-    columns = ("way", "network", "devices", "difference", "moved", "ms", "bytes")
+    columns = ("way", "network", "devices", "difference", "moved", "ms")
     table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     for i, column in enumerate(table.columns):
         column.no_wrap = True
@@ -160,8 +144,9 @@ def print_table(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -
             table.add_row(row.name, row.network, str(row.devices), "skipped")
             continue
         difference = "–" if row.name == "one device" else f"{row.difference:.1e}"
-        numbers = (f"{row.moved:.2g}", f"{1000 * row.seconds:.1f}", f"{row.num_bytes:,}")
-        table.add_row(row.name, row.network, str(row.devices), difference, *numbers)
+        moved = f"{row.moved:.2g}"
+        ms = f"{1000 * row.seconds:.1f}"
+        table.add_row(row.name, row.network, str(row.devices), difference, moved, ms)
     Console().print(table)
     for row in rows:
         if row.skipped:
@@ -169,5 +154,5 @@ def print_table(rows: Sequence[Row], dtype: str, tolerance: float, steps: int) -
     print(
         f"{steps} steps in {dtype}. difference: the largest between a weight on any device and that of one device.\n"
         f"At most {tolerance:g} is rounding, by sums in another order. moved: the largest change of any weight.\n"
-        "ms: median of a step. bytes: sent in a step by the device that sends most (computed, not measured)."
+        "ms: median of a step."
     )

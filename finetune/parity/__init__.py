@@ -6,6 +6,5 @@ No fit uses them, except that `distributed/sync_batch_norm` belongs to fits too.
 - `pipeline`: pipeline parallelism, with one part of the network per process.
 - `tensor_parallel`: linear layers that are sharded over devices.
 - `branches`: a network with one device per branch.
-- `communication_volume`: the bytes that each device sends in a step.
 - `one_process` and `many_processes`: run the same job in every way.
 """

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from finetune.data.samplers import run_seed
-from finetune.parity import communication_volume
 from finetune.parity.data_parallel import synchronize
 from finetune.parity.one_process import (
     CLASS_NAMES,
@@ -118,34 +117,26 @@ def by_lightning(network: str, job: Job) -> Trained:
     return Trained([state for state, _ in saved], max(seconds for _, seconds in saved))
 
 
-def splits(
-    start: nn.Module, batches: Batches, job: Job
-) -> dict[str, tuple[Trained, list[int]] | str]:
+def splits(start: nn.Module, batches: Batches, job: Job) -> dict[str, Trained | str]:
     """Train a network that is split between its layers (pipelines) and within them (sharded layers).
 
     One set of processes, one per device, trains it in all ways, one after another.
 
     Returns:
-        For each kind of parallelism the result and the bytes that each device sends in a step, or why it was skipped.
+        For each kind of parallelism the result, or why it was skipped.
     """
     torch.save((start, batches), job.folder / "splits.pt")
     torch.multiprocessing.spawn(_split_processes, (job,), nprocs=job.k)
     saved = [torch.load(job.folder / f"split{rank}.pt", weights_only=True) for rank in range(job.k)]
-    x = batches[0][0].to("meta", getattr(torch, job.dtype))
-    results: dict[str, tuple[Trained, list[int]] | str] = {}
+    results: dict[str, Trained | str] = {}
     for name, of_rank_zero in saved[0].items():
         if isinstance(of_rank_zero, str):
             results[name] = of_rank_zero
             continue
         of_ranks = [of_rank[name] for of_rank in saved]
-        trained = Trained([state for state, _ in of_ranks], max(seconds for _, seconds in of_ranks))
-        if name == "layer-wise":
-            num_bytes = communication_volume.linear_bytes(
-                start, linear_names(start), job.batch_size, job.k
-            )
-        else:
-            num_bytes = communication_volume.pipeline_bytes(partition(layers(start), job.k), x)
-        results[name] = (trained, num_bytes)
+        results[name] = Trained(
+            [state for state, _ in of_ranks], max(seconds for _, seconds in of_ranks)
+        )
     return results
 
 

@@ -18,10 +18,9 @@ from benchmarks.quality import documents as quality_documents
 from benchmarks.quality.plan import IMAGENET, IMAGENET_SETTINGS, SMALL, plan
 from benchmarks.quality.points import Point, mean_sets, of_one_machine, over_sets
 from benchmarks.recipes import __main__ as recipes
-from benchmarks.scaling import model
+from benchmarks.scaling import communication_volume, model
 from benchmarks.scaling.steps import Case
 from benchmarks.techniques import __main__ as techniques
-from finetune.parity import communication_volume
 
 ABOUT = {"machine": "a processor, 2 cores", "date": "2026-11-23", "versions": {"torch": "2.15"}}
 

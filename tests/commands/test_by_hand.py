@@ -1,7 +1,6 @@
 """`finetune by-hand` as a user meets it: lines, chart and errors."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,32 +113,6 @@ def test_mistakes_are_reported_in_one_line(options, reported, tmp_path, monkeypa
         path for path in sorted(tmp_path.rglob("*")) if path not in before
     ] == [] or "too high" in reported
     assert list(tmp_path.rglob("*.png")) == []
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["by-hand", "--help"])
-    out = capsys.readouterr().out
-    assert caught.value.code == 0 and out.startswith("usage: finetune by-hand ")
-    assert "a replica on each: cuda:0,cuda:1" in out
-
-
-def test_ctrl_c_leaves_the_curve_so_far(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_unpacked(tmp_path / "clothes")
-    train_batch, seen = data_parallel.train_batch, []
-
-    def interrupted(*arguments: object) -> None:
-        seen.append(1)
-        if len(seen) > 9:
-            raise KeyboardInterrupt
-        train_batch(*arguments)
-
-    monkeypatch.setattr(data_parallel, "train_batch", interrupted)
-    with pytest.raises(SystemExit) as caught:
-        main(["by-hand", *map(str, QUICK)])
-    assert caught.value.code == 130 and Path("by_hand.png").exists()
-    assert LINE.fullmatch(capsys.readouterr().out.strip())
 
 
 def test_devices_of_an_accelerator(monkeypatch):

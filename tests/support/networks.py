@@ -88,13 +88,6 @@ def few_blocks(backbone: str) -> nn.Module:
     return vision_transformer.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=3)
 
 
-def subnets() -> nn.Sequential:
-    """Three small networks in a row, from (B, 1024) to logits (B, 100)."""
-    return nn.Sequential(
-        nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 100)
-    )
-
-
 def random_state(backbone: str, num_classes: int) -> dict[str, torch.Tensor]:
     """A source classifier's weights: like no initialisation, and a head of another size."""
     generator = torch.Generator().manual_seed(1)
