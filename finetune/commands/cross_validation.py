@@ -36,7 +36,6 @@ from finetune.distributed.child_command import start_command, wait_for
 from finetune.distributed.launch import has_launcher
 from finetune.inference.joined_checkpoint import join_checkpoints
 from finetune.models.ensemble import MAX_MEMBERS
-from finetune.runs.data_check import data_check
 from finetune.runs.fold_record import (
     FoldRecord,
     fold_runs,
@@ -457,7 +456,7 @@ def _report(folder: Path, record: RunRecord) -> None:
     print(f"run in {folder}", flush=True)
     if record.setting("report") is not False:
         try:
-            print(f"report in {page_of(record, check=data_check(record))}")
+            print(f"report in {page_of(record)}")
         except Exception as error:  # of whatever draws or reads: the results are complete
             log.warning(
                 "cannot write the report: %s. Try again with finetune report %s", error, folder

@@ -358,13 +358,12 @@ def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:
     """Write the report of a run, and return its path; "" if that fails, which does not harm the run."""
     # with matplotlib, which takes half a second
     from finetune.commands.report import page_of
-    from finetune.runs.data_check import data_check
     from finetune.training.augmented_sheet import write_augmented
 
     assert run.path is not None
     try:
         write_augmented(data, run.file("augmented.webp"))
-        return str(page_of(record, check=data_check(record)))
+        return str(page_of(record))
     except Exception as error:  # of whatever draws or reads: the run itself is complete
         log.warning(
             "cannot write the report: %s. Try again with finetune report %s", error, run.path

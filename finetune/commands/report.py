@@ -11,7 +11,6 @@ from finetune.data.addresses import is_address
 from finetune.inference.image_viewer import image_viewer
 from finetune.inference.predictor import Predictor
 from finetune.runs.comparison import write_comparison
-from finetune.runs.data_check import DataCheck, data_check
 from finetune.runs.headline import headline
 from finetune.runs.html_report import write_report
 from finetune.runs.record import RunRecord, read_run
@@ -35,13 +34,8 @@ for example:
 
 def report(arguments: Sequence[str]) -> None:
     """Write the report of a run; see `finetune report --help`."""
-    usage = "RUN [--out FILE.html] [--check check.json]"
+    usage = "RUN [--out FILE.html]"
     parser = _parser("report", usage, _REPORT, "report.html in the run's folder")
-    parser.add_argument(
-        "--check",
-        metavar="check.json",
-        help="Result of `finetune check` on the data [check.json where the run began, if it matches].",
-    )
     parsed = parser.parse_args(list(arguments))
     if len(parsed.runs) != 1:
         raise WrongUsage(
@@ -51,9 +45,8 @@ def report(arguments: Sequence[str]) -> None:
         raise WrongUsage("the report of a run in object storage needs a place: --out FILE.html")
     run = local_results(parsed.runs[0])
     record = read_run(run)
-    check = data_check(record, parsed.check)
     target = _target(parsed.output, run / "report.html")
-    page_of(record, target, check)
+    page_of(record, target)
     print(headline(record))
     print(f"report in {target}")
 
@@ -107,27 +100,22 @@ def _target(output: str | None, default: Path) -> Path:
     return target
 
 
-def page_of(
-    record: RunRecord,
-    target: Path | None = None,
-    check: DataCheck | None = None,
-) -> Path:
+def page_of(record: RunRecord, target: Path | None = None) -> Path:
     """Write the report of a run that has ended, and return its path.
 
     Args:
         record: The content of the folder of the run.
         target: The path of the report; None for report.html in the folder.
-        check: The results of `finetune check` on its data.
     """
     checkpoint = _checkpoint(record)
     if checkpoint is None:
-        return write_report(record, None, {}, target=target, check=check)
+        return write_report(record, None, {}, target=target)
     predictor = Predictor(checkpoint)
     viewer = image_viewer(predictor) if record.answers or record.label_answers else None
     if viewer is not None and "folds" in record.result:
         # this checkpoint has seen the images; the network of another fold predicted them
         viewer = replace(viewer, overlay=lambda *_: "The reports of the folds have heat maps.")
-    return write_report(record, viewer, predictor.versions, target=target, check=check)
+    return write_report(record, viewer, predictor.versions, target=target)
 
 
 def _checkpoint(run: RunRecord) -> Path | None:

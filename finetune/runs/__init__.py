@@ -36,8 +36,8 @@ During a fit:
 - `run_logger` is the base of `tensorboard_logger`, `wandb_logger` and `mlflow_logger`.
 
 Reading a run, and pages:
-- `record` reads the whole folder, `answers` the predictions for the test images, `data_check` the result
-  of `finetune check` for its data. `tested_images` names the test images as other runs may, too.
+- `record` reads the whole folder, `answers` the predictions for the test images. `tested_images` names the test images
+  as other runs may, too.
 - `html_report` writes report.html (`label_report` its parts about several labels), and `live_report` writes it during
   the run. They use `charts`, `highlights` (selected images), `headline` (the result in one sentence), `model_card` and
   `statistics`.

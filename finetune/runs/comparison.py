@@ -15,7 +15,7 @@ from finetune.runs.local_copies import shown_place
 from finetune.runs.outcome import METRICS
 from finetune.runs.record import RunRecord
 from finetune.runs.statistics import interval, mcnemar, num_right_of, percent
-from finetune.runs.tested_images import data_folder, tested_files, tested_names
+from finetune.runs.tested_images import data_folder, tested_names
 from finetune.system.files import replace_text
 from finetune.system.html_page import link_to, render
 from finetune.system.messages import counted
@@ -50,7 +50,7 @@ class Pair:
         only_b: The same for the second run.
         neither: Number of images that both predict wrongly.
         p: Probability that two equally good runs differ at least as much (McNemar's exact test).
-        folders: The data folders in which the images have the same paths; empty if they are the same files.
+        folders: The data folders in which the images have the same paths; empty if it is one folder.
     """
 
     both: int
@@ -71,7 +71,8 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
             f"{run.name} has no test_predictions.csv: `finetune test` on its checkpoint writes one"
         )
     names = first.class_names
-    images_of_a, images_of_b = _test_images((a, b))
+    images_of_a = tested_names(a)
+    images_of_b = tested_names(b)
     place = {path: i for i, path in enumerate(images_of_b)}
     if names != second.class_names:
         return "they have different classes"
@@ -89,32 +90,20 @@ def paired(a: RunRecord, b: RunRecord) -> Pair | str:
     only_b = of_a[right_b & ~right_a]
     both = int((right_a & right_b).sum())
     neither = int((~right_a & ~right_b).sum())
-    are_files = images_of_a == tested_files(a)
+    folders = (data_folder(a), data_folder(b))
     return Pair(
         both,
         only_a,
         only_b,
         neither,
         mcnemar(len(only_a), len(only_b)),
-        folders=() if are_files else (data_folder(a), data_folder(b)),
+        folders=() if folders[0] == folders[1] else folders,
     )
 
 
 def _tested(run: RunRecord) -> Answers | LabelAnswers | None:
     """Return the predictions for the test images. An image with several labels is correct if all of them are."""
     return run.answers or run.label_answers
-
-
-def _test_images(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """Return the test images of each run, which are the same if their names here are equal.
-
-    These are the resolved paths if all runs were tested on the same files. Otherwise they are the paths in the data
-    folder of each run, since it may have been moved or copied between the runs.
-    """
-    files = [tested_files(run) for run in runs]
-    if len({frozenset(paths) for paths in files if paths}) <= 1:
-        return files
-    return [tested_names(run) for run in runs]
 
 
 def write_comparison(runs: Sequence[RunRecord], viewer: ImageViewer | None, target: Path) -> str:
@@ -186,7 +175,7 @@ def _answer(
         return f"{abs(points):.1f} points", text
     tested = [
         (result, name, frozenset(images))
-        for run, name, images in zip(runs, names, _test_images(runs), strict=True)
+        for run, name, images in zip(runs, names, map(tested_names, runs), strict=True)
         if (result := headline(run)).split == "test" and result.num
     ]
     if len({(result.metric, places) for result, _, places in tested}) != 1:
@@ -264,7 +253,7 @@ def _sentence_of_many(names: Sequence[str], runs: Sequence[RunRecord]) -> str:
     sentence = f"{len(names)} runs. Two runs alone are also compared image by image."
     tested = {
         name: {*images}
-        for name, run, images in zip(names, runs, _test_images(runs), strict=True)
+        for name, run, images in zip(names, runs, map(tested_names, runs), strict=True)
         if _tested(run) is not None
     }
     first = next(iter(tested), "")

@@ -10,7 +10,6 @@ import numpy as np
 from finetune.runs.answers import Answers
 from finetune.runs.charts import curves, reliability_chart
 from finetune.runs.clock import PHASES
-from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline, network, title
 from finetune.runs.highlights import (
     NUM_SHOWN,
@@ -49,7 +48,6 @@ def write_report(
     versions: dict[str, Any],
     is_running: bool = False,
     target: Path | None = None,
-    check: DataCheck | None = None,
 ) -> Path:
     """Write the report of a run and return its path.
 
@@ -59,7 +57,6 @@ def write_report(
         versions: Versions of the software of the run, by name.
         is_running: Whether the run has not ended. The page then reloads itself.
         target: File of the report; None is report.html in the run's folder.
-        check: Result of `finetune check` on the images of the run; None if there is none.
     """
     target = target or run.path / "report.html"
     answer = headline(run)
@@ -113,7 +110,6 @@ def write_report(
             card=model_card(run),
             look=run.about.get("first_look"),
             ranking=run.about.get("backbone_ranking"),
-            check=check,
             corrections=run.about.get("corrections") or run.result.get("corrections"),
             address=lambda path: link_to(path, target) if Path(path).is_file() else "",
             percent=percent,

@@ -1,33 +1,20 @@
 """The test images of a run by names that other runs and folders may share."""
 
 import os
-from collections.abc import Sequence
-from functools import cache
 
 from finetune.data.addresses import is_address
 from finetune.runs.record import RunRecord
 
 
-def tested_files(run: RunRecord) -> list[str]:
-    """Return the resolved paths of the test images of a run."""
-    # Only folders are resolved: two images may be links to one file.
-    resolved = cache(os.path.realpath)
-    return [
-        os.path.join(resolved(os.path.dirname(path)), os.path.basename(path))
-        for path in _paths(run)
-    ]
-
-
 def tested_names(run: RunRecord) -> list[str]:
-    """Return the paths of the test images in the data folder of a run; resolved paths if they are not all in it.
+    """Return the paths of the test images below the data folder of a run; that of an image elsewhere is absolute.
 
     A data folder that was moved or copied has images of the same names.
     """
     prefix = os.path.join(data_folder(run), "")
-    paths = [_absolute(run, path) for path in _paths(run)]
-    if not all(path.startswith(prefix) for path in paths):
-        return tested_files(run)
-    return [path.removeprefix(prefix) for path in paths]
+    answers = run.answers or run.label_answers
+    paths = answers.paths if answers else []
+    return [_absolute(run, path).removeprefix(prefix) for path in paths]
 
 
 def data_folder(run: RunRecord) -> str:
@@ -40,11 +27,6 @@ def data_folder(run: RunRecord) -> str:
     elif isinstance(table, str):
         folder = os.path.dirname(table)
     return _absolute(run, folder)
-
-
-def _paths(run: RunRecord) -> Sequence[str]:
-    answers = run.answers or run.label_answers
-    return answers.paths if answers else ()
 
 
 def _absolute(run: RunRecord, path: str) -> str:

@@ -143,7 +143,7 @@ def test_its_help_says_how_runs_are_named(capsys):
     with pytest.raises(SystemExit) as end:
         main(["report", "--help"])
     reported = capsys.readouterr().out
-    usage = "usage: finetune report RUN [--out FILE.html] [--check check.json]"
+    usage = "usage: finetune report RUN [--out FILE.html]"
     assert end.value.code == 0 and reported.startswith(usage)
     assert "--runs" not in reported
 
@@ -197,21 +197,3 @@ def test_images_of_fashion_mnist_are_on_the_page_until_they_are_gone(cli, monkey
     cli("report", run)
     text = (run / "report.html").read_text("utf-8")
     assert "and others are missing" in text and text.count("data:image/webp") < 5
-
-
-def test_the_findings_of_check_are_on_the_page(fitted, cli, colours, tmp_path, capsys):
-    run = fitted / "runs/fit/version_0"
-    with pytest.raises(SystemExit):
-        cli("check", colours, "--output", "checked")
-    cli("report", run, "--output", "page.html", "--check", "checked/check.json")
-    text = (tmp_path / "page.html").read_text("utf-8")
-    assert 'href="checked/check.html"' in text and "checked all 90 images" in text
-    # the control: nobody has named it, and the run was begun elsewhere
-    cli("report", run, "--output", "page.html")
-    assert "checked/check.html" not in (tmp_path / "page.html").read_text("utf-8")
-    for name in ("json", "html"):
-        shutil.copy(f"checked/check.{name}", fitted)
-    cli("report", run, "--output", "page.html")
-    assert "check.html shows the images" in (tmp_path / "page.html").read_text("utf-8")
-    for name in ("json", "html"):
-        (fitted / f"check.{name}").unlink()

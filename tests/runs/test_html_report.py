@@ -14,7 +14,6 @@ from browser import dom_after, evaluate, needs_browser, scroll_widths
 from run_folders import write_run
 
 from finetune.runs.comparison import write_comparison
-from finetune.runs.data_check import DataCheck
 from finetune.runs.headline import headline
 from finetune.runs.highlights import ImageViewer
 from finetune.runs.html_report import training_charts, write_report
@@ -299,10 +298,10 @@ def part(text: str) -> str:
     return text[text.index('id="health"') : text.index('id="reproduce"')]
 
 
-def looked(run, num_files: int, num_opened: int, findings: list, check=None) -> str:
+def looked(run, num_files: int, num_opened: int, findings: list) -> str:
     look = {"num_files": num_files, "num_opened": num_opened, "findings": findings}
     record = replace(read_run(run), about=read_run(run).about | {"first_look": look})
-    return part(write_report(record, None, {}, check=check).read_text("utf-8"))
+    return part(write_report(record, None, {}).read_text("utf-8"))
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -327,29 +326,6 @@ def test_nothing_is_reported_as_sound_that_was_not_checked(run):
     assert "the images are not separate files" in looked(
         run, 0, 0, []
     ) and "finetune check" not in looked(run, 0, 0, [])
-
-
-@pytest.mark.usefixtures("without_charts")
-def test_a_check_is_shown_with_what_it_left_out_and_its_page_is_linked(run):
-    (run / "check.html").write_text("")
-    check = DataCheck(run / "check.json", "/set", "2026-01-02 03:04", "", 2800, [], "")
-    text = looked(run, 2800, 2800, [], check)
-    assert (
-        "On 2026-01-02 03:04" in text
-        and "shortcuts. It found no problems." in text
-        and 'href="check.html"' in text
-    )
-    assert "Labels and larger crops were not checked" in text and "Not checked: damaged" not in text
-    (run / "check.html").unlink()
-    ranked = FOUND | {"title": "9 images to look at", "is_judged": False}
-    check = replace(check, network="resnet18 of w.pt", findings=[ranked], doubt="Some more.")
-    text = looked(run, 2800, 2800, [], check)
-    assert (
-        "to review</td>" in text
-        and "Labels were checked with resnet18 of w.pt" in text
-        and "Some more." in text
-    )
-    assert "check.html" not in text
 
 
 def test_it_shows_how_the_network_was_chosen(tmp_path):
