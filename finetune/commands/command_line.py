@@ -29,6 +29,7 @@ from finetune.data.addresses import (
     is_address,
     is_in_bucket,
 )
+from finetune.data.data_place import ARCHIVES, is_archive, is_copied
 from finetune.data.tables.table_file import SUFFIXES, check_supported, is_table
 from finetune.models.hub import is_hub
 from finetune.runs.run_checkpoint import checkpoint_of, run_of
@@ -212,8 +213,10 @@ def _take_folder(command: str, full: str, line: ParsedLine) -> None:
     line.positionals = [folder]
     if is_address(folder):
         check_address(folder)
-        if command == "review":
-            raise WrongUsage("finetune review needs a local folder, not an address")
+        if command == "review" and not is_copied(folder):
+            raise WrongUsage(
+                "finetune review needs a local folder or an archive, not a folder there"
+            )
         if is_table(folder):
             raise WrongUsage(
                 f"the table {folder!r} is not a local file: copy it, and pass the folder of its images: "
@@ -349,10 +352,11 @@ def _check_folder(folder: str) -> None:
         return  # it is listed later
     if not os.path.exists(folder):
         raise NotFound(f"the data folder {folder!r} does not exist{_nearest(folder)}")
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) and not is_archive(folder):
         check_supported(folder)
         raise WrongUsage(
-            f"{folder!r} is a file: pass a folder of images, or a table of them ({' '.join(SUFFIXES)})"
+            f"{folder!r} is a file: pass a folder of images, an archive ({' '.join(ARCHIVES)}), or a table "
+            f"({' '.join(SUFFIXES)})"
         )
 
 

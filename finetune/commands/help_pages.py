@@ -61,8 +61,9 @@ PAGES = {
         "FOLDER|TABLE [options]",
         """\
 Trains a classifier on a folder of images, then tests the best checkpoint. FOLDER has a folder for each
-class, or train, val and test with these folders. TABLE is a .csv, .tsv, .jsonl or .parquet with a row for each
-image: columns path and label, and optionally split, group and weight. The defaults are shown.""",
+class, or train, val and test with these folders; a .tar or .zip stands for the folder in it. TABLE is a .csv,
+.tsv, .jsonl or .parquet with a row for each image: columns path and label, and optionally split, group and
+weight. The defaults are shown.""",
         (
             "finetune fit photos",
             "finetune fit photos --epochs 20 --size 128 --backbone resnet50",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from finetune.data.addresses import is_address
 from finetune.data.corrections import CorrectionsFile
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.tables.table_rows import TableOptions
@@ -71,9 +72,11 @@ def review(
         separator=label_separator,
         labels=labels,
     )
-    if not os.path.exists(folder):
+    if not is_address(folder) and not os.path.exists(folder):
         raise NotFound(f"{folder!r} does not exist: pass a folder of images, or a table of them")
     place = Path(folder) if os.path.isdir(folder) else Path(folder).parent
+    if is_address(folder):
+        place = Path()
     file = _corrections_file(Path(output or place / _FILE))
     try:
         from finetune.serving.http_server import address_of, listen, serve_until_stopped

@@ -7,9 +7,10 @@ Lists of images:
 - `datasets`: the package that builds lists of images. `walk` finds image files, `groups` are images that share a split,
   `splits` splits them.
 - `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
-- `storage`: lists folders, stats files and opens them; `object_storage` does so at `addresses` such as s3://bucket/x,
-  `hub_storage` in datasets of the Hugging Face hub, and `fetching` reads ahead from them. Both are `listed_storage`:
-  they look files up in an `object_tree`, and read them by `object_requests`. `prediction_paths`: the images to predict.
+- `local_folders`: copies `archives` and datasets of the Hugging Face hub to a cache.
+- `storage`: lists folders, stats files and opens them, with the types of `file_entries`; `object_storage` does so at
+  `addresses` such as s3://bucket/x, and `fetching` reads ahead from there. It is a `listed_storage`: it looks files up
+  in an `object_tree`, and reads them by `object_requests`. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:

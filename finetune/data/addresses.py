@@ -190,10 +190,10 @@ def check_address(path: str) -> None:
         WrongUsage: It is invalid, or a package that reads it is not installed.
     """
     address = parse_address(path)
-    if importlib.util.find_spec("obstore") is None:
-        raise WrongUsage(f"{address} needs the package obstore: {install(EXTRA)}")
     if address.scheme == HUB:
         check_hub_client(str(address))
+    elif importlib.util.find_spec("obstore") is None:
+        raise WrongUsage(f"{address} needs the package obstore: {install(EXTRA)}")
 
 
 def check_is_writable(path: str, what: str) -> None:

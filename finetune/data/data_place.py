@@ -1,12 +1,24 @@
-"""The place of the images of a data module: a folder, or a table of their paths."""
+"""The place of the images of a data module: a folder, an archive, or a table of their paths."""
 
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from finetune.data.addresses import is_address
+from finetune.data.addresses import is_address, is_dataset
 
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")  # suffixes
 # Arguments that have a meaning only for a table.
 _OF_TABLES = ("table", "columns", "labels", "label_separator")
+
+
+def is_archive(place: str) -> bool:
+    """Return whether a place of images is an archive, by its suffix; a folder of this name is none."""
+    return place.lower().endswith(ARCHIVES) and not os.path.isdir(place)
+
+
+def is_copied(place: str) -> bool:
+    """Return whether the images of a place are read from a copy in a cache: those of an archive or of the hub."""
+    return is_dataset(place) or is_archive(place)
 
 
 def place_of(arguments: Mapping[str, Any]) -> str | None:

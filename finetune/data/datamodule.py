@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from finetune.data.batch_limits import FitLimits, check_limit, num_within
+from finetune.data.data_place import is_copied
 from finetune.data.data_settings import (
     Augmentation,
     Preparation,
@@ -277,7 +278,7 @@ class ImageDataModule(pl.LightningDataModule):
     @classmethod
     def is_in(cls, root: str) -> bool:
         """Return whether a folder holds the data set, so that nothing has to be created or downloaded."""
-        return kind_of(root) not in (None, "link")
+        return is_copied(root) or kind_of(root) not in (None, "link")
 
     @abstractmethod
     def scan(self) -> ScannedData:
@@ -416,7 +417,7 @@ class ImageDataModule(pl.LightningDataModule):
         num = len(self.splits["train"]) if "train" in self.splits else 0
         cached = read_from_cache(
             self.splits,
-            root=(self.root if self.table is None else self.scanned.folder) or "",
+            root=self.scanned.folder or self.root or "",
             limit_gb=self.cache_limit_gb,
             build=num > 0 and is_worthwhile(self._num_reads(reads), num),
         )

@@ -19,9 +19,9 @@ import obstore
 
 from finetune.data import object_requests
 from finetune.data.addresses import Address, parse_address
+from finetune.data.file_entries import Entry, FileStats, Kind, Starts
 from finetune.data.limits import MAX_BYTES
 from finetune.data.object_tree import Object, Tree, listed_object
-from finetune.data.storage import Entry, FileStats, Kind, Starts
 
 _Result = TypeVar("_Result")
 _forks = 0  # of this process and those it was forked from
@@ -154,10 +154,6 @@ class ListedStorage:
     def results(self, path: str) -> dict[str, Any] | None:
         tree = self._tree(self.normal(path))
         return None if tree is None else tree.results
-
-    def commit(self, path: str) -> str:
-        tree = self._tree(self.normal(path))
-        return "" if tree is None else tree.commit
 
     def _tree(self, path: str) -> Tree | None:
         """Return the newest listing that a path belongs to, if there is one."""

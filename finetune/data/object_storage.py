@@ -16,9 +16,9 @@ from obstore import exceptions
 
 from finetune.data import object_requests
 from finetune.data.addresses import Address, parse_address
+from finetune.data.file_entries import Entry, Kind
 from finetune.data.listed_storage import ListedStorage
 from finetune.data.object_tree import Object, Tree, listed_object
-from finetune.data.storage import Entry, Kind
 
 # Parts of 5 MB of a file that are sent at the same time: on a slow line each must arrive within the time of an answer.
 _PARTS = 4

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from finetune.data.storage import Entry, Kind
+from finetune.data.file_entries import Entry, Kind
 
 _LATEST = 2**63 - 1  # ns; times are stored as int64, and some servers send the year 9999
 
@@ -45,18 +45,14 @@ class Tree:
         root: The folder, or a single file.
         objects: Objects by path.
         empty: Paths of folders without objects.
-        commit: The commit of the folder; "" if its place has none.
 
     Attributes:
         results: Results about the content of these objects; see `Storage.results`.
     """
 
-    def __init__(
-        self, root: str, objects: dict[str, Object], empty: Iterable[str] = (), commit: str = ""
-    ) -> None:
+    def __init__(self, root: str, objects: dict[str, Object], empty: Iterable[str] = ()) -> None:
         self.root = root
         self.objects = objects
-        self.commit = commit
         self.results: dict[str, Any] = {}
         self.folders: dict[str, Folder] = {}
         for path in empty:

@@ -4,15 +4,14 @@ import glob
 import io
 import logging
 import os
-import tarfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from finetune.data.decode import IMAGE_SUFFIXES, stored_size
+from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
+from finetune.data.local_folders import local_folder
 from finetune.data.samples import PathList, Samples
 from finetune.data.storage import file_stats, is_local, kind_of, normal_path, open_file, refresh
 from finetune.data.tables.table_file import check_supported, is_table
@@ -40,7 +39,7 @@ def files_to_predict(
     is_logged: bool = True,
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> PathList:
-    """Return the images of a path: an image, a folder, a glob, a .txt file with a path per line, or a table.
+    """Return the images of a path: an image, a folder, an archive, a glob, a .txt file of paths, or a table.
 
     For several paths return the images of all, in their order.
 
@@ -62,6 +61,7 @@ def files_to_predict(
 def _expand(
     pattern: str, skip: bool, is_logged: bool, columns: Mapping[str, Sequence[str]]
 ) -> PathList:
+    pattern = local_folder(pattern)
     if not is_local(pattern):
         pattern = normal_path(pattern)
     refresh(pattern)
@@ -88,7 +88,7 @@ def _expand(
         paths = PathList(listed_paths(Path(pattern), columns))
         missing = f"the table {pattern!r} has no images"
     elif kind == "file":
-        _check_not_many(pattern)
+        check_supported(pattern)
         paths = PathList([pattern])
         missing = ""
     elif not is_local(pattern):
@@ -102,11 +102,3 @@ def _expand(
         raise FileNotFoundError(missing)
     file_stats([path for path in paths if not is_local(path)])  # lists their folder
     return paths
-
-
-def _check_not_many(path: str) -> None:
-    """Refuse an unsupported table or an archive. Any other file gets an error in its row of the predictions."""
-    check_supported(path)
-    is_other = is_local(path) and not any(stored_size(path))
-    if is_other and (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
-        raise ValueError(f"{path!r} is an archive: unpack it, and pass the folder")

@@ -11,9 +11,10 @@ import numpy as np
 
 from finetune.data.decode import decode, decode_error
 from finetune.data.fetching import NO_CONTENTS, Content
+from finetune.data.file_entries import FileStats
 from finetune.data.memmap import MemmapImages
 from finetune.data.splits import hashes
-from finetune.data.storage import STORAGES, FileStats, file_stats, is_local
+from finetune.data.storage import STORAGES, file_stats, is_local
 from finetune.data.targets import Targets
 
 _BLOCK = 4096  # paths that are decoded at a time

@@ -1,113 +1,32 @@
 """Storage of images: listing folders, stats of files, and opening them.
 
-There are three kinds:
-
-- `LocalStorage`, for paths.
-- `object_storage.ObjectStorage`, for addresses such as s3://bucket/folder.
-- `hub_storage.HubStorage`, for datasets of the Hugging Face hub.
-
-All but the first are imported when they are needed. Another kind is a class with the methods of `Storage` and an entry
-in `STORAGES`. All other modules use a path as text and ask `storage_of` for its storage.
+There are two kinds: `LocalStorage`, for paths, and `object_storage.ObjectStorage`, for addresses such as
+s3://bucket/folder. Another kind is a class with the methods of `file_entries.Storage` and an entry in `STORAGES`. All
+other modules use a path as text and ask `storage_of` for its storage.
 """
 
 import hashlib
-import importlib
 import os
 import stat
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
-from finetune.data.addresses import check_address, is_address, real_place
+from finetune.data.addresses import (
+    check_address,
+    is_address,
+    is_dataset,
+    is_in_bucket,
+    parse_address,
+    real_place,
+)
+from finetune.data.file_entries import Entry, FileStats, Kind, Starts, Storage
 
 _UNKNOWN = -1
-
-# "link" is a dangling link, "other" for example a pipe; None if there is nothing
-Kind = Literal["folder", "file", "link", "other"] | None
-# From the size of a file to the places where pieces of it start.
-Starts = Callable[[int], Sequence[int]]
-
-
-@dataclass(frozen=True)
-class FileStats:
-    """Sizes and times of N files.
-
-    Attributes:
-        sizes: Size of each file in bytes, (N,) int64; -1 if it does not exist.
-        times: Two times of each file that change with its content, (N, 2) int64; -1 if it does not exist. Those of a
-            local file are `st_mtime_ns` and `st_ctime_ns`.
-        is_regular: Whether it is a regular file, not a folder or a pipe, (N,) bool.
-    """
-
-    sizes: np.ndarray
-    times: np.ndarray
-    is_regular: np.ndarray
-
-    def take(self, rows: np.ndarray) -> "FileStats":
-        """Return the stats of the files at `rows`, in that order."""
-        return FileStats(self.sizes[rows], self.times[rows], self.is_regular[rows])
-
-
-class Entry(NamedTuple):
-    """A file or folder in a folder. `is_folder` is also true for a link to a folder."""
-
-    name: str
-    path: str
-    is_folder: bool
-    is_link: bool
-
-
-class Storage(Protocol):
-    """A place of files. Paths are text, with / between their parts. It is used in threads.
-
-    Forked workers use only `LocalStorage`. They get the content of other files from the main process.
-    """
-
-    def refresh(self, folder: str) -> None:
-        """Forget what is known of a folder. Object storage lists it again, with all subfolders."""
-
-    def normal(self, path: str) -> str:
-        """Return a path in the form that messages and the paths of `entries` have, without redundant parts."""
-
-    def absolute(self, path: str) -> str:
-        """Return a path that does not depend on the working directory."""
-
-    def resolved(self, path: str) -> str:
-        """Return the absolute path without links, which is the same for all names of one place."""
-
-    def kind(self, path: str) -> Kind:
-        """Return what is at a path."""
-
-    def entries(self, folder: str) -> Iterator[Entry]:
-        """Yield the files and folders in a folder, in any order.
-
-        Raises:
-            OSError: The folder cannot be read.
-        """
-
-    def stats(self, paths: Sequence[str], skip: bool) -> FileStats:
-        """Return the stats of files; see `file_stats`. Listing their folders may be faster than asking for each."""
-
-    def open_file(self, path: str) -> BinaryIO:
-        """Open a file for reading; see `open_file` below."""
-
-    def read_pieces(self, path: str, num_bytes: int, starts: Starts) -> tuple[int, list[bytes]]:
-        """Return the size of a file and pieces of it; see `read_pieces` below."""
-
-    def results(self, path: str) -> dict[str, Any] | None:
-        """Return a dict in which results about the content of a file are cached; None if they must not be.
-
-        It is emptied when the folder is listed again. Results are not cached if reading the file is cheap, or if it
-        may have changed since.
-        """
-
-    def commit(self, path: str) -> str:
-        """Return the commit at which the files of a folder are read; "" if the place has none."""
 
 
 class LocalStorage:
@@ -193,9 +112,6 @@ class LocalStorage:
     def results(self, path: str) -> None:
         return None
 
-    def commit(self, path: str) -> str:
-        return ""
-
 
 def _explained(error: OSError, path: str) -> OSError:
     """Return the error of a file that cannot be opened, which names a dangling link as such."""
@@ -212,10 +128,6 @@ def _open_at_once(path: str, flags: int) -> int:
 LOCAL = LocalStorage()
 # By the scheme of their paths, such as s3. They are added when they are first used.
 STORAGES: dict[str, Storage] = {}
-# The module and the class of the schemes that are not those of object storage.
-_CLASSES = {
-    "hf": ("hub_storage", "HubStorage"),
-}
 
 
 def storage_of(path: str) -> Storage:
@@ -227,11 +139,12 @@ def storage_of(path: str) -> Storage:
     scheme, separator, _ = path.partition("://")
     if not separator:
         return LOCAL
-    if scheme not in STORAGES and is_address(path):
+    if scheme not in STORAGES and is_in_bucket(path):
         check_address(path)
         # imported here, because fits on local folders do not need obstore
-        module, name = _CLASSES.get(scheme, ("object_storage", "ObjectStorage"))
-        STORAGES[scheme] = getattr(importlib.import_module(f"finetune.data.{module}"), name)()
+        from finetune.data.object_storage import ObjectStorage
+
+        STORAGES[scheme] = ObjectStorage()
     return STORAGES.get(scheme, LOCAL)
 
 
@@ -253,7 +166,7 @@ def refresh(folder: str | os.PathLike[str]) -> None:
 def normal_path(path: str | os.PathLike[str]) -> str:
     """Return a path as text without redundant parts."""
     text = os.fspath(path)
-    return storage_of(text).normal(text)
+    return str(parse_address(text)) if is_dataset(text) else storage_of(text).normal(text)
 
 
 def kind_of(path: str) -> Kind:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.file_entries import Entry
 from finetune.data.heif import heic_advice
-from finetune.data.storage import Entry, kind_of, storage_of
+from finetune.data.storage import kind_of, storage_of
 from finetune.system.file_names import composed
 from finetune.system.option_names import with_option
 

@@ -11,12 +11,12 @@ import torch
 
 from finetune.data.batch_limits import batches_within, num_within
 from finetune.data.checking.first_look import first_look
+from finetune.data.data_place import is_copied
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.decode import stored_size
 from finetune.data.fetching import map_files
 from finetune.data.groups import straddling_groups, unequal_shares
 from finetune.data.splits import SET_APART
-from finetune.data.storage import storage_of
 from finetune.data.transforms import cropped_area
 from finetune.models.ensemble import member_label
 from finetune.system.messages import as_wrong_usage, counted
@@ -179,9 +179,7 @@ def _image_counts(data: ImageDataModule) -> str:
     if data.label_kind == "several":
         classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
     remark = f"; {data.scanned.remark}" if data.scanned.remark else ""
-    folder = data.scanned.folder
-    commit = storage_of(folder).commit(folder)
-    place = f"{data.root} at commit {commit}" if commit else data.root
+    place = f"{data.root} in {data.scanned.folder}" if is_copied(data.root) else data.root
     return f"images: {place}: {', '.join(splits)}; {classes}{remark}"
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -47,22 +46,6 @@ def test_nothing_to_predict(some, pattern):
     with pytest.raises(FileNotFoundError) as caught:
         ImageFolderData(predict=pattern).read()
     assert repr(pattern) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("all.zip", "archive: unpack"),
-        ("all.tar.gz", "archive: unpack"),
-    ],
-)
-def test_a_file_of_many_is_named_for_what_it_is(some, name, what):
-    shutil.make_archive("all", "zip" if name.endswith("zip") else "gztar", ".", "a")
-    with pytest.raises(ValueError, match=rf"^'{name}' is an {what}"):
-        ImageFolderData(predict=name).read()
-    # The control: an image with an archive behind it, as some programs write, is an image.
-    Path("both.any").write_bytes(Path("top.png").read_bytes() + Path(name).read_bytes())
-    assert list(ImageFolderData(predict="both.any").splits["predict"].paths) == ["both.any"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.folders import scan
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.table_source import TableSource
+from finetune.data.file_entries import FileStats
 from finetune.data.splits import group_ids
-from finetune.data.storage import FileStats
 from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import MultiHot
 from finetune.system.messages import WrongUsage

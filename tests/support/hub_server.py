@@ -16,15 +16,12 @@ from urllib.parse import parse_qs, unquote
 
 import pytest
 
-from finetune.data import object_requests
-from finetune.data.addresses import HUB
-from finetune.data.storage import STORAGES
 from finetune.models import hub
 
 TOKEN = "hf_ASecretThatNobodyMaySee"
 _FILE = re.compile(r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _DATASET = re.compile(
-    r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree|paths-info)/(?P<revision>[^/]+)(?:/(?P<folder>.+))?"
+    r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree)/(?P<revision>[^/]+)(?:/(?P<folder>.+))?"
 )
 
 # Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "limited"
@@ -117,7 +114,7 @@ class HubServer:
             status = 503 if fault == "unavailable" else 429
             content = b""
         elif match := _DATASET.fullmatch(path):
-            status, headers, content = self._dataset(match, token, query, body)
+            status, headers, content = self._dataset(match, token, query)
         else:
             status, headers, content = self._respond(path, token)
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
@@ -151,9 +148,9 @@ class HubServer:
         return self._file(repository, match["revision"], unquote(match["file"]))
 
     def _dataset(
-        self, match: re.Match[str], token: str, query: str, body: bytes
+        self, match: re.Match[str], token: str, query: str
     ) -> tuple[int, dict[str, str], bytes]:
-        """Answer a question about a dataset: the commit of a revision, or the files in a folder or at some paths."""
+        """Answer a question about a dataset: the commit of a revision, or its files."""
         repository = self.repositories.get(match["repo"])
         if repository is None or (repository.is_private and token != TOKEN):
             return 404 if token == TOKEN else 401, {"X-Error-Code": "RepoNotFound"}, b""
@@ -168,9 +165,6 @@ class HubServer:
         asked = parse_qs(query)
         if match["action"] == "revision":
             return _as_json({"id": match["repo"].partition("/")[2], "sha": oid})
-        if match["action"] == "paths-info":
-            names = [name for name in parse_qs(body.decode())["paths"] if name in files]
-            return _as_json([_description(name, repository, files) for name in names])
         prefix = f"{unquote(match['folder'])}/" if match["folder"] else ""
         names = sorted(name for name in files if name.startswith(prefix))
         if prefix and not names:
@@ -276,14 +270,3 @@ def put_folder(server: HubServer, name: str, folder: Path, prefix: str) -> str:
             if path.is_file()
         }
     )
-
-
-@contextmanager
-def dataset_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """Yield a server without a client of its datasets. Clients repeat a request that fails after some milliseconds."""
-    monkeypatch.setattr(object_requests, "_FIRST_PAUSE", 0.005)
-    monkeypatch.setattr(object_requests, "_LONGEST_PAUSE", 0.05)
-    monkeypatch.delitem(STORAGES, HUB, raising=False)
-    with hub_server(folder) as server:
-        yield server
-    STORAGES.pop(HUB, None)

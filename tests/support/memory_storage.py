@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from finetune.data.storage import Entry, FileStats, Kind, Starts
+from finetune.data.file_entries import Entry, FileStats, Kind, Starts
 
 PLACE = "memory://set"
 

@@ -9,6 +9,7 @@ from finetune.data.datasets.folders import scan
 from finetune.data.datasets.image_source import FoundImages, ImageSource
 from finetune.data.datasets.listing import Listing, list_images
 from finetune.data.datasets.table_source import TableSource
+from finetune.data.local_folders import local_folder
 from finetune.data.storage import normal_path
 from finetune.data.tables.table_rows import TableOptions
 from finetune.system.messages import WrongUsage
@@ -19,7 +20,7 @@ class FolderSource:
     """A folder of class folders, or of train, val and test that hold them.
 
     Attributes:
-        root: The folder.
+        root: The folder, or a place that `local_folder` takes.
         changes: Class folders to skip, and classes to merge.
     """
 
@@ -30,12 +31,13 @@ class FolderSource:
         self, class_names: Sequence[str] | None, skip: bool = False, is_logged: bool = True
     ) -> FoundImages:
         """Return the classes and images; see `ImageSource.find`."""
-        names, splits = scan(self.root, class_names, skip, is_logged, self.changes)
-        return FoundImages(names, splits, folder=normal_path(self.root))
+        folder = local_folder(self.root)
+        names, splits = scan(folder, class_names, skip, is_logged, self.changes)
+        return FoundImages(names, splits, folder=normal_path(folder))
 
     def listing(self) -> Listing:
         """Return all images; see `list_images`."""
-        return list_images(self.root)
+        return list_images(local_folder(self.root))
 
 
 def choose_source(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from finetune.data.addresses import is_address, shown_address
+from finetune.data.local_folders import local_folder
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import (
     LOCAL,
@@ -130,7 +131,9 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     table = read_table(path)
     columns = find_columns(table, options.columns)
     labels, faults = read_labels(table, columns, options.labels, options.separator)
-    root = normal_path(options.root) if options.root else folder_of(table, columns.path)
+    root = folder_of(table, columns.path)
+    if options.root:
+        root = normal_path(local_folder(options.root))
     refresh(root)
     paths, path_faults = read_paths(table, columns.path, root)
     splits, split_faults = _read_splits(table, columns.split)

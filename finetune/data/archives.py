@@ -1,0 +1,207 @@
+"""Archives of images (.tar, .tar.gz, .tgz, .zip), which are unpacked once, into the cache.
+
+An archive may be hostile. Only plain files inside of its own folder are written, and a bomb is refused by its size.
+"""
+
+import gzip
+import logging
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from finetune.data.addresses import is_address, real_place
+from finetune.data.splits import SPLIT_NAMES
+from finetune.data.storage import file_stats, storage_of
+from finetune.system.cache_dir import cache_dir
+from finetune.system.files import one_at_a_time
+from finetune.system.messages import reason, shown
+
+if TYPE_CHECKING:
+    from finetune.data.object_storage import ObjectStorage
+
+log = logging.getLogger(__name__)
+
+_MOST_FILES = 2_000_000
+# Images do not compress: an archive of them is nearly as large as they are.
+_LARGEST_RATIO = 20
+_SMALL = 2**30  # bytes, which any archive may unpack to
+_LONGEST_READ = 2**24  # bytes; a header in a tar file may claim any length
+_LONGEST_NAME = 100  # characters of the archive's name in the cache
+_BLOCK = 512  # bytes
+_GZIP = b"\x1f\x8b"
+_OF_MACOS = "__MACOSX"  # its zips have a second file for each image there
+_DAMAGED = (
+    ValueError,
+    EOFError,
+    RuntimeError,  # of an encrypted zip
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    gzip.BadGzipFile,
+)
+
+
+class _Member(NamedTuple):
+    """A member of an archive. `is_plain` is false for a link or a device."""
+
+    name: str
+    size: int
+    is_plain: bool
+    extract: Callable[[Path], Any]
+
+
+def unpacked(place: str) -> str:
+    """Return the folder in the cache with the content of an archive. The first call writes it, complete or not at all.
+
+    One process does this; the others wait. If the archive holds a single folder, this is the folder that is returned.
+
+    Args:
+        place: Path of the archive, or its address in object storage.
+
+    Raises:
+        FileNotFoundError: The archive does not exist.
+        ValueError: It is damaged, too large, or has links or paths that lead out of it.
+        OSError: The disk is full, or the archive cannot be read.
+        StorageError: Object storage cannot be reached.
+    """
+    version = _version(place)
+    key = f"{real_place(place)}\0{version}".encode(errors="surrogateescape")
+    name = PurePosixPath(place).name[:_LONGEST_NAME]
+    folder = cache_dir() / "archives" / f"{name}-{blake2b(key, digest_size=8).hexdigest()}"
+    if not folder.exists():
+        with one_at_a_time(folder):
+            if not folder.exists():
+                log.info("unpacking %s once, into %s", place, folder)
+                _unpack(place, version, folder)
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    is_wrapped = len(entries) == 1 and entries[0].is_dir()
+    if is_wrapped and entries[0].name.lower() not in SPLIT_NAMES:
+        folder = entries[0]
+    return str(folder)
+
+
+def _version(place: str) -> str:
+    """Return a text that changes with the content of an archive: the ETag, or the size and the times of a file."""
+    if is_address(place):
+        version = _bucket_of(place).e_tag(place, is_start=True)
+        if version is None:
+            raise FileNotFoundError(f"the archive {place!r} does not exist")
+        return version
+    if not os.path.exists(place):
+        raise FileNotFoundError(f"the archive {place!r} does not exist")
+    stats = file_stats([place], skip=False)
+    return f"{stats.sizes[0]} {stats.times[0, 0]} {stats.times[0, 1]}"
+
+
+def _bucket_of(place: str) -> "ObjectStorage":
+    return cast("ObjectStorage", storage_of(place))
+
+
+def _unpack(place: str, version: str, folder: Path) -> None:
+    """Unpack an archive to a new folder, which appears when it is complete."""
+    temporary = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    content = temporary / "content"
+    try:
+        content.mkdir(parents=True)
+        path = Path(place)
+        if is_address(place):
+            path = temporary / "archive"
+            _bucket_of(place).download(place, version, path)
+        limit = max(_SMALL, _LARGEST_RATIO * path.stat().st_size)
+        is_zip = place.lower().endswith(".zip")
+        _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
+        content.rename(folder)
+    except _DAMAGED as error:
+        raise ValueError(f"cannot unpack {place}: {shown(reason(error))}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _extract(members: Iterator[_Member], limit: int, folder: Path) -> None:
+    """Write the members of an archive to a folder.
+
+    Raises:
+        ValueError: There are too many, they are too large, or one is no plain file in the archive.
+    """
+    num_bytes = 0
+    for num_files, member in enumerate(members, 1):
+        num_bytes += member.size
+        if num_files > _MOST_FILES:
+            raise ValueError(f"it has more than {_MOST_FILES:,} files")
+        if num_bytes > limit:
+            raise ValueError(_too_large(limit))
+        parts = PurePosixPath(member.name).parts
+        if not member.is_plain:
+            raise ValueError(
+                f"{member.name} is a link or a device: write the archive with the files themselves (tar --dereference "
+                "--hard-dereference)"
+            )
+        if member.name.startswith("/") or ".." in parts:
+            raise ValueError(f"{member.name} is a path that leads out of the archive")
+        if _OF_MACOS not in parts[:1]:
+            member.extract(folder)
+
+
+def _too_large(limit: int) -> str:
+    return (
+        f"its files take more than {limit:,} bytes, far more than the archive: if they are images, unpack it by hand "
+        "and pass the folder"
+    )
+
+
+class _BoundedReader:
+    """A file for tarfile that ends a read of too many bytes, at once or in all."""
+
+    def __init__(self, file: Any, limit: int) -> None:
+        self._file = file
+        self._limit = limit
+        self._left = limit
+        self.last = b""
+        self.seek = file.seek
+        self.tell = file.tell
+
+    def read(self, size: int) -> bytes:
+        self._left -= size
+        if size > _LONGEST_READ or self._left < 0:
+            raise ValueError(_too_large(self._limit))
+        self.last = self._file.read(size)
+        return self.last
+
+
+def _tar_members(path: Path, limit: int) -> Iterator[_Member]:
+    with open(path, "rb") as raw:
+        is_compressed = raw.read(len(_GZIP)) == _GZIP
+        raw.seek(0)
+        file = _BoundedReader(gzip.GzipFile(fileobj=raw) if is_compressed else raw, limit)
+        with tarfile.open(fileobj=cast(Any, file), mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # or each takes a kilobyte until the end
+                yield _Member(
+                    member.name,
+                    member.size,
+                    member.isreg() or member.isdir(),
+                    lambda folder, member=member: archive.extract(member, folder, filter="data"),
+                )
+            # tarfile takes a truncated or damaged header for the end
+            if file.last != bytes(_BLOCK):
+                raise ValueError("it is truncated or damaged: copy it again")
+
+
+def _zip_members(path: Path) -> Iterator[_Member]:
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 of an archive by Windows
+            yield _Member(
+                info.filename,
+                info.file_size,
+                kind in (0, stat.S_IFREG, stat.S_IFDIR),
+                lambda folder, info=info: archive.extract(info, folder),
+            )

@@ -1,0 +1,45 @@
+"""The local folder of a place of images: archives are unpacked, and datasets of the hub downloaded, once."""
+
+import glob
+from pathlib import Path
+
+from finetune.data.addresses import is_dataset, parse_address, repository_of
+from finetune.data.archives import unpacked
+from finetune.data.data_place import is_archive
+from finetune.models.hub import check_hub_client, hub_errors
+
+
+def local_folder(place: str) -> str:
+    """Return the folder, file or address from which the images of a place are read.
+
+    It is the copy of an archive or of a dataset of the hub, which the first call makes; else the place itself.
+
+    Raises:
+        OSError: The archive or the dataset cannot be read.
+        ValueError: The archive is damaged or hostile.
+        StorageError: Object storage cannot be reached.
+    """
+    if is_dataset(place):
+        return _downloaded(place)
+    return unpacked(place) if is_archive(place) else place
+
+
+def _downloaded(place: str) -> str:
+    """Return a folder of a dataset at the newest commit of its revision, in the cache of the hub's client."""
+    address = parse_address(place)
+    check_hub_client(str(address))
+    from huggingface_hub import snapshot_download
+
+    repository, revision = repository_of(address)
+    inside = glob.escape(address.key)
+    with hub_errors(f"cannot download {address}"):
+        commit = snapshot_download(
+            repository,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=[inside, f"{inside}/*"] if inside else None,
+        )
+    folder = Path(commit, address.key)
+    if not folder.exists():
+        raise FileNotFoundError(f"{str(address)!r} does not exist")
+    return str(folder)
