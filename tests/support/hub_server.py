@@ -103,7 +103,6 @@ class HubServer:
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        body = _body(request)
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         path, _, query = request.path.partition("?")
         self.requests.append((request.command, path, token))
@@ -198,17 +197,6 @@ class HubServer:
             other = self.address.replace("127.0.0.1", "localhost")
             return 302, {"Location": f"{other}/storage/{etag}"}, b""
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
-
-
-def _body(request: BaseHTTPRequestHandler) -> bytes:
-    if request.headers.get("Transfer-Encoding") != "chunked":
-        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
-    parts = []
-    while size := int(request.rfile.readline(), 16):
-        parts.append(request.rfile.read(size))
-        request.rfile.readline()
-    request.rfile.readline()
-    return b"".join(parts)
 
 
 def _description(name: str, repository: Repository, files: dict[str, bytes]) -> dict[str, Any]:
