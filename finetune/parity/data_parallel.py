@@ -162,7 +162,7 @@ def train(
         batch_size: The global batch size.
         lr: Learning rate for the mean over the batch.
         num_epochs: Passes over the training split.
-        root: Folder of the data set; see `fashion_mnist_files.obtain`.
+        root: Folder of the data set; see `datasets.fashion_mnist`.
         dtype: Precision of weights and arithmetic.
         seed: Seed of the initial weights and of the order of images, which is the same for any number of devices.
 
@@ -171,7 +171,7 @@ def train(
         ValueError: A batch, or the last, smaller batch of an epoch, is not divisible by the number of devices. Or
             weights are no longer finite after an epoch.
     """
-    from finetune.data.datasets.fashion_mnist_files import obtain, read
+    from finetune.data.datasets.fashion_mnist import read
     from finetune.data.samplers import train_order
 
     if num_epochs < 1 or batch_size < 1 or seed < 0 or not 0 < lr < math.inf:
@@ -179,15 +179,14 @@ def train(
             "epochs and batch_size must be at least 1, lr above 0 and seed not negative, "
             f"got epochs {num_epochs}, batch_size {batch_size}, lr {lr} and seed {seed}"
         )
-    obtain(root)
-    X, y = map(torch.from_numpy, read(root, "train"))
+    X, y = map(torch.from_numpy, read(root, is_train=True))
     for num in (min(batch_size, len(X)), len(X) % batch_size):
         if num % len(devices):
             raise ValueError(
                 f"batch_size {batch_size} makes a batch of {num} out of {len(X)} images, "
                 f"and {num} does not divide by {len(devices)} devices"
             )
-    X_test, y_test = map(torch.from_numpy, read(root, "test"))
+    X_test, y_test = map(torch.from_numpy, read(root, is_train=False))
     params = init_params(seed, dtype)
     device_params = [get_params(params, device) for device in devices]
     for epoch in range(1, num_epochs + 1):

@@ -1,7 +1,6 @@
 """Fashion-MNIST from its files to a batch, its labels and its validation split."""
 
 import gzip
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -10,16 +9,19 @@ import pytest
 import torch
 from data_files import clothes, real_data
 
-from finetune.data.datasets import fashion_mnist_files
-from finetune.data.datasets.fashion_mnist import FashionMNIST
-from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, write_images
-from finetune.system.messages import WrongUsage
+from finetune.data.datasets.fashion_mnist import CLASS_NAMES, FashionMNIST, write_images
+
+
+def write_packed(root: Path, packed: dict[str, bytes]) -> None:
+    raw = root / "FashionMNIST/raw"
+    raw.mkdir(parents=True)
+    for name, content in packed.items():
+        (raw / name).write_bytes(content)
 
 
 def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
     root, arrays = tmp_path, clothes(60, 20)
-    for name, content in packed.items():
-        (root / name).write_bytes(content)
+    write_packed(root, packed)
     data = FashionMNIST(str(root), val_fraction=0.25, image_size=32, num_workers=0)
     assert data.class_names == list(CLASS_NAMES)
     folder = root / "FashionMNIST/images"
@@ -53,15 +55,14 @@ def test_fashion_mnist_from_its_packed_files(packed, tmp_path):
 
 
 def test_images_are_written_once_and_need_no_other_file(packed, tmp_path, monkeypatch):
-    for name, content in packed.items():
-        (tmp_path / name).write_bytes(content)
+    write_packed(tmp_path, packed)
     before = FashionMNIST(str(tmp_path))
     before.read()
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
     assert len(times) == 80
     for path in [*tmp_path.rglob("*-ubyte"), *tmp_path.rglob("*.gz")]:
         path.unlink()
-    monkeypatch.setattr("finetune.data.datasets.fashion_mnist_files.obtain", None)
+    monkeypatch.setattr("finetune.data.datasets.fashion_mnist.read", None)
     assert FashionMNIST.is_in(str(tmp_path))
     again = FashionMNIST(str(tmp_path))
     assert again.fingerprint == before.fingerprint
@@ -70,8 +71,7 @@ def test_images_are_written_once_and_need_no_other_file(packed, tmp_path, monkey
 
 @pytest.mark.parametrize("num_written", [0, 1, 70])
 def test_images_are_all_there_or_none(packed, tmp_path, monkeypatch, num_written):
-    for name, content in packed.items():
-        (tmp_path / name).write_bytes(content)
+    write_packed(tmp_path, packed)
     written: list[Path] = []
     write_bytes = Path.write_bytes
 
@@ -90,27 +90,10 @@ def test_images_are_all_there_or_none(packed, tmp_path, monkeypatch, num_written
     assert len(list(write_images(tmp_path).rglob("*.png"))) == 80
 
 
-def test_of_several_processes_one_writes_the_images(packed, tmp_path, monkeypatch):
-    for name, content in packed.items():
-        (tmp_path / name).write_bytes(content)
-    write, calls = fashion_mnist_files._write_split, []
-    monkeypatch.setattr(
-        fashion_mnist_files, "_write_split", lambda *how: (calls.append(how[1]), write(*how))
-    )
-    threads = [threading.Thread(target=write_images, args=[tmp_path]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert calls == ["train", "test"]
-
-
-def test_class_folders_to_leave_out_are_refused(tmp_path):
-    with pytest.raises(
-        WrongUsage, match="--data.exclude skips class folders, and Fashion-MNIST has none"
-    ):
-        FashionMNIST(str(tmp_path), exclude="Bag").read()
-    assert not list(tmp_path.iterdir())  # nothing was fetched
+def test_without_its_files_a_line_says_where_to_put_them(packed, tmp_path):
+    write_packed(tmp_path, dict(list(packed.items())[1:]))
+    with pytest.raises(OSError, match=r"put its four \.gz files in .*FashionMNIST/raw"):
+        FashionMNIST(str(tmp_path)).read()
 
 
 def unpacked(path: Path) -> np.ndarray:

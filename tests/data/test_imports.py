@@ -11,7 +11,7 @@ STEPS = {
     "finetune": {"albumentations"},
     "finetune.data.decode": {"torch", "cv2", "PIL.AvifImagePlugin", "pillow_heif"},
     "finetune.data.datasets.download": {"pooch", "requests"},
-    "finetune.data.datasets.fashion_mnist_files, finetune.parity.data_parallel": {
+    "finetune.parity.data_parallel": {
         *("pytorch_lightning", "albumentations", "torchvision", "jsonargparse")
     },
 }

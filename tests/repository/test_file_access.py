@@ -25,7 +25,7 @@ NOT_TEXT = {"os.open", "Image.open", "zipfile.open", "archive.open"}
 RENAMES = {
     "system/files.py",
     "data/datasets/download.py",
-    "data/datasets/fashion_mnist_files.py",
+    "data/datasets/fashion_mnist.py",
     "demo/drawing.py",
 }
 

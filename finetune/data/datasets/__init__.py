@@ -6,7 +6,7 @@
   options that exclude or merge classes.
 - `misplaced`: hints for a folder that is one level too high or too low.
 - `listing`: all images of a data set for `finetune check`, also of a faulty one.
-- `fashion_mnist`: Fashion-MNIST. `fashion_mnist_files` reads its files and writes them as PNGs.
+- `fashion_mnist`: Fashion-MNIST by torchvision, written as PNGs.
 - `download`: downloads archives.
 
 A new data set is a module here and a public name in `finetune/__init__.py`. It is a subclass of

@@ -1,12 +1,33 @@
-"""The data module of Fashion-MNIST."""
+"""Fashion-MNIST by torchvision: 60,000 and 10,000 grey images of clothes, 28x28 (arXiv:1708.07747)."""
 
+import logging
+import tempfile
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from finetune.data.addresses import check_is_local
-from finetune.data.datasets.fashion_mnist_files import CLASS_NAMES, is_available, write_images
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.datasets.image_source import ImageSource
-from finetune.system.messages import WrongUsage
+from finetune.system.files import one_at_a_time
+from finetune.system.messages import WrongUsage, reason
+
+log = logging.getLogger(__name__)
+
+CLASS_NAMES = (
+    "T-shirt or top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_IMAGES = "FashionMNIST/images"  # next to torchvision's folder of the original files
 
 
 class FashionMNIST(ImageFolderData):
@@ -18,16 +39,66 @@ class FashionMNIST(ImageFolderData):
 
     def source_in(self, folder: str) -> ImageSource:
         check_is_local(folder)
-        if self.merge:
+        if self.merge or self.exclude:
             raise WrongUsage(
-                "--data.merge merges class folders, and Fashion-MNIST has none: drop the option"
-            )
-        if self.exclude:
-            raise WrongUsage(
-                "--data.exclude skips class folders, and Fashion-MNIST has none: drop the option"
+                "--data.merge and --data.exclude are about class folders, and Fashion-MNIST has none: drop the option"
             )
         return super().source_in(str(write_images(Path(folder))))
 
     @classmethod
     def is_in(cls, root: str) -> bool:
-        return is_available(Path(root))
+        return Path(root, _IMAGES).is_dir()
+
+
+def write_images(root: Path) -> Path:
+    """Return the folder with the images as `train/CLASS/NUMBER.png` and `test/...`. It is written at the first call.
+
+    Images of a class are numbered in the order of the original files. The folder is complete or absent. One process
+    writes it; the others wait.
+
+    Raises:
+        OSError: The data set is not available, or the images cannot be written.
+    """
+    folder = root / _IMAGES
+    with one_at_a_time(folder):
+        if folder.is_dir():
+            return folder
+        splits = {split: read(root, is_train=split == "train") for split in ("train", "test")}
+        log.info("writing Fashion-MNIST once as PNG files into %s", folder)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            content = Path(temporary, folder.name)
+            for split, (pixels, labels) in splits.items():
+                _write_split(content / split, pixels, labels)
+            content.rename(folder)
+    return folder
+
+
+def _write_split(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+    import cv2
+
+    for name in CLASS_NAMES:
+        (folder / name).mkdir(parents=True)
+    num_written: Counter[int] = Counter()
+    for image, label in zip(pixels, labels.tolist(), strict=True):
+        _, encoded = cv2.imencode(".png", image)
+        path = folder / CLASS_NAMES[label] / f"{num_written[label]:04d}.png"
+        path.write_bytes(encoded.tobytes())
+        num_written[label] += 1
+
+
+def read(root: Path, is_train: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels (N, 28, 28) uint8 and labels (N,) int64 of a split. torchvision downloads missing files.
+
+    Raises:
+        OSError: The download failed, or a file is damaged. The message says where to put the files.
+    """
+    from torchvision.datasets import FashionMNIST as Source
+
+    try:
+        source = Source(str(root), train=is_train, download=True)
+    # torchvision's errors for missing and for truncated files
+    except (OSError, RuntimeError, AssertionError, KeyError, TypeError, ValueError) as error:
+        raise OSError(
+            f"Fashion-MNIST is not available: {reason(error)}; put its four .gz files in {root}/FashionMNIST/raw"
+        ) from error
+    return source.data.numpy(), source.targets.numpy()
