@@ -21,9 +21,7 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
         parser.set_defaults({"model.class_names": []})
         add_trust_flag(parser)
     if subcommand == "predict":
-        parser.add_argument(
-            "--output", type=str | None, default=None, help="A .csv, .jsonl or .parquet file."
-        )
+        parser.add_argument("--output", type=str | None, default=None, help="A .csv file.")
         parser.add_argument(
             "--top_k", type=int | None, default=None, help="Write only the k best classes."
         )
@@ -32,12 +30,6 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             type=float | None,
             default=None,
             help="Predict unsure if the class is less probable than that, from 0 to 1.",
-        )
-        parser.add_argument(
-            "--unsure",
-            type=int | None,
-            default=None,
-            help="Write the N least certain images, too: a table, and tasks for Label Studio.",
         )
 
 

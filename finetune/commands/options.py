@@ -88,11 +88,10 @@ the measurement: benchmark
   --out, --output FILE                     also write a .json
       out o output_file
 predictions: predict
-  --out, --output FILE                     .csv, .jsonl or .parquet; default runs/predict/version_N/predictions.csv
+  --out, --output FILE                     a .csv [runs/predict/version_N/predictions.csv]
   --top_k K                                the k most probable classes, instead of a column for each class
       k top topk
   --abstain_below P                        predict unsure if no class is that probable
-  --unsure N                               also write the N least certain images: a table, and Label Studio's JSON
 the file: export
   --format KIND                            timm: a folder; safetensors: the weights [onnx]
   --out, --output FILE                     by default next to the checkpoint

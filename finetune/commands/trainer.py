@@ -29,7 +29,6 @@ from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.predictions import PredictionWriter
 from finetune.runs.results import Results, Skipped
 from finetune.runs.run_logger import LoggedConfig, attach
-from finetune.runs.unsure_images import UnsureImages
 from finetune.runs.worse_than_start import WorseThanStart
 from finetune.system.machine import keep_freed_memory
 from finetune.system.messages import WrongUsage
@@ -148,8 +147,6 @@ def _callbacks_of_evaluation(run: Run, options: Namespace) -> list[Callback]:
         callbacks.append(
             PredictionWriter(run, options.output, options.top_k, options.abstain_below)
         )
-        if options.unsure is not None:
-            callbacks.append(UnsureImages(run, options.output, options.unsure))
     if run.command == "test":
         callbacks.append(PredictionWriter(run))
     return callbacks

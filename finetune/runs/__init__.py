@@ -19,8 +19,7 @@ Other files of a run:
 - `metrics_csv`: metrics.csv and steps.csv.
 - `results`: test.json or val.json, and skipped.txt. `outcome` is the result in a line, and `half_samples` computes the
   interval of a mean average precision.
-- `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns, `parquet` writes
-  .parquet files. `unsure_images` writes the least certain images.
+- `predictions`: predictions.csv and test_predictions.csv. `prediction_rows` has their columns.
 - `clock`: seconds.json.
 - `interpolation_record`: kept_weights.json, the choice between the weights at the start and at the end.
 - `fold_record`: folds.json, the record of a cross-validation.

@@ -6,7 +6,6 @@ It works on any number of devices, and holds no rows in memory.
 import csv
 import glob
 import io
-import json
 import logging
 import os
 from collections import Counter
@@ -21,7 +20,6 @@ import torch.distributed as dist
 
 from finetune.data.samples import Samples
 from finetune.runs.folder import Run
-from finetune.runs.parquet import check_pyarrow, write_parquet
 from finetune.runs.prediction_rows import ClassRows, LabelRows
 from finetune.system.files import (
     append_files,
@@ -29,16 +27,13 @@ from finetune.system.files import (
     create_part,
     put_in_place,
     remove_dead,
-    replacing,
 )
 from finetune.system.messages import WrongUsage, counted, shown
 
 log = logging.getLogger(__name__)
 
 FILES = {"predict": "predictions.csv", "test": "test_predictions.csv"}
-SUFFIXES = (".csv", ".jsonl", ".parquet")
-# How a file name that is not UTF-8 is written: as its bytes, as \udcXX in JSON, or with question marks.
-_NOT_UTF8 = {".csv": "surrogateescape", ".jsonl": "backslashreplace", ".parquet": "replace"}
+_NOT_UTF8 = "surrogateescape"  # a file name that is not UTF-8 is written as its bytes
 
 
 class _OfRank(NamedTuple):
@@ -67,7 +62,7 @@ class PredictionWriter(pl.Callback):
 
     Args:
         run: The run. `predictions.csv` or `test_predictions.csv` is written to its folder.
-        output: Another file to write. Its suffix, .csv, .jsonl or .parquet, is the format.
+        output: Another .csv file to write.
         top_k: Write the k most probable classes and their probabilities, best first, not a column for each class.
         abstain_below: Predict `unsure` if the predicted class is less probable than that. Probabilities are the same.
     """
@@ -79,10 +74,8 @@ class PredictionWriter(pl.Callback):
         top_k: int | None = None,
         abstain_below: float | None = None,
     ) -> None:
-        if output and Path(output).suffix.lower() not in SUFFIXES:
-            raise WrongUsage(f"--out {output}: the suffix must be one of {' '.join(SUFFIXES)}")
-        if output and Path(output).suffix.lower() == ".parquet":
-            check_pyarrow()
+        if output and Path(output).suffix.lower() != ".csv":
+            raise WrongUsage(f"--out {output}: predictions are a .csv")
         if output:
             check_target(output, "--out")
         if top_k is not None and top_k < 1:
@@ -113,10 +106,6 @@ class PredictionWriter(pl.Callback):
     def place(self) -> Path:
         """The target with symbolic links resolved. The parts lie next to it."""
         return Path(os.path.realpath(self.target))
-
-    @property
-    def suffix(self) -> str:
-        return self.target.suffix.lower()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.split = "test"
@@ -161,8 +150,8 @@ class PredictionWriter(pl.Callback):
         self._has_begun = True
         part = self._part_path(trainer.global_rank)
         create_part(part, self.place)
-        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix])
-        if self.suffix == ".csv" and trainer.is_global_zero:
+        self._part = part.open("w", newline="", encoding="utf-8", errors=_NOT_UTF8)
+        if trainer.is_global_zero:
             self._part.write(",".join(map(_quoted, self.columns)) + "\n")
 
     def on_predict_batch_end(
@@ -179,13 +168,10 @@ class PredictionWriter(pl.Callback):
         if not self.is_written:
             return
         with self._keep_part_on_error(trainer):
-            if self.suffix == ".csv":
-                # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
-                lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
-                writer = csv.DictWriter(lines, self.columns, lineterminator="\r\n")
-                writer.writerows(map(self._row_format.as_text, rows))
-            else:
-                self._part.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            # csv quotes a field with a carriage return only if rows also end in one. The lambda removes that.
+            lines: Any = SimpleNamespace(write=lambda row: part.write(f"{row[:-2]}\n"))
+            writer = csv.DictWriter(lines, self.columns, lineterminator="\r\n")
+            writer.writerows(map(self._row_format.as_text, rows))
 
     on_test_batch_end = on_predict_batch_end  # type: ignore[assignment]
 
@@ -204,11 +190,12 @@ class PredictionWriter(pl.Callback):
             others = [] if self.split == "test" else range(1, trainer.world_size)
             with self._keep_part_on_error(trainer, *others):
                 parts = [self._part_path(rank) for rank in (0, *others)]
-                with parts[0].open(
-                    "a", newline="", encoding="utf-8", errors=_NOT_UTF8[self.suffix]
-                ) as part:
+                with parts[0].open("a", newline="", encoding="utf-8", errors=_NOT_UTF8) as part:
                     part.writelines(rank.sent for rank in of_ranks)
-                self._join(parts)
+                append_files(parts[0], parts[1:])
+                put_in_place(parts[0], self.target)
+                for path in parts:
+                    path.unlink(missing_ok=True)
         if trainer.is_global_zero and self.split == "predict":
             counts = sum((rank.counts for rank in of_ranks), Counter[str | None]())
             num_rows = sum(rank.num_rows for rank in of_ranks)
@@ -251,17 +238,6 @@ class PredictionWriter(pl.Callback):
             if self.split == "test":
                 row |= self._row_format.target(samples.targets[index])  # type: ignore[arg-type]
             yield row | ({"error": errors[index]} if index in errors else good[index])
-
-    def _join(self, parts: list[Path]) -> None:
-        """Write the target from the files of all ranks, and delete them."""
-        if self.suffix == ".parquet":
-            with replacing(self.target) as joined:
-                write_parquet(joined, parts, self.columns)
-        else:
-            append_files(parts[0], parts[1:])
-            put_in_place(parts[0], self.target)
-        for part in parts:
-            part.unlink(missing_ok=True)
 
     def _print_summary(
         self, counts: Counter[str | None], num_rows: int, row: dict[str, Any]

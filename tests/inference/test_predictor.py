@@ -164,18 +164,16 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_ima
     with pytest.raises(ValueError, match=reported.format("image 0")):
         Predictor(file)([decode(str(first))])
     for command in (
-        ["predict", file, image, "--output", "a.jsonl"],
-        ["predict", file, image, "--abstain_below", "0.5", "--output", "a.jsonl"],
+        ["predict", file, image, "--output", "a.csv"],
+        ["predict", file, image, "--abstain_below", "0.5", "--output", "a.csv"],
         ["test", file, colours],
         ["validate", file, colours],
     ):
         with pytest.raises(ValueError, match=reported.format(f"{colours}/.*png")):
             cli(*command)
-    written = [
-        path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".jsonl", ".png")
-    ]
+    written = [path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".png")]
     assert not [path for path in written if "NaN" in path.read_text()] and not list(
-        tmp_path.glob("a.jsonl")
+        tmp_path.glob("a.csv")
     )
 
 

@@ -255,17 +255,13 @@ def test_several_labels_are_the_same_from_every_program(tmp_path, cli):
         for row in probabilities
     ]
     assert len({tuple(labels) for labels in expected}) > 2  # else any answer would do
-    options = ("--trainer.accelerator", "cpu", "--out", "predictions.csv", "--unsure", "3")
+    options = ("--trainer.accelerator", "cpu", "--out", "predictions.csv")
     cli("predict", "some.ckpt", *paths, *options)
     rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
     assert [row["labels"] for row in rows] == [";".join(labels) for labels in expected]
-    unsure = list(csv.DictReader(Path("predictions_unsure.csv").read_text().splitlines()))
-    logits = np.log(probabilities) - np.log1p(-np.array(probabilities))
-    margins = np.abs(logits - np.log(thresholds) + np.log1p(-np.array(thresholds))).min(axis=1)
-    assert unsure == [rows[i] for i in margins.argsort()[:3]]
-    content = read_content(Path("predictions_unsure.csv"), TableOptions())
+    content = read_content(Path("predictions.csv"), TableOptions())
     assert content.kind == "several" and not content.faults
-    assert content.rows.labels == [tuple(expected[i]) for i in margins.argsort()[:3]]
+    assert content.rows.labels == [tuple(labels) for labels in expected]
     cli("export", "some.ckpt", "--output", "some.onnx")
     for file in ("some.ckpt", "some.onnx"):
         predictions = load_model(file, "cpu").predict(paths)

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from labelled_files import LABELS, draw_labelled
@@ -92,34 +91,23 @@ def test_the_checkpoint_decides_by_its_thresholds(expected):
 
 
 @pytest.fixture(scope="module")
-def written(checkpoint: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """What `finetune predict` writes of the test images, in each format."""
+def written(checkpoint: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `finetune predict` writes of the test images."""
     folder = tmp_path_factory.mktemp("written")
-    files = [folder / f"labels{suffix}" for suffix in (".csv", ".jsonl", ".parquet")]
     words = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(folder)]
-    for file in files:
-        given = ["predict", str(checkpoint), str(images / "test"), "--output", str(file)]
-        run_command([*given, *words])
-    return files
+    out = folder / "labels.csv"
+    run_command(["predict", str(checkpoint), str(images / "test"), "--output", str(out), *words])
+    return out
 
 
 def test_predictions_are_the_labels_of_the_checkpoint(written, expected):
-    for out in written:
-        suffix = out.suffix
-        if suffix == ".csv":
-            rows = list(csv.DictReader(out.read_text().splitlines()))
-            assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
-            rows = [row | {"labels": row["labels"].split(";")} for row in rows]
-            rows = [row | {"labels": [name for name in row["labels"] if name]} for row in rows]
-        elif suffix == ".jsonl":
-            rows = [json.loads(line) for line in out.read_text().splitlines()]
-        else:
-            rows = pyarrow.parquet.read_table(out).to_pylist()
-        assert [row["path"] for row in rows] == list(expected)
-        for row in rows:
-            p, labels = expected[row["path"]]
-            assert row["labels"] == labels
-            assert [float(row[f"p_{name}"]) for name in LABELS] == pytest.approx(p, abs=1e-6)
+    rows = list(csv.DictReader(written.read_text().splitlines()))
+    assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
+    assert [row["path"] for row in rows] == list(expected)
+    for row in rows:
+        p, labels = expected[row["path"]]
+        assert [name for name in row["labels"].split(";") if name] == labels
+        assert [float(row[f"p_{name}"]) for name in LABELS] == pytest.approx(p, abs=1e-6)
 
 
 def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli, capsys):
@@ -298,16 +286,15 @@ def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli
 
 
 def test_written_predictions_are_a_table_of_images(written, expected):
-    for out in written:
-        data = ImageFolderData(table=str(out), val_fraction=0, test_fraction=0, image_size=28)
-        assert data.label_kind == "several"
-        train = data.splits["train"]
-        assert [str(Path(path).resolve()) for path in train.paths] == [
-            str(Path(path).resolve()) for path in expected
-        ]
-        for row, (_, labels) in zip(train.targets.labels, expected.values(), strict=True):
-            found = [name for name, has in zip(data.class_names, row, strict=True) if has]
-            assert found == sorted(labels)
+    data = ImageFolderData(table=str(written), val_fraction=0, test_fraction=0, image_size=28)
+    assert data.label_kind == "several"
+    train = data.splits["train"]
+    assert [str(Path(path).resolve()) for path in train.paths] == [
+        str(Path(path).resolve()) for path in expected
+    ]
+    for row, (_, labels) in zip(train.targets.labels, expected.values(), strict=True):
+        found = [name for name, has in zip(data.class_names, row, strict=True) if has]
+        assert found == sorted(labels)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Rows, columns and order of predictions, from one device and several, in each of the three kinds of file."""
 
 import csv
-import json
 import os
 import resource
 import stat
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from data_files import nowhere
@@ -23,7 +21,7 @@ from finetune.data.targets import MultiHot
 from finetune.runs import predictions
 from finetune.runs.answers import read_label_answers
 from finetune.runs.folder import Run
-from finetune.runs.predictions import SUFFIXES, PredictionWriter
+from finetune.runs.predictions import PredictionWriter
 from finetune.system import files
 from finetune.system.messages import WrongUsage
 
@@ -110,13 +108,7 @@ def run(tmp_path) -> Run:
 
 
 def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of a file of any kind, by its own library; numbers as numbers, nothing as None."""
-    if path.suffix == ".parquet":
-        table = pyarrow.parquet.read_table(path)
-        return table.column_names, table.to_pylist()
-    if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        return list(rows[0]), rows
+    """Columns and rows of a file; numbers as numbers, nothing as None."""
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file, strict=True)
         rows = [{name: text or None for name, text in row.items()} for row in reader]
@@ -142,14 +134,13 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_one_row_an_image_in_the_order_of_the_input(run, suffix):
+def test_one_row_an_image_in_the_order_of_the_input(run):
     probs = probabilities(len(PATHS))
     bad = {
         2: "with, comma.png: cannot be decoded: torn",
         10: "=2.png: cannot be decoded: the file is empty",
     }
-    columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / f"out{suffix}"))
+    columns, rows = read(predict(run, probs, PATHS, bad, output=run.root / "out.csv"))
     assert columns == ["path", "class", "probability", *(f"p_{name}" for name in NAMES), "error"]
     assert [row["path"] for row in rows] == PATHS
     for i, (row, expected) in enumerate(zip(rows, probs.numpy(), strict=True)):
@@ -160,13 +151,6 @@ def test_one_row_an_image_in_the_order_of_the_input(run, suffix):
         # Seven digits after the point are written.
         np.testing.assert_allclose([row[f"p_{name}"] for name in NAMES], expected, atol=5.1e-8)
         assert row["probability"] == max(row[f"p_{name}"] for name in NAMES)
-
-
-@pytest.mark.parametrize("top_k", [None, 3])
-def test_the_three_kinds_of_file_say_the_same(run, top_k):
-    probs, bad = probabilities(len(PATHS)), {0: "b.png: cannot be decoded: torn"}
-    tables = [read(predict(run, probs, PATHS, bad, run.root / f"out{s}", top_k)) for s in SUFFIXES]
-    assert tables[0] == tables[1] == tables[2] and len(tables[0][1]) == len(PATHS)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
@@ -199,16 +183,15 @@ def test_without_a_folder_and_a_file_the_prediction_is_only_printed(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("top_k", [None, 2])
-def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, suffix, top_k):
+def test_below_a_probability_it_abstains_and_keeps_the_numbers(run, capsys, top_k):
     probs, paths = probabilities(20), [f"{i}.png" for i in range(20)]
     bad = {3: "3.png: cannot be decoded: torn"}
     limit = float(probs.max(dim=1).values.sort().values[8])  # one image lies on it, and is sure
-    _, sure = read(predict(run, probs, paths, bad, run.root / f"sure{suffix}", top_k))
+    _, sure = read(predict(run, probs, paths, bad, run.root / "sure.csv", top_k))
     capsys.readouterr()
     _, rows = read(
-        predict(run, probs, paths, bad, run.root / f"out{suffix}", top_k, abstain_below=limit)
+        predict(run, probs, paths, bad, run.root / "out.csv", top_k, abstain_below=limit)
     )
     is_unsure = [i not in bad and float(probs[i].max()) < limit for i in range(20)]
     assert 7 <= sum(is_unsure) <= 8
@@ -286,25 +269,23 @@ def test_equal_probabilities_go_to_the_first_class(run):
     assert [row["class"], row["class_2"], row["class_3"], row["class_4"]] == NAMES
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("num", [1, 2, 11, 12, 13])
-def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num, suffix):
+def test_parts_of_devices_join_to_the_same_bytes(run, monkeypatch, capsys, num):
     paths = [f"{i}.png" for i in range(num)]
     probs = probabilities(num)
     bad = {num // 2: "torn"}
     contents, summaries = set(), set()
     for world_size in 1, 2, 3, 8:
-        output = run.root / f"out{suffix}"
+        output = run.root / "out.csv"
         with pytest.raises(ValueError, match="none of the images") if num == 1 else nullcontext():
             predict(run, probs, paths, bad, output, world_size=world_size, monkeypatch=monkeypatch)
         assert [row["path"] for row in read(output)[1]] == paths
-        if suffix != ".parquet":
-            contents.add(output.read_bytes())
+        contents.add(output.read_bytes())
         summaries.add(capsys.readouterr().out)
         # no parts are left
         assert [path.name for path in run.root.iterdir() if path.is_file()] == [output.name]
         output.unlink()
-    assert len(contents) <= 1 and len(summaries) == 1
+    assert len(contents) == len(summaries) == 1
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -341,19 +322,11 @@ def test_a_header_is_quoted_as_the_csv_module_would(run):
     assert target.read_bytes().startswith(expected.read_bytes())
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_file_names_that_are_no_utf8(run, suffix):
+def test_file_names_that_are_no_utf8(run):
     name = os.fsdecode(b"caf\xe9.png")
-    paths, output = [name, "b.png"], run.root / f"out{suffix}"
+    paths, output = [name, "b.png"], run.root / "out.csv"
     predict(run, probabilities(2), paths, {0: f"{name}: cannot be decoded: torn"}, output)
-    if suffix == ".csv":
-        assert output.read_bytes().count(b"caf\xe9.png") == 2  # the very bytes of the name
-    else:
-        rows = read(output)[1]
-        assert (
-            rows[0]["path"] == (name if suffix == ".jsonl" else "caf?.png")
-            and rows[1]["path"] == "b.png"
-        )
+    assert output.read_bytes().count(b"caf\xe9.png") == 2  # the very bytes of the name
 
 
 def test_memory_does_not_grow_with_the_rows(run):
@@ -423,37 +396,28 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(
-    run, monkeypatch, suffix
-):
-    paths, output = [f"{i}.png" for i in range(40)], run.root / f"out{suffix}"
+def test_a_disk_that_fills_up_at_the_end_keeps_the_parts_and_the_file_of_before(run, monkeypatch):
+    paths, output = [f"{i}.png" for i in range(40)], run.root / "out.csv"
     predict(run, probabilities(2), ["a.png", "b.png"], output=output)
     before = output.read_bytes()
-    # Each part has room, all together have not; parquet's 40 rows take more than its parts' lines of JSON.
-    limit = 2000 if suffix == ".csv" else 5500
     with (
-        file_size_limit(limit),
+        file_size_limit(2000),  # each part has room, all together have not
         pytest.raises(OSError, match="could not be written: .*File too large; the rows") as e,
     ):
         predict(run, probabilities(40), paths, output=output, world_size=2, monkeypatch=monkeypatch)
-    parts = [run.root / f".out{suffix}.token.part{rank}" for rank in range(2)]
+    parts = [run.root / f".out.csv.token.part{rank}" for rank in range(2)]
     assert str(e.value).endswith(f"are in {parts[0]} {parts[1]}")
     assert output.read_bytes() == before
     assert sorted(path for path in run.root.iterdir() if path.is_file()) == [*parts, output]
     # What was kept is what would have been joined.
-    predict(run, probabilities(40), paths, output=run.root / f"whole{suffix}", world_size=1)
+    predict(run, probabilities(40), paths, output=run.root / "whole.csv", world_size=1)
     kept = b"".join(part.read_bytes() for part in parts)
-    if suffix == ".parquet":
-        assert [json.loads(line)["path"] for line in kept.splitlines()] == paths
-    else:
-        assert kept == (run.root / f"whole{suffix}").read_bytes()
+    assert kept == (run.root / "whole.csv").read_bytes()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
+def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run):
     writer, model = (
-        PredictionWriter(run, str(run.root / f"out{suffix}")),
+        PredictionWriter(run, str(run.root / "out.csv")),
         model_of(NAMES),
     )
     trainer = trainer_of([f"{i}.png" for i in range(1000)])
@@ -464,7 +428,7 @@ def test_a_disk_that_fills_up_before_keeps_the_rows_so_far(run, suffix):
     writer.on_exception(trainer, model, caught.value)
     (part,) = [path for path in run.root.iterdir() if path.is_file()]
     assert str(part) in str(caught.value) and part.stat().st_size == 20_000
-    assert not (run.root / f"out{suffix}").exists()
+    assert not (run.root / "out.csv").exists()
 
 
 def test_a_part_that_is_whole_becomes_the_file_and_is_never_copied(run, monkeypatch):
@@ -474,11 +438,10 @@ def test_a_part_that_is_whole_becomes_the_file_and_is_never_copied(run, monkeypa
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_link_and_a_mode_are_kept(run, monkeypatch, suffix, world_size):
+def test_a_link_and_a_mode_are_kept(run, monkeypatch, world_size):
     disk = run.root / "disk"
     disk.mkdir()
-    file, output = disk / f"real{suffix}", run.root / f"link{suffix}"
+    file, output = disk / "real.csv", run.root / "link.csv"
     file.touch(0o600)
     output.symlink_to(file)
     paths = ["a.png", "b.png", "c.png"]
@@ -526,25 +489,18 @@ def test_images_of_which_none_can_be_read_are_a_failure_with_all_its_rows(run, c
     )
 
 
-@pytest.mark.parametrize("suffix", [".CSV", ".Jsonl", ".PARQUET"])
-def test_the_suffix_may_be_written_in_capitals_and_the_folder_is_made(run, suffix):
-    target = predict(
-        run, probabilities(2), ["a.png", "b.png"], output=run.root / f"new/folder/out{suffix}"
-    )
-    same = predict(
-        run, probabilities(2), ["a.png", "b.png"], output=run.root / f"same{suffix.lower()}"
-    )
-    assert target.read_bytes() == same.read_bytes() and target.suffix == suffix
+def test_the_suffix_may_be_written_in_capitals_and_the_folder_is_made(run):
+    images = ["a.png", "b.png"]
+    target = predict(run, probabilities(2), images, output=run.root / "new/folder/out.CSV")
+    same = predict(run, probabilities(2), images, output=run.root / "same.csv")
+    assert target.read_bytes() == same.read_bytes() and target.suffix == ".CSV"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"output": "out.xlsx"},
-            "--out out.xlsx: the suffix must be one of .csv .jsonl .parquet",
-        ),
-        ({"output": "out"}, "suffix must be one of"),
+        ({"output": "out.jsonl"}, "--out out.jsonl: predictions are a .csv"),
+        ({"output": "out"}, "predictions are a .csv"),
         ({"top_k": 0}, "--top_k must be at least 1, got 0"),
     ],
 )
@@ -585,13 +541,12 @@ def predict_labels(
     return writer
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
+def test_labels_are_written_next_to_their_probabilities(run, capsys):
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(len(PATHS), 4, generator=generator, dtype=torch.float64)
     probs[3] = 0.01  # no label
     bad = {2: "with, comma.png: cannot be decoded: torn"}
-    target = predict_labels(run, probs, PATHS, bad, output=str(run.root / f"out{suffix}")).target
+    target = predict_labels(run, probs, PATHS, bad, output=str(run.root / "out.csv")).target
     columns, rows = read(target)
     assert columns == ["path", "labels", *(f"p_{name}" for name in NAMES), "error"]
     assert [row["path"] for row in rows] == PATHS
@@ -601,8 +556,7 @@ def test_labels_are_written_next_to_their_probabilities(run, suffix, capsys):
             assert row == {**dict.fromkeys(columns), "path": PATHS[i], "error": bad[i]}
             continue
         labels = [n for n, p, t in zip(NAMES, expected, THRESHOLDS, strict=True) if p >= t]
-        # csv gives None for an empty field here
-        found = (row["labels"] or "").split(";") if suffix == ".csv" else row["labels"]
+        found = (row["labels"] or "").split(";")  # None for an empty field
         assert [name for name in found if name] == labels
         np.testing.assert_allclose([row[f"p_{name}"] for name in NAMES], expected, atol=5.1e-8)
         for name in labels:
