@@ -86,7 +86,9 @@ class Run:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EROFS):
                 raise
-            option = "--out FOLDER" if address_of(self.root) is None else "FINETUNE_CACHE"
+            option = "--out FILE" if self.command == "predict" else "--out FOLDER"
+            if address_of(self.root) is not None:
+                option = "FINETUNE_CACHE"
             raise OSError(f"{reason(error)}; {option} writes elsewhere") from error
         assert self.path is not None
         return self.path
