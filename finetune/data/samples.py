@@ -88,14 +88,13 @@ class Samples:
         targets: Target of each image.
         origin: Description of the source of the images.
         folder: Folder that is a prefix of all paths; "" if there is none.
-        tag: Prefix of the names in place of the folder, such as `val/`.
+        tag: The folder of the split below the root of the data set, such as `val/`; "" if there is none.
         shorter_side: Shorter side, in pixels, to which larger images are resized in decoding; None does not resize.
         cached: The decoded images, if a cache has them.
         stats: Size and times of each file, if they were read when the images were listed.
         groups: Group of each image as `splits.group_ids` of its name, (N,) uint64; None if there are no groups. The
             images of one group belong to one split.
         weights: Weight of each image in training, (N,) float64; None if all have the same.
-        name_starts: Where the name of each image begins in its path, (N,) int64; None if all begin after the folder.
     """
 
     paths: Sequence[str]
@@ -108,7 +107,6 @@ class Samples:
     stats: FileStats | None = None
     groups: np.ndarray | None = None
     weights: np.ndarray | None = None
-    name_starts: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -123,17 +121,10 @@ class Samples:
             stats=None if self.stats is None else self.stats.take(rows),
             groups=None if self.groups is None else self.groups[rows],
             weights=None if self.weights is None else self.weights[rows],
-            name_starts=None if self.name_starts is None else self.name_starts[rows],
         )
 
     def names(self) -> Iterator[str]:
-        """Yield the name of each image, which does not depend on the location of the folder.
-
-        It is `CLASS/FILE`, with a prefix `val/` or `test/` for images in the folders of these splits.
-        """
-        if self.name_starts is not None:
-            starts = self.name_starts.tolist()
-            return (self.tag + path[start:] for path, start in zip(self.paths, starts, strict=True))
+        """Yield the name of each image, which is its path below the root of the data set."""
         prefix = os.path.join(self.folder, "")
         return (self.tag + path.removeprefix(prefix) for path in self.paths)
 

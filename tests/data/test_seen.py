@@ -165,10 +165,11 @@ def test_images_moved_from_training_into_the_test_folder(tmp_path):
     root = plain(tmp_path / "a/train").parent
     write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
     fitted = data(root)
+    checkpoint = checkpoint_of(fitted)
     name = os.path.relpath(fitted.splits["train"].paths[3], root / "train")
     shutil.move(root / "train" / name, root / "test" / name)
     with pytest.raises(ValueError, match=f"has seen 1 of the 11 test images.*/test/{name}"):
-        held(checkpoint_of(fitted), data(root))
+        held(checkpoint, data(root))
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])

@@ -4,6 +4,7 @@ import csv
 import json
 import time
 
+import numpy as np
 import pytest
 
 from finetune.data.tables.table_file import is_table, read_table
@@ -35,11 +36,6 @@ def test_all_spellings_of_csv_are_the_same_table(tmp_path, content):
     table = read_table(write(tmp_path / "x.csv", content))
     assert table.columns == {"path": ["a b.jpg", "c.jpg"], "label": ["é", "dog"]}
     assert table.lines == [2, 3]
-
-
-def test_utf_16_with_a_byte_order_mark_is_read(tmp_path):
-    table = read_table(write(tmp_path / "x.tsv", "path\tlabel\na.jpg\té\n", "utf-16"))
-    assert table.columns["label"] == ["é"]
 
 
 def test_lines_are_those_of_the_file_whatever_is_quoted_or_empty(tmp_path):
@@ -75,11 +71,30 @@ def test_parquet_is_read_without_its_binary_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("num", "labels", "message"),
+    [
+        (1_000_000, 1, r"x\.parquet has 1,000,000 rows in [\d,]+ bytes: most of them are equal"),
+        (1_000_000, 25, r"x\.parquet has 26,000,000 values in [\d,]+ bytes; at most 10,000,000"),
+    ],
+)
+def test_parquet_that_unpacks_to_far_more_is_refused_by_its_footer(tmp_path, num, labels, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * num), ["a.jpg"])
+    ends = np.arange(num + 1, dtype=np.int32) * labels
+    label = pyarrow.ListArray.from_arrays(ends, pyarrow.nulls(labels * num, pyarrow.string()))
+    parquet.write_table(pyarrow.table({"path": path, "label": label}), tmp_path / "x.parquet")
+    began = time.process_time()
+    with pytest.raises(ValueError, match=message):
+        read_table(tmp_path / "x.parquet")
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", b"path,label\na.jpg,x\nb.jpg,caf\xe9\n", r"x\.csv, line 3, column label: not UTF-8 \(byte 0xe9\)"),
-        ("x.csv", b"path,caf\xe9\na.jpg,x\n", r"x\.csv, line 1: the header is not UTF-8 \(byte 0xe9\)"),
-        ("x.csv", b"path,label\na.jpg,x\nb\0.jpg,y\n", r"x\.csv, line 3: not a text file"),
+        ("x.csv", b"sep=;\npath;label\na.jpg;x\n", r"x\.csv, line 1: .* remove 'sep=;'"),
+        ("x.csv", b"path,label\na.jpg,caf\xe9\n", r"x\.csv is not UTF-8: save the table as UTF-8"),
         ("x.csv", b"", r"x\.csv is empty"),
         ("x.csv", b"path,label\n", r"x\.csv: there are no rows"),
         ("x.csv", b"path,label\na.jpg,x\nb,c.jpg,x\n", r"x\.csv, line 3: 3 fields, but the header has 2"),

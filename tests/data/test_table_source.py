@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import time
 from pathlib import Path
 
@@ -79,11 +80,13 @@ def test_a_table_is_the_same_data_set_as_its_folders(tmp_path, splits, seed, pla
     folder = make(tmp_path / "deep/data", *names_of_many(rng, splits))
     rows = rows_of(folder)
     rng.shuffle(rows)
+    # the names of images are their paths below the root
+    options = {} if place == "inside" else {"root": str(folder)}
     where = {"inside": folder, "above": tmp_path, "far": tmp_path / "elsewhere"}[place]
     where.mkdir(exist_ok=True)
     if place != "far":
-        rows = [{**row, "path": os.path.relpath(row["path"], where)} for row in rows]
-    data = of_table(write(where / rng.choice(["x.csv", "x.tsv", "x.jsonl"]), rows))
+        rows = [{**row, "path": os.path.relpath(row["path"], folder)} for row in rows]
+    data = of_table(write(where / rng.choice(["x.csv", "x.tsv", "x.jsonl"]), rows), **options)
     expected = small(folder)
     assert data.class_names == expected.class_names
     assert data.fingerprint == expected.fingerprint != ""
@@ -101,14 +104,16 @@ def test_a_table_is_the_same_data_set_as_its_folders(tmp_path, splits, seed, pla
 def test_control_a_wrong_label_is_another_data_set(tmp_path):
     folder = make(tmp_path / "data", *names_of_many(random.Random(0), [""]))
     rows = rows_of(folder)
-    data = of_table(write(tmp_path / "x.csv", rows))
+    table = write(tmp_path / "x.csv", rows)
+    data = of_table(table, root=str(folder))
     rows[0]["label"] = rows[-1]["label"]
-    assert of_table(write(tmp_path / "x.csv", rows)).fingerprint != data.fingerprint
+    assert of_table(write(table, rows), root=str(folder)).fingerprint != data.fingerprint
     assert data.fingerprint == small(folder).fingerprint
 
 
 def test_images_are_decoded_where_they_are(colours, tmp_path):
-    data = of_table(write(tmp_path / "x.csv", rows_of(colours)), batch_size=16)
+    table = write(tmp_path / "x.csv", rows_of(colours))
+    data = of_table(table, root=str(colours), batch_size=16)
     expected = small(colours, batch_size=16)
     for mine, other in zip(data.val_dataloader(), expected.val_dataloader(), strict=True):
         assert mine["image"].equal(other["image"]) and mine["label"].equal(other["label"])
@@ -151,7 +156,7 @@ def lines(*faulty: str, header: str = "path,label") -> str:
             ([f"extra.jpg,a,{weight}"], "path,label,weight", (3, "weight"), message)
             for weight, message in {
                 "": "the weight is empty",
-                **{text: f"'{text}' is not a weight" for text in ("-1", "nan", "inf", "1e10", "x", "1_0")},
+                **{text: f"'{text}' is not a weight" for text in ("-1", "nan", "inf", "1e10", "x")},
             }.items()
         ),
         (["a0.jpg,a,2"], "path,label,weight", (2, "weight"), "'1' here and '2' in line 3"),
@@ -236,7 +241,8 @@ def test_classes_are_merged_alike_in_tables_and_folders(tmp_path):
         ("cat,lion:feline", ["dog", "feline", "wolf"]),
         (["lion:cat", "wolf:dog"], ["cat", "dog"]),
     ):
-        data, other = of_table(table, merge=merge), small(folder, merge=merge)
+        data = of_table(table, merge=merge, root=str(folder))
+        other = small(folder, merge=merge)
         assert data.class_names == other.class_names == expected
         assert data.fingerprint == other.fingerprint != small(folder).fingerprint
         for split, samples in data.splits.items():
@@ -352,6 +358,187 @@ def test_a_listing_of_several_labels_counts_labels_and_compares_sets(tmp_path):
     assert names == ["cat + dog", "no label", "bird", "dog", "bird + cat + dog", "cat + dog"]
     assert listing.label_names == ["bird", "cat", "dog"]
     assert listing.label_counts.tolist() == [[2, 3, 4]] and listing.counts().sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        *((name, ("train", "test")) for name in ("set", "phase", "stage", "fold", "data_split")),
+        *((name, ("Training", "Validation")) for name in ("usage", "type", "dataset")),
+        ("is_valid", ("False", "True")),
+        ("is_valid", (0, 1)),
+        ("IsTest", ("0.0", "1.0")),
+        ("val", ("false", "true")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("has_indicators", [False, True])
+def test_a_split_column_of_another_name_is_used(tmp_path, column, values, has_indicators):
+    rows = sound(tmp_path)
+    for i, row in enumerate(rows):
+        if has_indicators:
+            row |= {"a": int(row["label"] == "a"), "b": i % 2}
+            del row["label"]
+        row[column] = values[i % 3 == 0]
+    data = of_table(write(tmp_path / "x.csv", rows), val_fraction=0)
+    other = "test" if "test" in str((column, values)).lower() else "val"
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 8, other: 4}
+    assert sorted(data.class_names) == ["a", "b"]
+    assert f"split in column {column!r}" in data.scanned.remark
+    ignoring = of_table(tmp_path / "x.csv", columns="split:null", val_fraction=0.5)
+    assert set(ignoring.splits) == {"train", "val", "test"}
+    assert sorted(ignoring.class_names) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        ({"phase": "train", "set": "train"}, "'phase' and 'set' may both be the split"),
+        ({"is_val": 0, "is_test": 0}, "'is_val' and 'is_test' may both be the split"),
+        ({"is_train": 0}, "column is_train: '0' is not a split; use train, val or test"),
+        ({"set": ""}, "column set: the split is empty"),
+    ],
+)
+def test_a_split_column_that_is_not_understood_is_named(tmp_path, added, message):
+    rows = [{**row, **dict.fromkeys(added, "train")} for row in sound(tmp_path)]
+    if 0 in added.values():
+        rows = [{**row, **dict.fromkeys(added, 1)} for row in rows]
+    rows[3] |= added
+    with pytest.raises(ValueError, match=re.escape(message)):
+        of_table(write(tmp_path / "x.csv", rows))
+
+
+def test_columns_of_0_and_1_that_are_called_like_a_split_may_be_labels(tmp_path):
+    """A train is a vehicle, too."""
+    rows = [
+        {"path": row["path"], "car": i % 2, "train": int(i > 3)}
+        for i, row in enumerate(sound(tmp_path))
+    ]
+    data = of_table(write(tmp_path / "x.csv", rows))
+    assert sorted(data.class_names) == ["car", "train"] and "split" not in data.scanned.remark
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "['cat', 'dog']", '["cat","dog"]', "['cat' 'dog']", "[0, 1, 1]", "[0 1 1]", "{cat,dog}", "[]",
+        '{"choices": ["cat", "dog"]}', "('cat', 'dog')", " [cat, dog] ", "['cat'\n 'dog']", "['cat';'dog']",
+        ["cat", ["dog"]], {"choices": ["cat"]}, ["cat", "['dog']"],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"labels": "several", "label_separator": ","}])
+def test_a_list_that_was_written_as_text_is_no_class(tmp_path, cell, options):
+    rows = sound(tmp_path)
+    rows[3]["label"] = cell
+    table = write(tmp_path / ("x.csv" if isinstance(cell, str) else "x.jsonl"), rows)
+    with pytest.raises(ValueError, match=r"line \d, column label: .* is a list, not a label; wri"):
+        of_table(table, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "mark"),
+    [
+        (["cat", "dog", "cat, dog", "bird,dog", "bird,cat,dog", "bird"], "','"),
+        (["scab", "rust", "scab rust", "rot", "scab rot", "rust rot", "scab rust rot"], "' '"),
+        (["hot dog", "cat", "dog", "polar bear", "brown bear"], None),
+        (["cat", "dog", "cat+dog"], None),
+    ],
+)
+def test_classes_that_combine_other_classes_get_a_line(tmp_path, caplog, labels, mark):
+    names = [f"{i}.jpg" for i in range(3 * len(labels))]
+    make(tmp_path, *names)
+    rows = [{"path": name, "label": labels[i // 3]} for i, name in enumerate(names)]
+    data = of_table(write(tmp_path / "x.csv", rows), val_fraction=0, test_fraction=0)
+    assert data.class_names == sorted(labels)
+    line = f"pass --data.label_separator {mark}"
+    assert (line in caplog.text) if mark else ("label_separator" not in caplog.text)
+
+
+def test_an_image_of_two_groups_is_a_fault(tmp_path):
+    rows = [{**row, "patient": row["path"][1]} for row in sound(tmp_path)]
+    rows.append({**rows[3], "patient": "7"})
+    table = write(tmp_path / "x.csv", rows)
+    with pytest.raises(ValueError, match=r"line 5, column patient: .*'3' here and '7' in line 14"):
+        of_table(table)
+    data = of_table(table, on_bad_image="skip", val_fraction=0, test_fraction=0)
+    assert len(data.splits["train"]) == 11
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_column_of_zeros_does_not_disappear(tmp_path, is_single):
+    rows = [
+        {"path": row["path"], "a": int(i < 6), "b": int(i > 5 or not is_single), "c": 0}
+        for i, row in enumerate(sound(tmp_path))
+    ]
+    table = write(tmp_path / "x.csv", rows)
+    with pytest.raises(
+        ValueError, match=r"x\.csv has no training image of the label c: .*--data\.exclude c"
+    ):
+        of_table(table)  # fmt: skip
+    assert of_table(table, exclude="c").class_names == ["a", "b"]
+    assert of_table(table, merge="b,c:d").class_names == ["a", "d"]
+
+
+@pytest.mark.parametrize("value", ["", "-1", "-1.0", "nan"])
+def test_a_blank_or_uncertain_label_in_a_column_of_0_and_1_is_named(tmp_path, value):
+    rows = [
+        {"path": row["path"], "a": i % 2, "b": int(i % 3 == 0)}
+        for i, row in enumerate(sound(tmp_path))
+    ]
+    rows[4]["b"] = value
+    table = write(tmp_path / "x.csv", rows)
+    with pytest.raises(ValueError, match=rf"line 6, column b: '{value}' is not 0 or 1"):
+        of_table(table)
+    data = of_table(table, on_bad_image="skip", val_fraction=0, test_fraction=0)
+    assert len(data.splits["train"]) == 11 and sorted(data.class_names) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("written", "there"),
+    [
+        ("Pics/A1.JPG", "pics/a1.jpg"),
+        ("pics/a1.jpeg", "pics/a1.jpg"),
+        ("pics/a1", "pics/a1.jpg"),
+        ("pics/v1.2", "pics/v1.2.png"),
+        ("/pics/a1.jpg", "pics/a1.jpg"),
+        ("pics/cafe\u0301.jpg", "pics/café.jpg"),
+    ],
+)
+def test_a_file_that_is_there_under_a_similar_name_is_named(tmp_path, written, there):
+    make(tmp_path, there)
+    rows = [*sound(tmp_path), {"path": written, "label": "a"}]
+    with pytest.raises(
+        ValueError, match=f"does not exist; there is {re.escape(str(tmp_path / there))}"
+    ):
+        of_table(write(tmp_path / "x.csv", rows))  # fmt: skip
+
+
+def test_rows_with_one_label_each_are_told_how_to_be_joined(tmp_path):
+    rows = [*sound(tmp_path), {"path": "a0.jpg", "label": "b"}]
+    with pytest.raises(ValueError, match="--data.labels several"):
+        of_table(write(tmp_path / "x.csv", rows))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_are_added_move_no_image_to_another_split(tmp_path, seed):
+    """Not even a folder with the same file names, or one that changes how many images lie in class folders."""
+    rng = random.Random(seed)
+    names = {split: {} for split in ("before", "after")}
+    rows = [
+        {"path": f"one/{name}/{i}.jpg", "label": name if rng.random() < 0.6 else "dog"}
+        for name in ("cat", "dog")
+        for i in range(60)
+    ]
+    added = [{**row, "path": row["path"].replace("one", "two")} for row in rows]
+    added += [{"path": f"one/{i}.jpg", "label": "cat"} for i in range(40)]
+    make(tmp_path, *(row["path"] for row in rows + added))
+    for when, some in (("before", rows), ("after", rows + added)):
+        data = of_table(write(tmp_path / "x.csv", some))
+        for split, samples in data.splits.items():
+            names[when] |= dict.fromkeys(samples.paths, split)
+            assert sorted(samples.names()) == sorted(
+                os.path.relpath(path, tmp_path) for path in samples.paths
+            )
+    assert {path: names["after"][path] for path in names["before"]} == names["before"]
 
 
 def test_names_that_no_file_has_are_faults_and_no_crash(tmp_path):

@@ -70,14 +70,13 @@ def differences(a: Path, b: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with images in class folders, a table of them, and a run of each."""
-    place = tmp_path_factory.mktemp("tables")
-    images = draw_colours(place / "drawn", train=NUM) / "train"
-    images.rename(place / "images")
-    write_table(place / "labels.csv", place / "images")
+    """A folder with class folders and a table of their images, and a run of each."""
+    parent = tmp_path_factory.mktemp("tables")
+    place = (draw_colours(parent / "drawn", train=NUM) / "train").rename(parent / "images")
+    write_table(place / "labels.csv", place)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        run_lightning(["fit", "--data.root", "images", *QUICKEST, "--name", "folders"])
+        run_lightning(["fit", "--data.root", ".", *QUICKEST, "--name", "folders"])
         run_lock.release()
         run(["fit", "labels.csv", *QUICKEST, "--name", "table"])
         run_lock.release()
@@ -118,7 +117,7 @@ def test_control_another_label_gives_other_weights(here):
 
 @pytest.mark.slow
 def test_a_run_on_a_table_is_resumed_and_one_on_its_folders_too(here):
-    for name, data in ("folders", "images"), ("table", "labels.csv"):
+    for name, data in ("folders", "."), ("table", "labels.csv"):
         run(["fit", data, *QUICKEST, "--resume", f"runs/fit/{name}", "--trainer.max_epochs", "2"])
         run_lock.release()
     assert state(here / "runs/fit/table")["epoch"] == 1
@@ -127,7 +126,7 @@ def test_a_run_on_a_table_is_resumed_and_one_on_its_folders_too(here):
 
 @pytest.mark.slow
 def test_the_newest_run_of_a_table_is_found_by_it(here, capsys):
-    write_table(here / "copy.tsv", here / "images").write_text(
+    write_table(here / "copy.tsv", here).write_text(
         (here / "labels.csv").read_text().replace(",", "\t")
     )
     for data in ("labels.csv", "copy.tsv"):
@@ -163,7 +162,7 @@ def test_training_images_are_left_out_of_another_table(here, caplog):
     assert trained["finetune"]["seen"]["num_train"] > 40
     (here / "flat").mkdir()
     rows = ["path,label"]
-    for i, image in enumerate(sorted((here / "images").rglob("*.png"))):
+    for i, image in enumerate(sorted(here.glob("*/*.png"))):
         shutil.copy(image, here / f"flat/{i}.png")
         rows.append(f"{i}.png,{image.parent.name}")
     Path("flat/all.csv").write_text("\n".join(rows))
@@ -228,7 +227,7 @@ def test_a_table_is_checked(here, capsys):
 @pytest.mark.slow
 def test_skipped_rows_are_listed(here):
     text = Path("labels.csv").read_text().splitlines()
-    Path("faulty.csv").write_text("\n".join([*text, "nowhere.png,red", "images/red/00.png,"]))
+    Path("faulty.csv").write_text("\n".join([*text, "nowhere.png,red", "red/00.png,"]))
     with pytest.raises(ValueError, match=r"faulty\.csv, line 74, column file_name"):
         run(["fit", "faulty.csv", *QUICKEST])
     run(["fit", "faulty.csv", *QUICKEST, "--name", "skipped", "--data.on_bad_image", "skip"])
@@ -266,6 +265,6 @@ def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, c
 
 @pytest.mark.slow
 def test_two_processes_train_on_a_table_as_on_its_folders(here):
-    for name, data in ("folders2", "images"), ("table2", "labels.csv"):
+    for name, data in ("folders2", "."), ("table2", "labels.csv"):
         finetune("fit", data, *QUICKEST, "--name", name, "--devices", "2", cwd=here)
     assert differences(here / "runs/fit/folders2", here / "runs/fit/table2") == []

@@ -366,7 +366,7 @@ def read_split(
         ClassIndex(np.array(labels, np.int64), len(class_dirs)),
         origin=f"its {basename(folder)} folder",
         folder=folder,
-        tag=f"{split}/" if split in ("val", "test") else "",
+        tag="" if split == "all" else f"{basename(folder)}/",
     )
 
 

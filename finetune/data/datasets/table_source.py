@@ -1,14 +1,16 @@
 """A table as a source of images.
 
-Its images get the names and the order of the same images in class folders. So a fit on a table and a fit on the
-equivalent folders have the same splits, batches and weights.
+The name of an image is its path below the root, and images have the order of class folders. So a fit on a table and a
+fit on the folders in its root have the same splits, batches and weights.
 """
 
 import logging
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +19,12 @@ from finetune.data.datasets.image_source import FoundImages
 from finetune.data.datasets.listing import Listing, listing_of, with_label_sets
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import group_ids
-from finetune.data.tables.canonical_names import name_starts, sorted_rows
 from finetune.data.tables.row_faults import Fault, describe, error_line, skipped_line
+from finetune.data.tables.table_labels import combining_mark
 from finetune.data.tables.table_rows import TableContent, TableOptions, TableRows, read_content
 from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
+from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, counted
 from finetune.system.option_names import with_option
 
@@ -57,6 +60,13 @@ class TableSource:
         parts = _by_split(content.rows)
         if class_names is None:
             class_names = self._class_names(content, parts)
+            if content.kind == "single" and is_logged and (mark := combining_mark(class_names)):
+                log.warning(
+                    "%s: many classes combine other classes; if images have several labels, "
+                    "pass --data.label_separator %r",
+                    self.path,
+                    mark,
+                )
         for rows in parts.values():
             self._check_known(rows, class_names, content.label_column)
         return FoundImages(
@@ -108,6 +118,11 @@ class TableSource:
         if len(names) < 2:
             only = f"only the class {names[0]!r}" if names else "no class"
             raise ValueError(f"{self.path} has {only}; a classifier needs at least two")
+        if unused := sorted(set(content.declared) - set(names)):
+            raise ValueError(
+                f"{self.path} has no training image of the label {unused[0]}: its column is 0 everywhere; "
+                f"add some, or skip it with --data.exclude {shlex.quote(unused[0])}"
+            )
         return names
 
     def _check_known(self, rows: TableRows, class_names: Sequence[str], column: str) -> None:
@@ -137,11 +152,10 @@ def _samples(
 ) -> Samples:
     """Return the images of a split, sorted as in class folders: by class, then by name; of several labels by name."""
     folder = "" if content.root == "." else content.root
-    starts = name_starts(rows.paths, rows.labels, folder)
     index_of = {name: k for k, name in enumerate(class_names)}
     is_single = content.kind == "single"
-    names = [path[start:] for path, start in zip(rows.paths, starts.tolist(), strict=True)]
-    order = sorted_rows(names)
+    prefix = os.path.join(folder, "")
+    order = _sorted_rows([path.removeprefix(prefix) for path in rows.paths])
     if is_single:
         order.sort(key=lambda row: index_of[rows.labels[row][0]])
     rows = rows.take(order)
@@ -159,9 +173,17 @@ def _samples(
         targets,
         origin="" if split == "all" else f"its rows of split {split}",
         folder=folder,
-        tag=f"{split}/" if split in ("val", "test") else "",
         stats=rows.stats,
         groups=None if rows.groups is None else group_ids(rows.groups),
         weights=rows.weights,
-        name_starts=starts[order],
     )
+
+
+def _sorted_rows(names: Sequence[str]) -> list[int]:
+    """Return the indices of names in the order in which `walk.find_images` lists them: by their parts, composed."""
+    if all(map(str.isascii, names)):
+        # the same, but much faster: no part of a path has a zero byte
+        keys: list[Any] = [name.replace("/", "\0") for name in names]
+    else:
+        keys = [tuple((composed(part), part) for part in name.split("/")) for name in names]
+    return sorted(range(len(names)), key=keys.__getitem__)

@@ -5,7 +5,6 @@
 - `table_labels`: the labels of each row, one or several.
 - `table_rows`: the rows of a table, each an image with its labels, split, group and weight.
 - `row_faults`: what is wrong with a row, by file, line and column.
-- `canonical_names`: names and order of images, which do not depend on the table.
 
 `datasets.table_source` turns a table into the splits of a data module.
 """

@@ -3,11 +3,12 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.data.decode import IMAGE_SUFFIXES
+from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import TableFile
 from finetune.system.messages import WrongUsage, did_you_mean
 from finetune.system.option_names import option, with_option
@@ -57,7 +58,16 @@ _OPTIONAL = ("split", "weight", "group")
 _NO_COLUMN = "null"
 # None for weight and group: next to `sample_weight`, `weight` may be that of an animal.
 _CERTAIN = {"path": ("path",), "label": ("label", "labels"), "split": ("split",)}
-_INDICATORS = {"0", "1", "0.0", "1.0", "false", "true"}
+_FALSE = ("0", "0.0", "false")
+_TRUE = ("1", "1.0", "true")
+_INDICATORS = {*_FALSE, *_TRUE}
+_UNKNOWN = {"", "-1", "-1.0", "nan", "none"}  # in columns of 0 and 1: not labelled, or uncertain
+# Columns of 0 and 1 that say whether an image is of a split, and of which: all others are training images.
+_FLAGS = {
+    **{f"is{name}": split for name, split in SPLIT_NAMES.items()},
+    **dict.fromkeys(("val", "validation"), "val"),
+    "test": "test",
+}
 
 
 @dataclass(frozen=True)
@@ -148,17 +158,20 @@ def find_columns(
                 )
     found: dict[str, str | None] = {}
     others: dict[str, tuple[str, ...]] = {}
-    taken = {name for names in named.values() for name in names}
+    taken: set[str | None] = {name for names in named.values() for name in names}
     for role in _ROLES:
         if role in named:
             found[role] = next(iter(named[role]), None)
         else:
             rest = [name for name in table.columns if name not in taken]
             matches = [name for name in rest if _plain(name) in _SPELLINGS[role]]
+            if role == "split" and not matches:
+                matches = [name for name in rest if _has_splits(table, name)]
             is_needed = needs_labels or role == "path"
             found[role] = _choose_column(table, role, matches, is_needed)
             if len(matches) > 1:
                 others[role] = tuple(name for name in matches if name != found[role])
+            taken |= {found[role]}
     path = found["path"]
     if path is None:
         raise ValueError(_no_path(table))
@@ -194,8 +207,11 @@ def _choose_column(
     certain = [name for name in matches if _plain(name) in _CERTAIN.get(role, ())]
     if len(matches) > 1 and len(certain) != 1 and is_needed:
         listed = " and ".join(map(repr, matches))
+        advice = _name_it(role, matches[0])
+        if role == "split":
+            advice += ", or write one column with train, val and test"
         raise ValueError(
-            f"{table.path}, line 1: the columns {listed} may both be the {role}; {_name_it(role, matches[0])}"
+            f"{table.path}, line 1: the columns {listed} may both be the {role}; {advice}"
         )
     if certain:
         return certain[0]
@@ -220,14 +236,48 @@ def _no_path(table: TableFile) -> str:
 
 
 def _indicator_columns(table: TableFile, not_labels: set[str | None]) -> tuple[str, ...]:
-    """Return the columns that only hold 0 and 1, if there are at least two; else ()."""
+    """Return the columns of 0 and 1, if there are at least two; else (). Some values may be unknown."""
     names = [
         name
-        for name, values in table.columns.items()
+        for name in table.columns
         if name not in not_labels
-        and all(str(value).strip().lower() in _INDICATORS for value in values)
+        and not _is_flag(table, name)
+        and _holds(table, name, _INDICATORS, _UNKNOWN)
     ]
     return tuple(names) if len(names) > 1 else ()
+
+
+def _holds(
+    table: TableFile, name: str, values: Collection[str], unknown: Collection[str] = ()
+) -> bool:
+    """Return whether a column only has these values, in any case, and values that are unknown, but not only those."""
+    column = table.columns[name]
+    if not all((text := _text(value)) in values or text in unknown for value in column):
+        return False
+    return not unknown or any(_text(value) in values for value in column)
+
+
+def _text(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+def _is_flag(table: TableFile, name: str) -> bool:
+    """Return whether a column of 0 and 1 says by its name whether an image is of a split."""
+    return _plain(name) in _FLAGS and _holds(table, name, _INDICATORS)
+
+
+def _has_splits(table: TableFile, name: str) -> bool:
+    """Return whether a column has the splits of the images, whatever its name is."""
+    return _is_flag(table, name) or _holds(table, name, SPLIT_NAMES, {"", "none"})
+
+
+def split_of_values(column: str) -> dict[str, str]:
+    """Return the splits that the values of a column mean, by value in lower case."""
+    flag = _FLAGS.get(_plain(column))
+    if flag is None:
+        return SPLIT_NAMES
+    rest = {} if flag == "train" else dict.fromkeys(_FALSE, "train")  # not train may be val or test
+    return {**SPLIT_NAMES, **dict.fromkeys(_TRUE, flag), **rest}
 
 
 def _plain(name: str) -> str:

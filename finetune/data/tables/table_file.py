@@ -1,15 +1,14 @@
 """Reads a table file into columns. Nothing in it is executed, and no address in it is opened.
 
-Text is UTF-8, with or without a byte order mark, or UTF-16 with one. Lines may end in LF, CRLF or CR.
+Text is UTF-8, with or without a byte order mark. Lines may end in LF, CRLF or CR.
 """
 
-import codecs
 import csv
 import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,10 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 # Kinds of tables that are recognised only to say what to do.
 _UNSUPPORTED = (".json", ".xls", ".xlsx", ".ods", ".feather", ".arrow")
 _DELIMITERS = (",", ";", "\t", "|")
+# Limits of .parquet files, whose encodings store millions of equal values in a few bytes.
+_MAX_VALUES = 10**7
+_MAX_BYTES = 2**30
+_MAX_ROWS_PER_BYTE = 10
 
 
 @dataclass(frozen=True)
@@ -83,64 +86,23 @@ def read_table(path: str | os.PathLike[str]) -> TableFile:
     else:
         text = _decode(path, path.read_bytes())
         table = _read_jsonl(path, text) if suffix == ".jsonl" else _read_csv(path, text)
-        if _bad_byte(text):
-            _check_utf8(table)
     if not len(table):
         raise ValueError(f"{path}: there are no rows below the header")
     return table
 
 
 def _decode(path: Path, content: bytes) -> str:
-    """Return a file's text. Bytes that are not UTF-8 become surrogates, which `_check_utf8` reports by column."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        try:
-            return content.decode("utf-16")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not valid UTF-16; save the table as UTF-8") from error
-    if b"\0" in content:
-        line = _line_at(content, content.index(b"\0"))
-        raise ValueError(
-            f"{path}, line {line}: not a text file (it has a zero byte); save the table as UTF-8"
-        )
-    return content.decode("utf-8-sig", "surrogateescape")
-
-
-def _line_at(content: bytes, position: int) -> int:
-    """Return the number of the line at a position, from 1."""
-    return len(content[:position].splitlines() or [b""])
-
-
-def _check_utf8(table: TableFile) -> None:
-    """Check that names and values of a table are valid Unicode.
-
-    Raises:
-        ValueError: One is not. The message has the line and the column.
-    """
-    for name, values in table.columns.items():
-        wrong = next((i for i, value in enumerate(values) if _bad_byte(value)), None)
-        if bad := _bad_byte(name):
-            raise ValueError(f"{table.path}, line 1: the header is not UTF-8 (byte {bad})")
-        if wrong is not None:
-            raise ValueError(
-                f"{table.path}, line {table.lines[wrong]}, column {name}: not UTF-8 "
-                f"(byte {_bad_byte(values[wrong])}); save the table as UTF-8"
-            )
-
-
-def _bad_byte(value: Any) -> str:
-    """Return the first byte of a text, or of texts in a list, that was not UTF-8, as `0xe9`; "" if there is none."""
-    if isinstance(value, list):
-        return next(filter(None, map(_bad_byte, value)), "")
-    if not isinstance(value, str) or value.isascii():
-        return ""
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return f"0x{ord(value[error.start]) & 0xFF:02x}"
-    return ""
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: save the table as UTF-8") from error
 
 
 def _read_csv(path: Path, text: str) -> TableFile:
+    if text[:4].lower() == "sep=":
+        raise ValueError(
+            f"{path}, line 1: the first line must name the columns: remove {text[:5]!r}"
+        )
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
     rows = _csv_rows(path, text, delimiter)
     line, header = next(rows, (1, []))
@@ -229,8 +191,35 @@ def _read_parquet(path: Path) -> TableFile:
         names = [
             field.name for field in schema if not any(is_kind(field.type) for is_kind in skipped)
         ]
+        _check_size(path, pyarrow.parquet.read_metadata(path), names)
         content = pyarrow.parquet.read_table(path, columns=names)
         columns = {name: content.column(name).to_pylist() for name in names}
     except (pyarrow.ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
     return TableFile(path, columns, list(range(1, content.num_rows + 1)))
+
+
+def _check_size(path: Path, metadata: Any, names: Collection[str]) -> None:
+    """Check the size of the columns to read by the footer of a .parquet file.
+
+    Raises:
+        ValueError: They are too large, or most of their values are equal.
+    """
+    chunks = [
+        chunk
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for chunk in map(group.column, range(metadata.num_columns))
+        if chunk.path_in_schema.split(".")[0] in names
+    ]
+    num_values = sum(chunk.num_values for chunk in chunks)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    if num_values > _MAX_VALUES * len(names) or num_bytes > _MAX_BYTES:
+        raise ValueError(
+            f"{path} has {num_values:,} values in {num_bytes:,} bytes; at most "
+            f"{_MAX_VALUES:,} in a column and {_MAX_BYTES:,} bytes are read"
+        )
+    if metadata.num_rows > _MAX_ROWS_PER_BYTE * max(num_bytes, 1_000):
+        raise ValueError(
+            f"{path} has {metadata.num_rows:,} rows in {num_bytes:,} bytes: most of them are equal; "
+            "write a row for each image"
+        )

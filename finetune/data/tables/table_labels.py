@@ -1,5 +1,7 @@
 """The labels of each row of a table: one class or several, and how they are written."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,10 @@ from finetune.system.option_names import option, with_option
 # Separators that are found automatically. Others are too frequent in names.
 _SEPARATORS = (";", "|")
 _SETTING = "data.label_separator"
+# Those of combined class names, for a warning: the first that fits.
+_COMBINING = (",", "+", "/", "&", " ")
+# Lists and objects, as pandas, NumPy, JSON and databases write them.
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -55,42 +61,51 @@ def read_labels(
         return _read_indicators(table, columns.labels, kind)
     column = columns.labels[0]
     values = table.columns[column]
-    nested = _nested(table, values, column)
     has_lists = any(isinstance(value, (list, tuple)) for value in values)
     mark = None if kind == "single" or has_lists else _separator(table, values, separator)
     if kind == "auto":
         kind = "single" if mark is None and not has_lists else "several"
+    listed = _list_faults(table, values, column, kind)
     if kind == "single":
         labels = _labels_of(values, lambda value: (text,) if (text := label_text(value)) else ())
-        listed = [i for i, value in enumerate(values) if isinstance(value, (list, tuple))]
-        faults = [
-            Fault(i, table.lines[i], column, "a list of labels", "one is needed") for i in listed
-        ]
-        faults += [
+        empty = [
             Fault(i, table.lines[i], column, "the label is empty")
             for i, value in enumerate(labels)
-            if not value and not isinstance(values[i], (list, tuple))
+            if not value
         ]
-        return Labels("single", labels, "one label per image", column), nested + faults
+        return Labels("single", labels, "one label per image", column), listed + empty
     how = "several labels per image"
     if mark:
         how += f", labels separated by {mark!r}"
     elif has_lists:
         how += ", lists of labels"
-    return Labels("several", _labels_of(values, _splitter(mark)), how, column), nested
+    return Labels("several", _labels_of(values, _splitter(mark)), how, column), listed
 
 
-def _nested(table: TableFile, values: Sequence[Any], column: str) -> list[Fault]:
-    """Return the rows whose label, or one of whose labels, is an object or a list itself."""
+def _list_faults(
+    table: TableFile, values: Sequence[Any], column: str, kind: LabelKind
+) -> list[Fault]:
+    """Return the rows where a label is the text of a list or an object: it would be a class of its own."""
     faults: list[Fault] = []
     for i, value in enumerate(values):
-        if isinstance(value, str):
-            continue
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(part, (dict, list, tuple)) for part in parts):
-            fault = f"'{shown(value)}' is neither a label nor a list of labels"
-            faults.append(Fault(i, table.lines[i], column, fault))
+        is_list = kind == "several" and isinstance(value, (list, tuple))
+        parts = value if is_list else [value]
+        if any(_LIST.fullmatch(str(part).strip()) for part in parts):
+            fault = f"'{shown(value)}' is a list, not a label"
+            hint = "write labels with ; between them, or as a list of texts in a .jsonl table"
+            faults.append(Fault(i, table.lines[i], column, fault, hint))
     return faults
+
+
+def combining_mark(names: Sequence[str]) -> str:
+    """Return the character by which most class names are combinations of labels of other classes; "" if none is."""
+    for mark in _COMBINING:
+        parts = [[part.strip() for part in name.split(mark)] for name in names]
+        num_of = Counter(part for of_name in parts for part in set(of_name))
+        combined = [len(of) > 1 and all(num_of[part] > 1 for part in of) for of in parts]
+        if 2 * sum(combined) >= len(names):
+            return mark
+    return ""
 
 
 def _labels_of(

@@ -11,7 +11,6 @@ import numpy as np
 
 from finetune.data.addresses import is_address, shown_address
 from finetune.data.local_folders import local_folder
-from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import (
     LOCAL,
     FileStats,
@@ -23,10 +22,12 @@ from finetune.data.storage import (
     storage_of,
 )
 from finetune.data.tables.row_faults import Fault, describe
-from finetune.data.tables.table_columns import COLUMNS, Columns, find_columns
+from finetune.data.tables.table_columns import COLUMNS, Columns, find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import Labels, label_text, read_labels
+from finetune.data.walk import is_image_file
 from finetune.models.heads import LabelKind
+from finetune.system.file_names import composed
 from finetune.system.messages import shown, why_name_is_invalid
 from finetune.system.option_names import with_option
 
@@ -108,6 +109,7 @@ class TableContent:
         remark: What the columns mean, for a log line.
         label_column: The name of the label column.
         original_names: All labels before classes were excluded and merged.
+        declared: The labels that have a column of 0 and 1, after classes were excluded and merged.
         num_repeated: Number of rows that repeat another one, and were dropped.
     """
 
@@ -118,6 +120,7 @@ class TableContent:
     remark: str
     label_column: str
     original_names: frozenset[str]
+    declared: tuple[str, ...]
     num_repeated: int
 
 
@@ -141,7 +144,8 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
     weights, weight_faults = _read_weights(table, columns.weight)
     faults += path_faults + split_faults + group_faults + weight_faults
     faults += _invalid_names(table, labels.values, labels.column)
-    original_names = frozenset(label for of_row in labels.values for label in of_row)
+    declared = [label_text(name) for name in columns.labels] if columns.has_indicators else []
+    original_names = frozenset([*declared, *(name for of_row in labels.values for name in of_row)])
     changes = {of_row: _changed(of_row, options) for of_row in set(labels.values)}
     chosen = [changes[of_row] for of_row in labels.values]
     rows = TableRows(
@@ -172,6 +176,7 @@ def read_content(path: Path, options: TableOptions) -> TableContent:
         remark=_remark(columns, labels),
         label_column=labels.column,
         original_names=original_names,
+        declared=_changed(tuple(declared), options),
         num_repeated=num_repeated,
     )
 
@@ -186,7 +191,7 @@ def _remark(columns: Columns, labels: Labels) -> str:
     for role, name in (("weight", columns.weight), ("group", columns.group)):
         if name is not None:
             parts.append(_in_column(f"{role}s", role, name, columns))
-    if columns.split is not None and "split" in columns.others:
+    if columns.split is not None:
         parts.append(_in_column("split", "split", columns.split, columns))
     return ", ".join(parts)
 
@@ -290,12 +295,13 @@ def _read_splits(table: TableFile, column: str | None) -> tuple[list[str], list[
         return ["all"] * len(table), []
     splits: list[str] = []
     faults: list[Fault] = []
+    split_of = split_of_values(column)
     for row, value in enumerate(table.columns[column]):
         text = label_text(value)
-        split = SPLIT_NAMES.get(text.lower(), "")
+        split = split_of.get(text.lower(), "")
         if not split:
             fault = f"'{shown(text)}' is not a split" if text else "the split is empty"
-            hint = "use train, val or test"
+            hint = "use train, val or test, or ignore the column with --data.columns split:null"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         splits.append(split)
     return splits, faults
@@ -344,8 +350,7 @@ def _weight(value: Any) -> float | None:
         weight = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    is_weight = weight == 0 or _MIN_WEIGHT <= weight <= _MAX_WEIGHT
-    return weight if is_weight and "_" not in str(value) else None
+    return weight if weight == 0 or _MIN_WEIGHT <= weight <= _MAX_WEIGHT else None
 
 
 def _invalid_names(table: TableFile, labels: Sequence[tuple[str, ...]], column: str) -> list[Fault]:
@@ -382,8 +387,40 @@ def _missing_files(rows: TableRows, column: str, root: str, faulty: set[int]) ->
         hint = f"relative paths are relative to {root}{with_option('data.root', ' ({})')}"
         if "\\" in path:
             hint = "write paths with / instead of \\"
+        elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
+            hint = f"there is {shown(similar)}"
         faults.append(Fault(row, rows.lines[row], column, f"{shown(path)} {what}", hint))
     return faults
+
+
+def _similar_file(path: str, root: str) -> str:
+    """Return the image that the path of a missing file may mean; "" if there is none.
+
+    It has another letter case, Unicode composition or suffix, or lies below the root.
+    """
+    if not (is_local(path) and is_local(root)):
+        return ""
+    for start in ("/", root) if path[:1] == "/" else ("",):
+        found = start
+        for part in path.strip("/").split("/"):
+            found = os.path.join(found, _similar_name(found or ".", part))
+        if is_image_file(found) and os.path.isfile(found):
+            return found
+    return ""
+
+
+def _similar_name(folder: str, name: str) -> str:
+    """Return the name in a folder that is like a name, images first; the name itself if there is none."""
+    if os.path.exists(os.path.join(folder, name)) or not os.path.isdir(folder):
+        return name
+    names = sorted(os.listdir(folder), key=lambda other: (not is_image_file(other), other))
+    spellings = _spellings(name)
+    return next((other for other in names if spellings & _spellings(other)), name)
+
+
+def _spellings(name: str) -> set[str]:
+    """Return a name, and the name without its suffix, as they are compared."""
+    return {composed(text).casefold() for text in (name, os.path.splitext(name)[0])}
 
 
 def _without_repeats(
@@ -410,6 +447,9 @@ def _without_repeats(
         if rows.splits[first] != rows.splits[row]:
             texts = {i: rows.splits[i] for i in (first, row)}
             faults += _contradiction(rows, first, row, columns.split or column, texts)
+        elif rows.groups is not None and rows.groups[first] != rows.groups[row]:
+            texts = {i: rows.groups[i] for i in (first, row)}
+            faults += _contradiction(rows, first, row, columns.group or column, texts)
         elif rows.weights is not None and rows.weights[first] != rows.weights[row]:
             texts = {i: f"{rows.weights[i]:g}" for i in (first, row)}
             faults += _contradiction(rows, first, row, columns.weight or column, texts)
@@ -417,7 +457,8 @@ def _without_repeats(
             labels[first] = tuple(dict.fromkeys(labels[first] + labels[row]))
         elif set(labels[first]) != set(labels[row]):
             texts = {i: ", ".join(rows.labels[i]) or "without a label" for i in (first, row)}
-            faults += _contradiction(rows, first, row, column, texts)
+            hint = "if images have several labels, pass --data.labels several"
+            faults += _contradiction(rows, first, row, column, texts, hint)
     wrong = {rows.paths[fault.row] for fault in faults}
     once = [row for path, row in first_of.items() if path not in wrong]
     num_repeated = sum(rows.paths[row] not in wrong for row in repeated)
@@ -425,7 +466,7 @@ def _without_repeats(
 
 
 def _contradiction(
-    rows: TableRows, first: int, second: int, column: str, values: Mapping[int, str]
+    rows: TableRows, first: int, second: int, column: str, values: Mapping[int, str], hint: str = ""
 ) -> list[Fault]:
     """Return the faults of two rows of one image that have different values."""
     path = shown(rows.paths[first])
@@ -435,6 +476,7 @@ def _contradiction(
             rows.lines[row],
             column,
             f"{path} is {shown(values[row])!r} here and {shown(values[other])!r} in line {rows.lines[other]}",
+            hint,
         )
         for row, other in ((first, second), (second, first))
     ]
