@@ -272,7 +272,7 @@ class ImageDataModule(pl.LightningDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the training images and their targets. The first use reads the data set."""
+        """A hash of the training and validation images and their targets. The first use reads the data set."""
         return self.scanned.fingerprint
 
     @classmethod

@@ -38,7 +38,7 @@ class ScannedData:
         label_kind: Whether each image has exactly one class, or several labels or none.
         folder: Folder that the paths of the images are relative to; "" if there is none.
         seen: The record of the training and validation images; None without training images.
-        fingerprint: A hash of the training images and their targets; "" without training images.
+        fingerprint: A hash of the training and validation images and their targets; "" without training images.
         remark: How the labels were found, for a log line.
         skipped_rows: Rows of a table that were skipped, and why.
         corrections: What the file of corrections changed; None without one.

@@ -37,7 +37,7 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = 
     Args:
         data: The data module of the fit, before the fit begins.
         checkpoint: The checkpoint.
-        is_logged: Whether this process warns if the training images have changed.
+        is_logged: Whether this process warns if the images have changed.
     """
     record = read_record(checkpoint)
     if not record and is_logged:
@@ -45,7 +45,7 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = 
             "the checkpoint, of an older version, has no record of its training images: not checked"
         )
     elif record and is_logged and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
-        log.warning("the training images have changed since this run began: its result will differ")
+        log.warning("the images have changed since this run began: its result will differ")
     if record:
         data.seen_before = record
 

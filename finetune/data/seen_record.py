@@ -10,7 +10,6 @@ import torch
 
 from finetune.data.contents import UNKNOWN, file_digests
 from finetune.data.samples import Samples
-from finetune.data.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,6 @@ class SeenRecord:
         if self.digests is not None:
             packed["digests"] = torch.from_numpy(self.digests.view(np.int64))
         return {**packed, "num_train": self.num_train}
-
-    def fingerprint(self, targets: Targets, weights: np.ndarray | None = None) -> str:
-        """Return a hash of the names, sizes, targets and weights of the training images."""
-        digest = hashlib.sha256(self.names[: self.num_train].tobytes())
-        digest.update(self.sizes[: self.num_train].tobytes() + targets.fingerprint())
-        if weights is not None:
-            digest.update(weights.tobytes())
-        return digest.hexdigest()
 
 
 def unpack_record(seen: Mapping[str, Any]) -> SeenRecord:
@@ -80,6 +71,25 @@ def build_record(train: Samples, val: Samples | None) -> SeenRecord:
     names = np.concatenate([split.hashes() for split in splits])
     sizes = np.concatenate([file_sizes(split) for split in splits])
     return SeenRecord(names, sizes, len(train))
+
+
+def fingerprint(seen: SeenRecord, train: Samples, val: Samples | None) -> str:
+    """Return a hash of all that decides the result of a fit: names, sizes, targets, weights and groups of the images.
+
+    Args:
+        seen: The record of these splits.
+        train: Training images.
+        val: Validation images, if any.
+    """
+    digest = hashlib.sha256(f"{seen.num_train}".encode() + seen.names.tobytes())
+    digest.update(seen.sizes.tobytes())
+    for samples in (train, val):
+        if samples is None:
+            continue
+        digest.update(samples.targets.fingerprint())
+        for column in (samples.weights, samples.groups):
+            digest.update(b"" if column is None else column.tobytes())
+    return digest.hexdigest()
 
 
 def add_digests(seen: SeenRecord, train: Samples, val: Samples | None) -> SeenRecord:

@@ -102,7 +102,7 @@ def compare_settings(
     Args:
         before: Settings in the run's config.yaml; empty if the file is missing.
         now: Settings of the command.
-        has_other_images: Whether the training images differ.
+        has_other_images: Whether the training or validation images differ.
         allow: Whether the order of the images may change.
         is_finished: Whether the run has nothing left to train, so that settings of data and model have no effect.
 
@@ -197,17 +197,18 @@ def _check_order(order: Mapping[str, Pair], has_other_images: bool, allow: bool)
 
     Args:
         order: The differing settings that decide the order.
-        has_other_images: Whether the training images differ.
+        has_other_images: Whether the training or validation images differ.
         allow: Whether the order may change.
 
     Raises:
         ValueError: The order changes.
     """
     if (order or has_other_images) and not allow:
-        what = _in_words(order) if order else "other training images"
+        what = "train or validate on other images, labels or groups: restore them"
+        if order:
+            what = f"train in another order with {_in_words(order)}: keep the old value"
         raise ValueError(
-            f"the run would train in another order with {what}: keep the old value, begin a new run without "
-            "--resume, or continue with --allow_changes true"
+            f"the run would {what}, begin a new run without --resume, or continue with --allow_changes true"
         )
 
 

@@ -286,7 +286,7 @@ def _metrics_and_settings(runs: Sequence[RunRecord]) -> Iterator[tuple[str, list
             yield keys[-1], [str(value) for value in values]
     prints = [str(run.about.get("fingerprint", "")) for run in runs]
     if len(set(prints)) > 1:
-        yield "training images", [print_[:12] for print_ in prints]
+        yield "images", [print_[:12] for print_ in prints]
 
 
 def _accuracy(run: RunRecord) -> str:

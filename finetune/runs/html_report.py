@@ -177,7 +177,7 @@ def _facts(run: RunRecord, versions: dict[str, Any]) -> Iterator[tuple[str, str]
     if run.setting("seed_everything") is not None:
         yield "seed", str(run.setting("seed_everything"))
     if run.about.get("fingerprint"):
-        yield "training images", f"fingerprint {run.about['fingerprint']}"
+        yield "images", f"fingerprint {run.about['fingerprint']}"
     if versions:
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
 

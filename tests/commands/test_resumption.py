@@ -16,6 +16,7 @@ from finetune import fit
 from finetune.cli import run as run_command
 from finetune.commands import resumption
 from finetune.commands.resumption import _settings_below_command_line
+from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.models.backbones import build
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -146,10 +147,36 @@ def test_data_that_moved_are_the_same(colours, cli, tmp_path, run_to_go_on):
     for folder in (moved, less):
         next((folder / "train/blue").iterdir()).unlink()
     # in the run's own folder
-    with pytest.raises(ValueError, match="in another order with other training images"):
+    with pytest.raises(ValueError, match="other images"):
         cli("fit", moved, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     cli("fit", less, *QUICKEST, *UNTESTED, "--trainer.max_epochs", 3, "--resume")
     assert epochs_of(run_to_go_on) == 2 and epochs_of(run_to_go_on.with_name("version_1")) == 3
+
+
+@pytest.mark.parametrize("change", ["an image", "a label", "a correction"])
+def test_changed_validation_images_are_not_compared_with_those_of_before(
+    colours, cli, tmp_path, change
+):
+    """The best epoch would be chosen by accuracies on different images."""
+    folder = Path(shutil.copytree(colours, tmp_path / "own"))
+    fixes = CorrectionsFile(tmp_path / "fixes.csv")
+    fixes.append(Correction("train/red/19.png", "red", "red", "me", "now"))
+    val = folder / "val"
+    for path in sorted((folder / "train").glob("*/0[0-4].png")):
+        (val / path.parent.name).mkdir(parents=True, exist_ok=True)
+        path.rename(val / path.parent.name / path.name)
+    cli("fit", folder, *QUICKEST, *UNTESTED, "--data.corrections", fixes.path)
+    run_lock.release()
+    if change == "an image":
+        shutil.copy(val / "red/01.png", val / "red/00.png")
+    elif change == "a label":
+        (val / "red/00.png").rename(val / "blue/red.png")
+    else:
+        fixes.append(Correction("val/red/00.png", "red", "blue", "me", "now"))
+    with pytest.raises(ValueError, match="other images"):
+        cli("fit", "--resume", "runs/fit/version_0", *UNFINISHED)
+    run_lock.release()
+    cli("fit", "--resume", "runs/fit/version_0", *UNFINISHED, "--allow_changes", "true")
 
 
 @pytest.fixture(scope="module")

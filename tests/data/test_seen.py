@@ -18,7 +18,7 @@ from data_files import read
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.samples import Samples
 from finetune.data.seen import continue_record, exclude_seen
-from finetune.data.seen_record import add_digests
+from finetune.data.seen_record import add_digests, fingerprint
 from finetune.data.targets import ClassIndex
 
 
@@ -341,9 +341,11 @@ def test_the_fingerprint_sees_other_data_and_not_another_place(tmp_path):
     assert here == value("elsewhere") and len(here) == 64
     assert here != value("one more", "cat/2.png")
     assert here != value("another size", sizes=2)
-    seen = data(tmp_path / "here", val_fraction=0, test_fraction=0).seen
-    assert seen.fingerprint(ClassIndex(np.array([0, 0, 1]), 2)) == here
-    assert seen.fingerprint(ClassIndex(np.array([0, 1, 1]), 2)) != here
+    known = data(tmp_path / "here", val_fraction=0, test_fraction=0)
+    train = known.splits["train"]
+    assert fingerprint(known.seen, train, None) == here != fingerprint(known.seen, train, train)
+    other = replace(train, targets=ClassIndex(np.array([0, 1, 1]), 2))
+    assert fingerprint(known.seen, other, None) != here
 
 
 def test_a_record_without_files_says_nothing(tmp_path, lines):

@@ -54,7 +54,7 @@ def test_a_fit_records_corrections_a_test_applies_them_and_resume_needs_them(
     assert "corrections" not in result
 
     file.append(Correction("train/green/03.png", "green", "blue", "me", "now"))
-    with pytest.raises(ValueError, match="other training images"):
+    with pytest.raises(ValueError, match="other images"):
         cli("fit", "--resume", run, "--epochs", "2", "--data.num_workers", "0")
     file.append(Correction("train/green/03.png", "green", "", "me", "now"))
     cli("fit", "--resume", run, "--epochs", "2", "--data.num_workers", "0")

@@ -170,15 +170,15 @@ def test_one_cycle_ends_where_it_was_to_end(name):
 @pytest.mark.parametrize(
     ("order", "images", "what"),
     [
-        ({"seed_everything": 1}, False, r"seed_everything 1 \(was 0\)"),
+        ({"seed_everything": 1}, False, r"order with seed_everything 1 \(was 0\)"),
         ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
         ({"data__init_args__root": "b"}, True, r'data\.root "b" \(was "a"\)'),
         ({"data__init_args__split_seed": 1}, True, r"data\.split_seed 1 \(was 0\)"),
-        ({}, True, "other training images"),
+        ({}, True, "other images, labels or groups"),
     ],
 )
 def test_another_order_is_refused_unless_asked_for(order, images, what):
-    with pytest.raises(ValueError, match=f"in another order with {what}: .*--allow_changes true"):
+    with pytest.raises(ValueError, match=f"{what}: .*--allow_changes true"):
         compare_settings(BEFORE, changed(**order), images, False)
     reported, held = compare_settings(BEFORE, changed(**order), images, True)
     assert held == {}

@@ -9,7 +9,7 @@ import numpy as np
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samples import PathList, Samples
 from finetune.data.scanned_data import ScannedData
-from finetune.data.seen_record import build_record
+from finetune.data.seen_record import build_record, fingerprint
 from finetune.data.splits import SET_APART, stratified
 from finetune.data.storage import file_stats
 from finetune.data.targets import MultiHot
@@ -58,9 +58,12 @@ class LabelledFiles(ImageDataModule):
         if (folder / "test").is_dir():
             splits["test"] = _read(folder / "test", "test/")
         seen = build_record(splits["train"], splits.get("val"))
-        fingerprint = seen.fingerprint(splits["train"].targets)
         return ScannedData(
-            list(LABELS), splits, label_kind="several", seen=seen, fingerprint=fingerprint
+            list(LABELS),
+            splits,
+            label_kind="several",
+            seen=seen,
+            fingerprint=fingerprint(seen, splits["train"], splits.get("val")),
         )
 
 

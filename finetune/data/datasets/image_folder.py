@@ -20,7 +20,7 @@ from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import FoldFaults, ScannedData
-from finetune.data.seen_record import add_digests, build_record
+from finetune.data.seen_record import add_digests, build_record, fingerprint
 from finetune.data.splits import (
     NOT_SET_APART,
     SET_APART,
@@ -303,11 +303,11 @@ def _without_equal_weights(scanned: ScannedData) -> ScannedData:
 
 
 def _recorded(scanned: ScannedData) -> ScannedData:
-    """Return the data with the record and the fingerprint of the training images."""
+    """Return the data with the record and the fingerprint of the training and validation images."""
     train = scanned.splits["train"]
-    seen = build_record(train, scanned.splits.get("val"))
-    fingerprint = seen.fingerprint(train.targets, train.weights)
-    return replace(scanned, seen=seen, fingerprint=fingerprint)
+    val = scanned.splits.get("val")
+    seen = build_record(train, val)
+    return replace(scanned, seen=seen, fingerprint=fingerprint(seen, train, val))
 
 
 def _num_units(targets: Targets, units: Units) -> np.ndarray:
