@@ -33,7 +33,6 @@ TECHNIQUES = (
     "cutmix 1",
     "label smoothing 0.1",
     "TrivialAugment",
-    "96 pixels in the first half",
     "head from a probe",
     "60 epochs",
     "60 epochs, cutmix 1",

@@ -23,7 +23,7 @@ Batches:
 
 - `samplers`: the order of the images, and the batches of each rank. `batch_limits`: the Trainer's limits on them.
   `dataset`: one index to one sample.
-- `loader`: worker processes, started by `worker_start`. `train_loader`: prefetches the next epoch.
+- `loader`: worker processes. `train_loader`: prefetches the next epoch.
 - `device_copy`: copies batches to the GPU.
 
 `datamodule` is the base class of all data modules. `scanned_data` holds its images, `data_settings` its settings.

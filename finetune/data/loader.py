@@ -9,19 +9,15 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader
 
 from finetune.data.dataset import FetchedBatches, FetchedImages
-from finetune.data.worker_start import SIGNALS, Forks, Workers, is_forking
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.machine import num_cores
 
@@ -33,7 +29,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PREFETCHED = 2
 _IN_TRAINING = 1
 BATCHES_AHEAD = _PREFETCHED + _IN_TRAINING
-_SMALL = 2**15  # bytes of a tensor that is cheaper to copy than to share
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _started: WeakSet[Any] = WeakSet()  # iterators of loaders that have workers
 _ended: WeakSet[Any] = WeakSet()
 
@@ -135,7 +131,14 @@ def loader_options(
         else automatic_workers(devices)
     )
     check_shared_memory(num, batch_bytes, 1 if devices is None else devices.num, num_ahead)
-    return {"num_workers": num, "pin_memory": is_pinned(devices), "worker_init_fn": start_worker}
+    # Python 3.14's default, a fork server, would run a script without a main guard once more
+    is_forked = num > 0 and sys.platform == "linux"
+    return {
+        "num_workers": num,
+        "pin_memory": is_pinned(devices),
+        "worker_init_fn": start_worker,
+        "multiprocessing_context": "fork" if is_forked else None,
+    }
 
 
 def is_pinned(devices: Devices | None) -> bool:
@@ -187,13 +190,11 @@ class Loader(DataLoader):
         # A process that was just forked still has the main process's handlers, so signals are blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            if self.num_workers and is_forking(self.multiprocessing_context):
-                self.multiprocessing_context = Forks(before)
             iterator = super().__iter__()
+            if self.num_workers:
+                _started.add(iterator)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if self.num_workers:
-            _started.add(iterator)
         return iterator
 
     @property
@@ -202,11 +203,6 @@ class Loader(DataLoader):
         if isinstance(self.dataset, FetchedImages):
             return FetchedBatches(self.batch_sampler, self.dataset)
         return super()._index_sampler
-
-    def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        return Workers(self)
 
     def is_ended(self) -> bool:
         """Return whether persistent workers must be started, or restarted."""
@@ -244,9 +240,8 @@ def end_workers() -> None:
 
 
 def start_worker(worker_id: int) -> None:
-    """Set up a worker: threads, tensor transfer and signals."""
+    """Set up a worker: threads and signals."""
     torch.set_num_threads(1)
-    ForkingPickler.register(Tensor, _reduce_tensor)
     sys.excepthook = _print_unless_disconnected
     main = multiprocessing.parent_process()
     assert main is not None, "only a process that multiprocessing has started is a worker"
@@ -257,18 +252,6 @@ def start_worker(worker_id: int) -> None:
         threading.Thread(
             target=_exit_with_main_process, args=(main,), name="end-with-main", daemon=True
         ).start()
-
-
-def _reduce_tensor(tensor: Tensor) -> Any:
-    # Send small tensors such as labels and indices by value. Each tensor in shared memory would cost the main process
-    # a separate connection to the worker.
-    if (
-        tensor.nbytes > _SMALL
-        or tensor.requires_grad
-        or tensor.dtype not in (torch.int64, torch.float32)
-    ):
-        return reduce_tensor(tensor)
-    return torch.from_numpy, (tensor.numpy().copy(),)
 
 
 def _exit_with_main_process(main: Any) -> None:

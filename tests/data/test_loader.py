@@ -1,6 +1,5 @@
 """How many workers read images, how much memory they take, and which signals they obey."""
 
-import gc
 import multiprocessing
 import os
 import shutil
@@ -8,10 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_sharer import _resource_sharer
 from types import SimpleNamespace
@@ -24,7 +21,6 @@ from data_files import small
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from finetune.commands.error_lines import one_line
 from finetune.data import loader
 from finetune.data.loader import (
     BatchesAhead,
@@ -36,7 +32,6 @@ from finetune.data.loader import (
     loader_options,
     start_worker,
 )
-from finetune.distributed.signals import Interrupted, SignalFlag
 
 FORK = multiprocessing.get_context("fork")
 
@@ -272,123 +267,3 @@ def test_the_data_module_says_whether_a_fit_validates(colours, limit, val_fracti
     data._ahead = lambda *numbers: asked.append(numbers)
     data.train_dataloader()
     assert asked == [("train", True, is_validated, False)]
-
-
-def test_labels_come_in_the_message_and_images_in_shared_memory():
-    images = [{"image": torch.zeros(3, 200, 200, dtype=torch.uint8), "label": i} for i in range(4)]
-    read = Loader(images, batch_size=4, num_workers=1, worker_init_fn=start_worker)
-    (batch,) = read
-    assert batch["image"].is_shared() and not batch["label"].is_shared()
-    assert batch["label"].tolist() == [0, 1, 2, 3] and batch["label"].dtype == torch.int64
-    batch["label"] += 1  # it may be written to
-    (other,) = DataLoader(images, batch_size=4, num_workers=1)  # control
-    assert other["label"].is_shared()
-    end_workers()
-
-
-# workers, and what the start of each takes, long next to the end of a process
-NUM_SLOW, SECONDS = 6, 0.4
-MORE_THAN_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-
-class Stopped(BaseException):
-    """What a signal's handler raises."""
-
-
-@pytest.fixture
-def slow_starts(monkeypatch):
-    """Workers that start slowly, and a SIGINT while the second of them does; yields when the signal was sent."""
-    start, sent = ForkProcess.start, list[float]()
-    monkeypatch.setattr(ForkProcess, "start", lambda worker: (time.sleep(SECONDS), start(worker)))
-
-    def interrupt() -> None:
-        sent.append(time.monotonic())
-        # To the main thread, as the system sends it unless another thread would take it.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    before = signal.getsignal(signal.SIGINT)
-    timer = threading.Timer(1.5 * SECONDS, interrupt)
-    timer.start()
-    yield sent
-    timer.join()
-    signal.signal(signal.SIGINT, before)
-
-
-def slow_loader(kind: Any = Loader) -> Any:
-    return kind(
-        [0], num_workers=NUM_SLOW, worker_init_fn=start_worker, multiprocessing_context="fork"
-    )
-
-
-def raise_stopped(*_: Any) -> None:
-    raise Stopped
-
-
-@MORE_THAN_CORES
-@pytest.mark.parametrize("kind", ["at once", "of a fit"])
-def test_ctrl_c_is_heard_while_workers_start(slow_starts, kind):
-    """It was once handled only after all workers had started: ten minutes for 900 of them."""
-    flag = SignalFlag()
-    if kind == "of a fit":
-        flag.install()
-    else:
-        signal.signal(signal.SIGINT, raise_stopped)
-    with pytest.raises(Interrupted if kind == "of a fit" else Stopped):
-        iter(slow_loader())
-    heard = time.monotonic() - slow_starts[0]
-    flag.restore()
-    assert heard < 3 * SECONDS, heard  # a start that is under way, and the end of what has started
-    assert not multiprocessing.active_children()
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-@pytest.mark.slow
-@MORE_THAN_CORES
-def test_a_fit_of_several_processes_stops_by_agreement_instead(slow_starts):
-    flag = SignalFlag()
-    flag._group = "of others"  # `join` opened it
-    flag.install()
-    iterator = iter(slow_loader())
-    assert flag.received == signal.SIGINT and next(iterator) == torch.zeros(1)
-    flag.restore()
-    del iterator
-    end_workers()
-
-
-class Unsendable:
-    """A batch for which there is no shared memory."""
-
-    def __reduce__(self) -> Any:
-        raise RuntimeError("unable to resize file")
-
-
-def test_a_batch_that_cannot_be_sent_is_an_error():
-    """Python's queue drops it, and the fit waited forever. Control: the time that this loader has ends first."""
-    loader = Loader([0], num_workers=1, collate_fn=lambda _: Unsendable(), timeout=4)
-    with pytest.raises(RuntimeError) as caught:
-        next(iter(loader))
-    line = one_line(caught.value)
-    assert line is not None
-    assert line.startswith(
-        "a batch cannot be sent to the main process: unable to resize file; more"
-    )
-    end_workers()
-
-
-class BlockedThroughout(Loader):
-    """Control: no signal is handled before all workers have started."""
-
-    def _get_iterator(self) -> Any:
-        self.multiprocessing_context = "fork"
-        return super()._get_iterator()
-
-
-@pytest.mark.slow
-@MORE_THAN_CORES
-def test_control_blocked_throughout_it_is_heard_late(slow_starts):
-    signal.signal(signal.SIGINT, raise_stopped)
-    with pytest.raises(Stopped):
-        iter(slow_loader(BlockedThroughout))
-    assert time.monotonic() - slow_starts[0] > (NUM_SLOW - 2) * SECONDS
-    gc.collect()
-    end_workers()

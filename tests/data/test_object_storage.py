@@ -19,6 +19,7 @@ from finetune.data.checking.first_look import first_look
 from finetune.data.contents import file_digests
 from finetune.data.datasets.folders import class_folders
 from finetune.data.fetching import fetch_ahead
+from finetune.data.loader import SIGNALS
 from finetune.data.prediction_paths import files_to_predict
 from finetune.data.seen_record import add_digests
 from finetune.data.storage import (
@@ -29,7 +30,6 @@ from finetune.data.storage import (
 )
 from finetune.data.tables.table_file import TableFile
 from finetune.data.tables.table_rows import read_paths
-from finetune.data.worker_start import SIGNALS
 from finetune.distributed import signals
 from finetune.distributed.signals import SignalFlag
 from finetune.system.messages import shown
