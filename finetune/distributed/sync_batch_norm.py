@@ -4,7 +4,6 @@ torch's SyncBatchNorm works on GPUs only. In each layer the CPU waits for the st
 In 16-bit precision a rank without images sends fewer bytes than the other ranks expect.
 """
 
-import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -25,7 +24,6 @@ class SharedBatchNorm(_BatchNorm):
     """Batch norm of 1, 2 or 3 dimensions. In training mode it uses the statistics of the global batch."""
 
     process_group: Any = None  # the ranks that share a global batch; None for all
-    plain: type[_BatchNorm] = nn.BatchNorm2d  # the class that it replaces
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -167,7 +165,6 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
                 child.affine,
                 child.track_running_stats,
             )
-            shared.plain = getattr(child, "plain", type(child))
             shared._parameters = child._parameters
             shared._buffers = child._buffers
             shared._modules = child._modules
@@ -175,18 +172,6 @@ def share_statistics(network: nn.Module, except_in: Collection[nn.Module] = ()) 
             setattr(network, name, shared)
         else:
             share_statistics(child, except_in)
-
-
-def plain_copy(network: nn.Module) -> nn.Module:
-    """Return a copy with torch's own batch norm instead of `SharedBatchNorm`. In eval mode it computes the same.
-
-    timm's `BatchNormAct2d` stays a `SharedBatchNormAct`: it is not fused into convolutions.
-    """
-    network = copy.deepcopy(network)
-    for module in network.modules():
-        if type(module) is SharedBatchNorm:
-            module.__class__ = module.plain  # type: ignore[assignment]
-    return network
 
 
 def _replacement_class(norm: nn.Module) -> type[SharedBatchNorm]:

@@ -20,7 +20,6 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
 from finetune.training.calibration import check_finite_rows, read_calibration
 from finetune.training.checkpoint_settings import model_settings
-from finetune.training.compile import in_bf16
 from finetune.training.precision import automatic_precision
 
 _TRUE = {
@@ -114,8 +113,6 @@ class Predictor:
             ) from error
         check_first_pass(self.model, self.backbone, self.image_size)
         self.model.to(self.device)
-        if self.precision == "bf16-mixed":
-            self.model.eval_forward = in_bf16(self.model.network).forward
         self.calibration = read_calibration(checkpoint)
         self.versions = {
             "finetune": checkpoint["finetune"]["version"],

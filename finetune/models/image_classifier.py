@@ -4,7 +4,7 @@ Training, prediction, export and serving all use this module. It is a plain `nn.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,10 +34,6 @@ class ImageClassifier(nn.Module):
         network: From normalized images (B, 3, H, W) to logits (B, K); an `Ensemble` in training mode to (M, B, K).
         mean: Mean of the pixels of each channel (3, 1, 1), in grey levels from 0 to 255.
         std: Standard deviation of the same pixels (3, 1, 1), in grey levels.
-
-    Attributes:
-        eval_forward: Computes the logits in eval mode instead of the network, for example a faster form of it; None to
-            use the network.
     """
 
     mean: Tensor
@@ -46,16 +42,13 @@ class ImageClassifier(nn.Module):
     def __init__(self, network: nn.Module, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.network = network
-        self.eval_forward: Callable[[Tensor], Tensor] | None = None
         self.register_buffer("mean", mean.clone())
         self.register_buffer("std", std.clone())
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) of images (B, 3, H, W) uint8 RGB; of an ensemble in training mode (M, B, K)."""
-        forward: Callable[[Tensor], Tensor] = self.network
-        if not self.training and self.eval_forward is not None:
-            forward = self.eval_forward
-        return forward(self.normalized(images)).to(self.mean.dtype)
+        logits: Tensor = self.network(self.normalized(images))
+        return logits.to(self.mean.dtype)
 
     def normalized(self, images: Tensor) -> Tensor:
         """Return the input of the network for images (B, 3, H, W) uint8 RGB."""

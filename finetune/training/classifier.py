@@ -28,7 +28,7 @@ from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
 from finetune.training import checkpoint_keys, param_groups
 from finetune.training.calibration import check_evaluated, read_calibration
-from finetune.training.compile import Compile, FuseBatchNorm
+from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
 from finetune.training.fused_optimizers import fuse
 from finetune.training.initial_weights import (
@@ -235,7 +235,10 @@ class Classifier(pl.LightningModule):
             check_weighted(self.class_weights, self.class_names, counts)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        return [Compile() if self.is_compiled else FuseBatchNorm(), Noise(), StepOnPlateau()]
+        callbacks: list[pl.Callback] = [Noise(), StepOnPlateau()]
+        if self.is_compiled:
+            callbacks.insert(0, Compile())
+        return callbacks
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning does not change the mode of modules

@@ -1,6 +1,5 @@
-"""Faster forms of the network: compiled by torch, and for evaluation in bf16 with fused batch norm."""
+"""Compiles the network by torch."""
 
-import copy
 import logging
 import os
 import shutil
@@ -8,10 +7,8 @@ from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
-from finetune.distributed.sync_batch_norm import SharedBatchNorm, plain_copy
-from finetune.models.fx import fuse_batch_norm
+from finetune.distributed.sync_batch_norm import SharedBatchNorm
 from finetune.models.image_classifier import ImageClassifier
 
 log = logging.getLogger(__name__)
@@ -20,7 +17,7 @@ _MIN_LOGGED_SECONDS = 0.5  # shorter compilations are not logged
 
 
 class HasImageClassifier(Protocol):
-    """The attributes of a module that these callbacks use."""
+    """The attributes of a module that this callback uses."""
 
     image_classifier: ImageClassifier
 
@@ -66,43 +63,6 @@ class Compile(pl.Callback):
         self._logged_seconds = seconds
 
     on_train_epoch_end = on_test_end = on_predict_end = _log_seconds  # type: ignore[assignment]
-
-
-class FuseBatchNorm(pl.Callback):
-    """Makes `finetune validate`, `test` and `predict` in bf16 use a copy of the network with fused batch norm.
-
-    In bf16, fusing changes results less than rounding does. In float32 the network itself is used, as in training.
-    """
-
-    def _fold(self, trainer: pl.Trainer, pl_module: HasImageClassifier) -> None:
-        if trainer.state.fn != "fit" and trainer.precision == "bf16-mixed":
-            # Only the copy's forward is assigned. As a submodule the copy would be saved in checkpoints.
-            model = pl_module.image_classifier
-            model.eval_forward = in_bf16(model.network).forward
-
-    on_validation_start = on_test_start = on_predict_start = _fold  # type: ignore[assignment]
-
-    def _restore(self, trainer: pl.Trainer, pl_module: HasImageClassifier, *_: Any) -> None:
-        pl_module.image_classifier.eval_forward = None
-
-    on_validation_end = on_test_end = on_predict_end = on_exception = _restore  # type: ignore[assignment]
-
-
-def in_bf16(network: nn.Module) -> nn.Module:
-    """Return a copy for evaluation under autocast to bf16, with fused batch norm and weights rounded to bf16.
-
-    Autocast would round the weights again for each batch. With a batch of one image that takes half of the time.
-
-    Args:
-        network: A network in eval mode.
-    """
-    is_shared = any(isinstance(module, SharedBatchNorm) for module in network.modules())
-    fused = fuse_batch_norm(plain_copy(network) if is_shared else network)
-    fused = copy.deepcopy(fused) if fused is network else fused
-    for module in fused.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.to(torch.bfloat16)
-    return fused
 
 
 def seconds_compiling() -> float:

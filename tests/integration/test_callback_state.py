@@ -125,7 +125,6 @@ FIELDS: dict[str, dict[str, str]] = {
     "RunFolder": {"run": RUN, "config": SETTING, "parser": DERIVED},
     "LoggedConfig": {"folder": RUN, "_is_done": "each process writes to its loggers once"},
     "Noise": {"_layers": DERIVED, "_is_checked": "checked once in each process"},
-    "FuseBatchNorm": {},
     "StopAtOnce": {},
     "PredictionWriter": {
         "run": RUN,
@@ -154,8 +153,8 @@ FIELDS: dict[str, dict[str, str]] = {
     },
 }
 # Our callbacks that no fit with `--resume` has.
-ELSEWHERE = {"AverageFlip", "RankWeights", "Recorder", "Stopwatch", "UnsureImages"}
-COMPILED = {"Compile"}  # in place of FuseBatchNorm
+ELSEWHERE = {"AverageFlip", "RankWeights", "Recorder", "Stopwatch"}
+COMPILED = {"Compile"}  # only with --model.compile
 
 
 def component(name: str, **options: Any) -> dict[str, Any]:

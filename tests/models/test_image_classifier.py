@@ -38,15 +38,6 @@ def test_logits_have_the_precision_of_the_buffers():
     assert model.double()(images()).dtype == torch.float64
 
 
-def test_another_forward_serves_only_in_eval_mode():
-    model, x = build_image_classifier("small_cnn", 2), images()
-    model.eval_forward = lambda normalized: torch.full((len(normalized), 2), 7.0)
-    assert torch.equal(model.train()(x), model.network(model.normalized(x)))
-    assert (model.eval()(x) == 7).all()
-    state = model.state_dict()
-    assert not [key for key in state if key.startswith("eval_forward")]
-
-
 @pytest.mark.parametrize("num", [1, 3])
 def test_members_answer_together_and_train_apart(num):
     model, x = build_image_classifier("small_cnn", 2, members=num), images()
