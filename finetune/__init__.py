@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from finetune.system.interpreter import without_gc
 
@@ -53,17 +53,6 @@ _PUBLIC = {
     "fit": "finetune.api.fitting",
     "load": "finetune.api.loaded_model",
 }
-# Public names of classes by their paths in checkpoints and config.yaml of earlier versions. Those modules may be gone.
-_WRITTEN = {
-    "finetune.classifier.Classifier": "finetune.Classifier",
-    "finetune.datamodules.FashionMNIST": "finetune.FashionMNIST",
-    "finetune.datamodules.Hotdog": "finetune.Hotdog",
-    "finetune.datamodules.ImageFolderData": "finetune.ImageFolderData",
-    "finetune.datamodules.SampleData": "finetune.SampleData",
-    "finetune.schedules.WarmupCosine": "finetune.WarmupCosine",
-}
-# Arguments of the data in config.yaml and checkpoints of earlier versions that are ignored.
-REMOVED = ("num_views",)
 __all__ = [
     "Classifier",
     "FashionMNIST",
@@ -89,27 +78,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
     with without_gc():
         return getattr(importlib.import_module(_PUBLIC[name]), name)
-
-
-def public_paths(value: Any) -> Any:
-    """Return the values of a checkpoint or a config with the public names of our classes.
-
-    Earlier versions wrote the path of a class in its module, and modules may have moved since. Arguments that no class
-    accepts any more are removed.
-    """
-    if isinstance(value, dict):
-        has_arguments = isinstance(value.get("init_args"), dict)
-        supported = (
-            {**value, "init_args": _without_removed(value["init_args"])} if has_arguments else value
-        )
-        return {key: public_paths(inner) for key, inner in supported.items()}
-    if isinstance(value, list):
-        return [public_paths(inner) for inner in value]
-    return _WRITTEN.get(value, value) if isinstance(value, str) else value
-
-
-def _without_removed(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in REMOVED}
 
 
 def __dir__() -> list[str]:

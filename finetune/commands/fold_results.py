@@ -134,11 +134,10 @@ def _by_class(
 
 
 def _loss(results: Sequence[dict[str, Any]]) -> float:
-    """Return the weighted mean loss over all images; NaN if the weights or losses of a fold are unknown."""
+    """Return the weighted mean loss over all images; NaN if the loss of a fold is unknown."""
     losses = [result["test/loss"] for result in results]
-    # earlier versions wrote no weights
-    weights = [result.get("loss_weight", float("nan")) for result in results]
-    if None in losses or None in weights:
+    weights = [result["loss_weight"] for result in results]
+    if None in losses:
         return float("nan")
     return float(np.average(losses, weights=weights))
 

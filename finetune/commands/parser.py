@@ -15,7 +15,6 @@ import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
-from finetune import public_paths
 from finetune.commands import logger_names
 from finetune.commands.config_files import has_words, in_full_names
 from finetune.commands.help_pages import PAGES
@@ -62,8 +61,7 @@ def _load(text: str) -> Any:
     """Read YAML, except text that is the name of a file or folder, such as `Dogs: 2024`."""
     if (": " in text or text.startswith(("[", "{"))) and os.path.lexists(text):
         return text
-    # Configs of earlier versions name our classes by their modules.
-    content = public_paths(_load_yaml(text))
+    content = _load_yaml(text)
     put_names(content, text)
     # Of the values that are read here, only a mapping, such as a config, names loggers.
     return logger_names.replace_in_config(content) if isinstance(content, dict) else content

@@ -11,7 +11,6 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 import finetune
-from finetune import REMOVED, public_paths
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
 from finetune.data.corrected_samples import for_other_place
@@ -48,13 +47,12 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
     settings = plain(checkpoint["datamodule_hyper_parameters"], "datamodule_hyper_parameters")
     place = explicit.flags.get("data.table") or explicit.flags.get("data.root")
     settings = for_other_place(settings, place)
-    # A data class of the user, or an earlier version, may have saved these.
-    for name in (*_OF_THE_MACHINE, *REMOVED):
+    for name in _OF_THE_MACHINE:  # a data class of the user may have saved these
         settings.pop(name, None)
     trusted = str(explicit.flags.get(_FLAG) or "").split(",")
     trusted.append(_module(str(explicit.flags.get("data.class_path"))))
     modules = [name for name in trusted if name]
-    class_path = public_paths(checkpoint["finetune"].get("data_class"))
+    class_path = checkpoint["finetune"].get("data_class")
     if _module(class_path) != _OURS:
         _check_is_trusted(class_path, modules)
     for transform in class_paths(settings):

@@ -1,7 +1,7 @@
 """Exclude a checkpoint's training images from its evaluation, by the record in the checkpoint.
 
-Images are recognised by name and, in any folder, by content (`contents`). Checkpoints of earlier versions only record
-name and size. The images that pretrained weights were trained on are not recorded.
+Images are recognised by name and, in any folder, by content (`contents`). The images that pretrained weights
+were trained on are not recorded.
 """
 
 import logging
@@ -41,9 +41,7 @@ def continue_record(data: Any, checkpoint: Mapping[str, Any], is_logged: bool = 
     """
     record = read_record(checkpoint)
     if not record and is_logged:
-        log.warning(
-            "the checkpoint, of an older version, has no record of its training images: not checked"
-        )
+        log.warning("the checkpoint has no record of its training images: not checked")
     elif record and is_logged and checkpoint["finetune"]["data_fingerprint"] != data.fingerprint:
         log.warning("the images have changed since this run began: its result will differ")
     if record:
@@ -73,7 +71,7 @@ def exclude_seen(
         log.info(describe(split, data.splits[split], data.root))
         if read_record(checkpoint) is None:
             log.warning(
-                "the checkpoint, of an older version, has no record of its training images: they are not excluded"
+                "the checkpoint has no record of its training images: they are not excluded"
             )
 
 
@@ -324,9 +322,8 @@ def _seen_rows(
                 count,
                 first,
             )
-    has_no_digest = is_gone
-    if record.digests is not None:
-        has_no_digest = is_gone & (record.digests[:most] == UNKNOWN)
+    assert record.digests is not None, "checkpoints have digests"
+    has_no_digest = is_gone & (record.digests[:most] == UNKNOWN)
     if has_no_digest.any():
         sizes = file_sizes(samples)
         is_alike = (sizes > 0) & np.isin(sizes, record.sizes[:most][has_no_digest])

@@ -22,7 +22,7 @@ class SeenRecord:
         names: `hashes` of the names (`Samples.names`), (N,) uint64.
         sizes: Bytes of each file modulo 2**31, (N,) int32; 0 if it could not be read.
         num_train: Number of training images. The other images are validation images.
-        digests: `file_digests` of the files, (N,) uint64. None before a fit and in checkpoints of earlier versions.
+        digests: `file_digests` of the files, (N,) uint64. None before a fit.
     """
 
     names: np.ndarray
@@ -43,16 +43,18 @@ class SeenRecord:
 
 def unpack_record(seen: Mapping[str, Any]) -> SeenRecord:
     """Return the record from the values that `SeenRecord.pack` returned."""
-    digests = seen["digests"].numpy().view(np.uint64) if "digests" in seen else None
     return SeenRecord(
-        seen["names"].numpy().view(np.uint64), seen["sizes"].numpy(), seen["num_train"], digests
+        seen["names"].numpy().view(np.uint64),
+        seen["sizes"].numpy(),
+        seen["num_train"],
+        seen["digests"].numpy().view(np.uint64),
     )
 
 
 def read_record(checkpoint: Mapping[str, Any]) -> SeenRecord | None:
     """Return the record in a checkpoint; None if there is none that can be compared with files.
 
-    Old checkpoints have no record. In earlier versions the images of Fashion-MNIST were not files, and all sizes are 0.
+    Images that are not files have the size 0.
     """
     packed = checkpoint["finetune"].get("seen")
     if not packed or not packed["sizes"].any():

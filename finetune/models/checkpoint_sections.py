@@ -13,7 +13,6 @@ from typing import Any
 
 from finetune.models.checkpoint_values import (
     DATA_CLASSES,
-    LEGACY_DATA_CLASSES,
     MAX_AUGMENTATIONS,
     MAX_EXCLUDED,
     MAX_FOLDS,
@@ -41,7 +40,6 @@ from finetune.models.checkpoint_values import (
     is_dense,
     is_group_by,
     is_interpolation,
-    is_legacy_best_score,
     is_number,
     is_optional_text,
     is_plain,
@@ -105,10 +103,14 @@ HYPER_PARAMETERS = MappingProxyType(
         "class_weights": Rule("balanced, a weight for each class, or null", is_class_weights),
         "network_size": _OPTIONAL_SIDE,
         "members": Rule(
-            f"a whole number from 1 to {MAX_MEMBERS}", lambda value: is_count(value, 1, MAX_MEMBERS)
+            f"a whole number from 1 to {MAX_MEMBERS}",
+            lambda value: is_count(value, 1, MAX_MEMBERS),
+            True,
         ),
         "head_stages": Rule(
-            f"a whole number from 1 to {MAX_STAGES}", lambda value: is_count(value, 1, MAX_STAGES)
+            f"a whole number from 1 to {MAX_STAGES}",
+            lambda value: is_count(value, 1, MAX_STAGES),
+            True,
         ),
         "label_kind": one_of("single", "several"),
     }
@@ -146,10 +148,6 @@ DATAMODULE_HYPER_PARAMETERS = MappingProxyType(
         ),
         "mixup": _NOT_NEGATIVE,
         "cutmix": _NOT_NEGATIVE,
-        # Written by earlier versions.
-        "num_views": Rule(
-            "a whole number, at least 1, or null", lambda v: v is None or is_count(v, 1)
-        ),
         "val_fraction": _FRACTION,
         "test_fraction": _FRACTION,
         "split_seed": Rule(
@@ -196,9 +194,8 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             "highest": Rule(
                 "a number from 0 to 1, or null",
                 lambda value: value is None or is_number(value, 0, 1),
+                True,
             ),
-            # written by earlier versions
-            "best_score": Rule("accuracy and loss, or null", is_legacy_best_score),
             "is_stopped": _BOOL,
             "limits": Rule("limits of a run, or null", are_limits),
             "wanted": Rule("limits of a run, or null", are_limits),
@@ -215,7 +212,6 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             "due": Rule(
                 "a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)
             ),
-            "is_due": _BOOL,  # written by earlier versions
         },
     }
 )
@@ -281,11 +277,7 @@ def check_checkpoint(checkpoint: Mapping[str, Any], file: object) -> None:
     check_section(checkpoint["hyper_parameters"], HYPER_PARAMETERS, "hyper_parameters", file)
     check_section(checkpoint["finetune"], FINETUNE, "finetune", file)
     data = checkpoint["datamodule_hyper_parameters"]
-    is_ours = checkpoint["finetune"].get("data_class") in (
-        *DATA_CLASSES,
-        *LEGACY_DATA_CLASSES,
-        None,
-    )
+    is_ours = checkpoint["finetune"].get("data_class") in (*DATA_CLASSES, None)
     check_section(
         data, DATAMODULE_HYPER_PARAMETERS, "datamodule_hyper_parameters", file, is_closed=is_ours
     )

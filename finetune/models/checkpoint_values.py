@@ -22,9 +22,6 @@ DATA_CLASSES = (
     "finetune.ImageFolderData",
     "finetune.SampleData",
 )
-LEGACY_DATA_CLASSES = tuple(
-    name.replace("finetune.", "finetune.datamodules.") for name in DATA_CLASSES
-)
 # Side of the images that a network takes. A batch of larger images would not fit into memory.
 MIN_PIXELS = 8
 MAX_PIXELS = 8192
@@ -178,18 +175,18 @@ def is_class_weights(value: Any) -> bool:
 def is_data_class(value: Any) -> bool:
     if not is_text(value):
         return False
-    return not value.startswith("finetune.") or value in (*DATA_CLASSES, *LEGACY_DATA_CLASSES)
+    return not value.startswith("finetune.") or value in DATA_CLASSES
 
 
 def is_seen(value: Any) -> bool:
-    """Return whether a value has the form that `data.seen_record` writes. Earlier versions wrote no digests."""
+    """Return whether a value has the form that `data.seen_record` writes."""
     if value is None:
         return True
-    if type(value) is not dict or value.keys() - {"digests"} != {"names", "sizes", "num_train"}:
+    if type(value) is not dict or value.keys() != {"names", "sizes", "digests", "num_train"}:
         return False
     names = value["names"]
     sizes = value["sizes"]
-    columns = [names, sizes, value.get("digests", names)]
+    columns = [names, sizes, value["digests"]]
     if not all(is_dense(column) and column.ndim == 1 for column in columns):
         return False
     if [column.dtype for column in columns] != [torch.int64, torch.int32, torch.int64]:
@@ -219,16 +216,6 @@ def are_train_metrics(value: Any) -> bool:
     single = [*value["train_loss"].values(), *value.get("train_accuracy", {}).values()]
     of_labels = value.get("train_f1", {}).values()
     return all(one.numel() == 1 for one in single) and all(one.ndim == 1 for one in of_labels)
-
-
-def is_legacy_best_score(value: Any) -> bool:
-    if value is None:
-        return True
-    return (
-        type(value) in (list, tuple)
-        and len(value) == 2
-        and all(is_number(one, -math.inf, math.inf) for one in value)
-    )
 
 
 def is_interpolation(value: Any) -> bool:

@@ -8,9 +8,8 @@ data sets, under "Which epoch is kept".
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -78,13 +77,3 @@ def describe(epoch: int, value: float, highest: float, monitor: str = MONITOR) -
         f"epoch {epoch} ({monitor} {value:.4f}; "
         f"latest within one standard error of the best, {highest:.4f})"
     )
-
-
-def highest_of(state: Mapping[str, Any]) -> float | None:
-    """Return the highest monitored value in the state of `Checkpoints`; None if there was no validation yet.
-
-    Checkpoints of earlier versions have it in `best_score`, together with the loss.
-    """
-    if "highest" in state:
-        return state["highest"]
-    return state["best_score"][0] if state["best_score"] else None

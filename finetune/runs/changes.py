@@ -41,8 +41,6 @@ _FIXED = (
     "model.optimizer.class_path",
     "model.scheduler.class_path",
 )
-# Settings that the config.yaml of an earlier version lacks, with the values that they had then.
-_EARLIER = {"model.members": 1, "model.head_stages": 1}
 # Settings that are used at the beginning only, or that are stored in the checkpoint.
 _DECIDED_BY_CHECKPOINT = (
     "model.optimizer.",
@@ -112,8 +110,8 @@ def compare_settings(
     Raises:
         ValueError: A setting differs that must not, or only with `allow`.
     """
-    old = {**_EARLIER, **dict(_flatten(before or now))}
-    new = {**_EARLIER, **dict(_flatten(now))}
+    old = dict(_flatten(before or now))
+    new = dict(_flatten(now))
     differing = _differing(old, new)
     values = {_flag(key): (old.get(key), new.get(key)) for key in differing}
     _check_fixed(values, old)

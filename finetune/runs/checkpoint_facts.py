@@ -11,8 +11,6 @@ import finetune
 from finetune.runs.model_checkpoint import Checkpoints
 
 _SAME = ("backbone", "class_names", "members", "label_kind", "head_stages")
-# Values for checkpoints of earlier versions, which lack these settings.
-_EARLIER = {"members": 1, "label_kind": "single", "head_stages": 1}
 
 
 def origin(trainer: pl.Trainer) -> dict[str, Any]:
@@ -52,11 +50,9 @@ def check_fits(
     Raises:
         ValueError: The weights do not fit, or are for other classes.
     """
-    of_checkpoint = {**_EARLIER, **checkpoint["hyper_parameters"]}
-    own_settings = {**_EARLIER, **hyper_parameters}
     for name in _SAME:
-        own = own_settings[name]
-        other = of_checkpoint[name]
+        own = hyper_parameters[name]
+        other = checkpoint["hyper_parameters"][name]
         if own != other:
             raise ValueError(f"the checkpoint is of a run with {name} {other}, this one has {own}")
     check_size(checkpoint, hyper_parameters["network_size"], network)

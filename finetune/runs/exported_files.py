@@ -23,7 +23,16 @@ from finetune.runs.licence import licence
 from finetune.system.messages import install
 
 READABLE = (".onnx", ".safetensors")
-_MODEL = ("class_names", "backbone", "label_smoothing", "class_weights", "network_size", "members")
+_MODEL = (
+    "class_names",
+    "label_kind",
+    "backbone",
+    "head_stages",
+    "label_smoothing",
+    "class_weights",
+    "network_size",
+    "members",
+)
 _DATA = (
     *PREPARATION,
     "eval_image_size",
@@ -47,10 +56,6 @@ def packed(checkpoint: Mapping[str, Any]) -> str:
     state = checkpoint["state_dict"]
     data_class = str(origin.get("data_class"))
     settings = {name: model[name] for name in _MODEL if name in model}
-    # Earlier versions can read a file without these settings.
-    for name, usual in (("label_kind", "single"), ("head_stages", 1)):
-        if model.get(name, usual) != usual:
-            settings[name] = model[name]
     plain = {
         "model": settings | {"weights": begun_with(checkpoint)},
         "licence_of_the_weights": licence_of(checkpoint),
@@ -82,7 +87,7 @@ def licence_of(checkpoint: Mapping[str, Any]) -> str:
     recorded = checkpoint["finetune"].get("licence_of_the_weights")
     if recorded:
         return str(recorded)
-    began_from = checkpoint["finetune"].get("began_from")  # an older checkpoint does not have it
+    began_from = checkpoint["finetune"].get("began_from")
     backbone = checkpoint["hyper_parameters"]["backbone"]
     return licence(begun_with(checkpoint), backbone, began_from and PurePath(began_from).name)
 
@@ -123,11 +128,7 @@ def read_exported(path: str | Path) -> ExportedCheckpoint:
         plain = json.loads(text)
         _check(plain)
         seen = plain["seen"] and {
-            **{
-                name: _tensor(plain["seen"][name], kind)
-                for name, kind in _SEEN.items()
-                if name in plain["seen"]
-            },
+            **{name: _tensor(plain["seen"][name], kind) for name, kind in _SEEN.items()},
             "num_train": int(plain["seen"]["num_train"]),
         }
         # The network of an .onnx normalises by itself.

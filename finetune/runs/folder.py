@@ -258,7 +258,7 @@ def is_dev_run(run: Path) -> bool:
         return bool(
             yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"]
         )
-    # The run ended before it wrote the file, or is of another version.
+    # The run ended before it wrote the file.
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return False
 

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from finetune import lightning_private
 from finetune.data.samplers import evaluated_targets
 from finetune.distributed.signals import Interrupted, SignalFlag
-from finetune.runs.best_epoch import highest_of, lowest_acceptable
+from finetune.runs.best_epoch import lowest_acceptable
 from finetune.runs.deferred_checkpoints import DeferredCheckpoints
 from finetune.runs.folder import Run
 from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
@@ -78,7 +78,7 @@ class Checkpoints(Checkpoint):
         return {"highest": self.highest, **stop}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.highest = highest_of(state_dict)
+        self.highest = state_dict["highest"]
         self.wanted = state_dict.get("wanted")
 
     def on_load_checkpoint(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from finetune import public_paths
 from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
@@ -200,7 +199,7 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
             return {}
         return _settings_in(read(last_checkpoint(run)).content)
     try:
-        settings = public_paths(yaml.safe_load(path.read_text("utf-8")))
+        settings = yaml.safe_load(path.read_text("utf-8"))
         if not isinstance(settings, dict):
             raise ValueError("it has no settings")
     except (ValueError, yaml.YAMLError) as error:
@@ -217,7 +216,7 @@ def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _NOT_RESUMED
     }
     settings: dict[str, Any] = {"model": {**arguments, "weights": arguments.get("weights")}}
-    class_path = public_paths(checkpoint["finetune"].get("data_class"))
+    class_path = checkpoint["finetune"].get("data_class")
     data_arguments = dict(checkpoint["datamodule_hyper_parameters"])
     modules = {
         path.rpartition(".")[0] or _TRANSFORMS

@@ -128,10 +128,10 @@ class RunRecord:
 
     @property
     def date(self) -> str:
-        """When the run began, `2026-01-31 14:05` in local time; for an older run, when its config.yaml was written."""
+        """When the run began, `2026-01-31 14:05` in local time; for a run of `test`, when it wrote config.yaml."""
         try:
             began = datetime.fromisoformat(self.about["began"]).astimezone()
-        except (LookupError, TypeError, ValueError):  # an older run, or a damaged about.json
+        except (LookupError, TypeError, ValueError):  # only a fit writes about.json
             began = datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime)
         return began.strftime("%Y-%m-%d %H:%M")
 

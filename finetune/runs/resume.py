@@ -11,7 +11,6 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from finetune.data.datamodule import ImageDataModule
-from finetune.runs.best_epoch import highest_of
 from finetune.runs.changes import compare_settings
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import ExportedCheckpoint
@@ -218,13 +217,11 @@ def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
     is_stale = not best.exists() or best.stat().st_mtime < last.stat().st_mtime
     if (
         is_stale
-        and highest_of(checkpoint["callbacks"]["Checkpoints"]) is None
+        and checkpoint["callbacks"]["Checkpoints"]["highest"] is None
         and trainer.is_global_zero
     ):
         link(last, best)
 
 
 def _has_other_images(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
-    facts = checkpoint["finetune"]
-    # A checkpoint of an earlier version has no record and another kind of fingerprint. `data.seen` warns about that.
-    return bool(facts.get("seen")) and facts["data_fingerprint"] != data.fingerprint
+    return bool(checkpoint["finetune"]["data_fingerprint"] != data.fingerprint)

@@ -108,9 +108,7 @@ def write_about(run: Path, about: Mapping[str, Any]) -> None:
 
 def has_ended(run: Path) -> bool:
     """Return whether a run's training and test have ended, not been interrupted."""
-    about = read_about(run)
-    is_earlier = "began" not in about  # of an earlier version, which did not write its end
-    return is_earlier or "ended" in about or (run / "test.json").is_file()
+    return "ended" in read_about(run) or (run / "test.json").is_file()
 
 
 def _is_run_in_its_place(folder: Path) -> bool:

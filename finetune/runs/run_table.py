@@ -235,12 +235,7 @@ def _state(files: _SideFiles) -> str:
         return UNFINISHED if has_folds(files.run) else EMPTY
     if "ended" in files.about or files.result:
         return FINISHED
-    if "began" in files.about:
-        return UNFINISHED
-    # a run of an earlier version, which did not write when it ended
-    limit = files.setting("trainer", "max_epochs")
-    is_complete = isinstance(limit, int) and 0 < limit <= len(files.epochs)
-    return FINISHED if is_complete or not last.is_file() else UNFINISHED
+    return UNFINISHED
 
 
 class _Measured(NamedTuple):

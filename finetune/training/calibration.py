@@ -224,7 +224,7 @@ def check_evaluated(probabilities: Tensor, indices: Tensor, trainer: Any) -> Non
 
 
 def read_calibration(checkpoint: Mapping[str, Any]) -> AnyCalibration:
-    """Return the calibration of a checkpoint, which may be untrusted. Checkpoints of earlier versions have none.
+    """Return the calibration of a checkpoint, which may be untrusted.
 
     Raises:
         ValueError: A value has a wrong type or range.

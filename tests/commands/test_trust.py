@@ -217,7 +217,7 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
 def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_path, command):
     checkpoint = torch.load(fitted / "good.ckpt", weights_only=True)
     checkpoint["datamodule_hyper_parameters"]["root"] = str(tmp_path / "elsewhere/source")
-    checkpoint["finetune"]["data_class"] = "finetune.datamodules.SampleData"
+    checkpoint["finetune"]["data_class"] = "finetune.SampleData"
     torch.save(checkpoint, tmp_path / "stranger.ckpt")
     given = [command, "--ckpt_path", "stranger.ckpt", "--trainer.accelerator", "cpu"]
     place = rf"are no longer in .*/elsewhere/source: .*: finetune {command} CKPT FOLDER \(--data\.root\)$"

@@ -1,24 +1,24 @@
 """What a checkpoint may contain: every setting has a row in the tables, and nothing else is accepted."""
 
 import copy
-import gzip
 import inspect
-import io
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
-from paths import ROOT
+from colours import QUICKEST
 
 import finetune
-from finetune import REMOVED
+from finetune.commands.lightning_cli import run_lightning
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.transforms import Interpolation, ResizeMode
 from finetune.models import checkpoint_sections as sections
 from finetune.models.checkpoint_sections import check_checkpoint
 from finetune.models.checkpoint_values import DATA_CLASSES, is_plain
+from finetune.runs import run_lock
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 
@@ -33,14 +33,17 @@ NOT_IN_CHECKPOINTS = {
 
 
 @pytest.fixture(scope="module")
-def earlier() -> dict[str, Any]:
-    """A checkpoint of the first version, which must stay readable."""
-    content = gzip.decompress((ROOT / "tests/golden/of_0.1.0/last.ckpt.gz").read_bytes())
-    return torch.load(io.BytesIO(content), weights_only=True)
+def written(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The checkpoint of a short fit."""
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(tmp_path_factory.mktemp("written"))
+        run_lightning(["fit", "--data.root", str(colours), *QUICKEST, "--test_after_fit", "false"])
+        run_lock.release()
+        return torch.load("runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
 
 
-def test_a_checkpoint_of_the_first_version_is_accepted(earlier):
-    check_checkpoint(earlier, "last.ckpt")
+def test_a_checkpoint_of_a_fit_is_accepted(written):
+    check_checkpoint(written, "last.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +58,7 @@ def test_each_saved_argument_has_a_row_that_accepts_its_default(kind, rules):
     saved = (
         parameters.keys() - NOT_IN_CHECKPOINTS - (set() if kind is Classifier else {"class_names"})
     )
-    # of earlier versions
-    assert rules.keys() == saved | (set() if kind is Classifier else {*REMOVED})
+    assert rules.keys() == saved
     for name in saved:
         default = parameters[name].default
         assert default is inspect.Parameter.empty or rules[name].accepts(default), name
@@ -148,7 +150,6 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     ],
     (DATA, "exclude"): [3, [1], {"a": 1}, MANY],
     (DATA, "mixup"): [-1.0, math.inf, "0"],
-    (DATA, "num_views"): [0, 1.5, "2"],
     (DATA, "val_fraction"): [1.0, -0.1, "x"],
     (DATA, "split_seed"): ["0", None, 10**40],
     (DATA, "cache_size"): ["64", 10**9],
@@ -242,19 +243,19 @@ def with_value(checkpoint: dict[str, Any], place: tuple[str, ...], value: Any) -
 
 
 @pytest.mark.parametrize("place", INVALID, ids=".".join)
-def test_a_value_that_no_fit_writes_is_refused_in_one_line(earlier, place):
+def test_a_value_that_no_fit_writes_is_refused_in_one_line(written, place):
     for value in INVALID[place]:
         with pytest.raises(
             ValueError, match=r"^'some\.ckpt' is not a valid checkpoint: "
         ) as caught:
-            check_checkpoint(with_value(earlier, place, value), "some.ckpt")
+            check_checkpoint(with_value(written, place, value), "some.ckpt")
         line = str(caught.value)
         assert place[0] in line or value in ({}, None), line
         assert place[-1] in line and len(line) < 400 and "\n" not in line and "\x1b" not in line
 
 
 @pytest.mark.parametrize("part", [MODEL, DATA, OURS])
-def test_a_required_key_that_is_missing_is_named(earlier, part):
+def test_a_required_key_that_is_missing_is_named(written, part):
     tables = {
         MODEL: sections.HYPER_PARAMETERS,
         DATA: sections.DATAMODULE_HYPER_PARAMETERS,
@@ -263,21 +264,21 @@ def test_a_required_key_that_is_missing_is_named(earlier, part):
     required = [name for name, rule in tables[part].items() if rule.is_required]
     assert required
     for name in required:
-        known = copy.copy(earlier)
+        known = copy.copy(written)
         known[part] = {key: value for key, value in known[part].items() if key != name}
         with pytest.raises(ValueError, match=rf"{part}\.{name} is missing"):
             check_checkpoint(known, "some.ckpt")
 
 
-def test_a_checkpoint_without_the_version_of_lightning_is_refused(earlier):
-    known = {name: part for name, part in earlier.items() if name != "pytorch-lightning_version"}
+def test_a_checkpoint_without_the_version_of_lightning_is_refused(written):
+    known = {name: part for name, part in written.items() if name != "pytorch-lightning_version"}
     # Lightning has a KeyError for it
     with pytest.raises(ValueError, match=r"pytorch-lightning_version is missing"):
         check_checkpoint(known, "some.ckpt")
 
 
-def test_a_data_class_of_another_module_may_have_arguments_of_its_own(earlier):
-    known = with_value(earlier, (DATA, "magnification"), 40)
+def test_a_data_class_of_another_module_may_have_arguments_of_its_own(written):
+    known = with_value(written, (DATA, "magnification"), 40)
     with pytest.raises(
         ValueError, match=r"datamodule_hyper_parameters\.magnification is an unknown key"
     ):
@@ -291,20 +292,20 @@ def test_a_data_class_of_another_module_may_have_arguments_of_its_own(earlier):
         check_checkpoint(with_value(known, (DATA, "batch_size"), 0), "some.ckpt")
 
 
-def test_images_are_never_resized_beyond_all_bounds(earlier):
-    known = with_value(earlier, (DATA, "image_size"), 8000)
+def test_images_are_never_resized_beyond_all_bounds(written):
+    known = with_value(written, (DATA, "image_size"), 8000)
     check_checkpoint(with_value(known, (DATA, "crop_share"), 0.875), "some.ckpt")
     with pytest.raises(ValueError, match=r"crop_share is 0\.1 of 8000 pixels"):
         check_checkpoint(with_value(known, (DATA, "crop_share"), 0.1), "some.ckpt")
 
 
-def test_what_other_callbacks_keep_is_theirs(earlier):
+def test_what_other_callbacks_keep_is_theirs(written):
     states = {
-        **earlier["callbacks"],
+        **written["callbacks"],
         "Mine": {"anything": torch.zeros(2)},
         "Rates": {"last": {"lr": 0.1}},
     }
-    check_checkpoint({**earlier, "callbacks": states, "of_a_callback": 3}, "some.ckpt")
+    check_checkpoint({**written, "callbacks": states, "of_a_callback": 3}, "some.ckpt")
 
 
 def test_plain_values_are_counted_where_they_appear_again():
@@ -313,9 +314,9 @@ def test_plain_values_are_counted_where_they_appear_again():
     assert not is_plain([np.zeros(1)]) and not is_plain({1: 2}) and not is_plain(torch.zeros(1))
 
 
-def test_control_the_settings_alone_were_accepted(earlier):
+def test_control_the_settings_alone_were_accepted(written):
     """Without the tables a number out of range reaches the model."""
     assert (
-        model_settings(with_value(earlier, (MODEL, "label_smoothing"), 7.0))["label_smoothing"]
+        model_settings(with_value(written, (MODEL, "label_smoothing"), 7.0))["label_smoothing"]
         == 7.0
     )

@@ -7,7 +7,6 @@ from drawn_scores import draw, mean_precision
 from finetune.runs.best_epoch import (
     chosen_epoch,
     describe,
-    highest_of,
     lowest_acceptable,
     num_trials_of_labels,
 )
@@ -77,11 +76,6 @@ def test_of_few_images_the_kept_one_is_truly_better_than_the_highest():
 )
 def test_the_reason_is_reported(accuracy, words):
     assert describe(3, accuracy, 0.9) == words
-
-
-def test_the_state_of_earlier_versions_is_understood():
-    states = {"highest": 0.5}, {"highest": None}, {"best_score": [0.7, -1.0]}, {"best_score": None}
-    assert [highest_of(state) for state in states] == [0.5, None, 0.7, None]
 
 
 def result_of(labels: np.ndarray, value: float) -> dict:

@@ -215,14 +215,6 @@ def test_no_new_run_is_advised_to_begin_with_several_networks():
         compare_settings(changed(model__members=2), BEFORE, False, False)
 
 
-def test_a_run_of_a_version_that_had_no_members_has_one():
-    before = copy.deepcopy(BEFORE)
-    del before["model"]["members"]
-    assert compare_settings(before, BEFORE, False, False) == ("", {})
-    with pytest.raises(ValueError, match=r"cannot continue with model\.members 3 \(was 1\)"):
-        compare_settings(before, changed(model__members=3), False, False)
-
-
 def test_a_finished_run_reports_no_change_that_does_not_happen():
     shorter = changed(trainer__max_epochs=3, trainer__gradient_clip_val=1.0)
     assert compare_settings(BEFORE, shorter, False, False, is_finished=True) == ("", {})

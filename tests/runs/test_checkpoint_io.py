@@ -18,7 +18,12 @@ def state(value: int) -> dict:
     """What our checkpoints have in common, large enough to be written in several pieces."""
     return {
         "state_dict": {"weight": torch.full((100_000,), float(value))},
-        "hyper_parameters": {"class_names": ["a", "größe"], "backbone": "small_cnn"},
+        "hyper_parameters": {
+            "class_names": ["a", "größe"],
+            "backbone": "small_cnn",
+            "members": 1,
+            "head_stages": 1,
+        },
         "datamodule_hyper_parameters": {"image_size": 28},
         "finetune": {"version": "0.1.0", "torch": "2.15.0"},
         "global_step": value,

@@ -209,23 +209,3 @@ def test_the_mark_of_an_exported_file_is_its_type(checkpoint, tmp_path, suffix):
 def test_very_deep_text_is_damage_too(tmp_path):
     with pytest.raises(ValueError, match="is damaged"):
         read_exported(write_onnx(tmp_path / "some.onnx", "[" * 200_000))
-
-
-def test_a_file_has_later_settings_only_where_they_are_not_the_usual_ones():
-    """Earlier versions refuse settings that they do not know, and read files for one class an image."""
-    checkpoint = {
-        "hyper_parameters": {"class_names": ["a", "b"], "backbone": "lenet", "weights": None},
-        "datamodule_hyper_parameters": {"image_size": 28},
-        "finetune": {"version": "1", "torch": "2"},
-        "state_dict": {
-            "mean": torch.zeros(3, 1, 1),
-            "std": torch.ones(3, 1, 1),
-            "class_weight": torch.ones(2),
-        },
-    }
-    for kind, expected in (("single", None), ("several", "several")):
-        checkpoint["hyper_parameters"]["label_kind"] = kind
-        assert json.loads(packed(checkpoint))["model"].get("label_kind") == expected
-    for num_stages, expected in ((1, None), (3, 3)):
-        checkpoint["hyper_parameters"]["head_stages"] = num_stages
-        assert json.loads(packed(checkpoint))["model"].get("head_stages") == expected

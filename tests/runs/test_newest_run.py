@@ -84,6 +84,7 @@ def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path):
     write_run(tmp_path / "fit/version_0", "a")
     run = write_run(tmp_path / "fit/version_1", "b")
     (run / "checkpoints/last.ckpt").rename(run / "checkpoints/best.ckpt")
+    (run / "about.json").write_text('{"ended": "2026-01-01T10:00:00+00:00"}')
     with pytest.raises(
         WrongUsage, match=r"version_1 cannot be resumed: its last\.ckpt was deleted"
     ):

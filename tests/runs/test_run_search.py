@@ -35,7 +35,7 @@ def test_a_copy_of_a_run_does_not_count_as_newer(tmp_path):
     assert [run.name for run in runs_of(tmp_path)] == ["version_0 copy", "version_0"]
 
 
-def test_a_run_of_an_earlier_version_began_with_its_oldest_file(tmp_path):
+def test_a_run_without_its_date_began_with_its_oldest_file(tmp_path):
     run = write(tmp_path / "run")
     for name, seconds in (("about.json", 2000), ("config.yaml", 1000), ("checkpoints", 3000)):
         os.utime(run / name, (seconds, seconds))

@@ -141,13 +141,8 @@ def test_a_head_over_stages_is_saved_exported_and_read_again(cli, colours, caplo
     first, second = versions(Path("runs"), "fit")
     assert state(second)["network.fc.weight"].shape == (3, 96)
     assert state(first)["network.fc.weight"].shape == (3, 48 + 192 + 96)
-    earlier = torch.load(second / "checkpoints/best.ckpt", weights_only=True)
-    after = Predictor(second / "checkpoints/best.ckpt")(images)
-    del earlier["hyper_parameters"]["head_stages"]  # as checkpoints of earlier versions
-    torch.save(earlier, "earlier.ckpt")
-    np.testing.assert_array_equal(Predictor("earlier.ckpt")(images), after)
     wide = torch.load(best, weights_only=True)
-    del wide["hyper_parameters"]["head_stages"]  # the control: the setting counts
+    wide["hyper_parameters"]["head_stages"] = 1  # the control: the setting counts
     torch.save(wide, "wide.ckpt")
     with pytest.raises(ValueError, match="does not hold the weights"):
         Predictor("wide.ckpt")
