@@ -7,6 +7,7 @@ from typing import Any
 from finetune.data.addresses import is_address, is_dataset
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")  # suffixes
+RUNS_MARK = ".finetune"  # an empty file in a folder of runs, whose images are no data
 # Arguments that have a meaning only for a table.
 _OF_TABLES = ("table", "columns", "labels", "label_separator")
 

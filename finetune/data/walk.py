@@ -2,12 +2,11 @@
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from finetune.data.data_place import RUNS_MARK
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.file_entries import Entry
 from finetune.data.heif import heic_advice
@@ -36,7 +35,6 @@ _HARMLESS = {
     ".yaml",
     ".yml",
 }
-_COMMANDS = ("fit", "validate", "test", "predict")  # commands that write runs
 
 
 @dataclass
@@ -112,7 +110,7 @@ def find_images(
     parents = [*parents, storage.resolved(folder)]
     for entry in entries:
         if entry.is_folder:
-            if holds_runs(entry.path) or is_run(entry.path):
+            if holds_runs(entry.path):
                 continue
             if entry.is_link and _is_above(storage.resolved(entry.path), parents):
                 text = f"{entry.path} is a link to a folder that it lies in"
@@ -144,47 +142,8 @@ def dangling_links(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def holds_runs(folder: str) -> bool:
-    """Return whether `folder` contains runs of `finetune`, whose images are no data."""
-    places = [os.path.join(folder, command) for command in _COMMANDS]
-    return any(kind_of(place) == "folder" and _has_run(place) for place in places)
-
-
-def _has_run(place: str) -> bool:
-    with suppress(OSError):
-        entries = storage_of(place).entries(place)
-        return any(entry.is_folder and is_run(entry.path) for entry in entries)
-    return False
-
-
-def holds_only_runs(folder: str) -> bool:
-    """Return whether `folder` is a run, or contains runs in any depth and no images outside of them."""
-    if is_run(folder) or holds_runs(folder):
-        return True
-    has_runs = False
-    # Without sorting, and only up to the first image: a class may have a million images on a network disk.
-    with suppress(OSError):
-        for entry in storage_of(folder).entries(folder):
-            if entry.name.startswith("."):
-                continue
-            if is_image_file(entry.name):
-                return False
-            if entry.is_folder:
-                # Links are not followed, because they may form a cycle.
-                holds_only = holds_runs if entry.is_link else holds_only_runs
-                if not holds_only(entry.path):
-                    return False
-                has_runs = True
-    return has_runs
-
-
-def is_run(folder: str) -> bool:
-    """Return whether `folder` is a single run. Its parent, such as `test`, may also hold the classes of a split."""
-    place, name = os.path.split(storage_of(folder).absolute(folder))
-    command = os.path.basename(place)
-    is_place = command in _COMMANDS and re.fullmatch(r"version_\d+", name) is not None
-    # `fit --name` lets the user name the folder
-    is_named = command == "fit" and kind_of(os.path.join(folder, "about.json")) == "file"
-    return (is_place or is_named) and kind_of(os.path.join(folder, "config.yaml")) == "file"
+    """Return whether `folder` contains runs of `finetune`, or is one: its images are no data."""
+    return kind_of(os.path.join(folder, RUNS_MARK)) == "file"
 
 
 def is_image_file(name: str) -> bool:

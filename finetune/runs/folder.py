@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from finetune.data.data_place import RUNS_MARK
 from finetune.distributed.ranks import ending
 from finetune.runs.fold_record import has_folds
 from finetune.runs.local_copies import RECORD, SYNC, address_of, shown_place
@@ -108,6 +109,19 @@ class Run:
         else:
             self._choose_version(folder, missing)
         assert self.path is not None
+        self._mark(missing)
+
+    def _mark(self, missing: Sequence[Path]) -> None:
+        """Mark the outermost folder of runs that this command has created, since others may be those of the images.
+
+        In object storage it is the run itself, whose files are uploaded.
+        """
+        assert self.path is not None
+        places = [self.root, self.root / self.command]
+        if any((place / RUNS_MARK).exists() for place in places):
+            return
+        created = [place for place in places if place in missing and address_of(place) is None]
+        (next(iter(created), self.path) / RUNS_MARK).touch()
 
     def _claim_name(self) -> None:
         """Begin to upload a named run. It may have begun on another machine, if it has no result there.
@@ -235,9 +249,11 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Delete those of the folders that are empty, in this order."""
+    """Delete those of the folders that are empty but for the mark of a folder of runs, in this order."""
     for folder in folders:
         with suppress(OSError):  # another run is in it
+            if os.listdir(folder) == [RUNS_MARK]:
+                (folder / RUNS_MARK).unlink()
             folder.rmdir()
 
 
@@ -308,7 +324,7 @@ def _clear(folder: Path) -> None:
 
 def _is_ours(folder: Path) -> bool:
     """Return whether a folder is that of a run, or has nothing but locks and temporary files."""
-    locks = {LOCK, CHILDREN_LOCK, *_OF_LOCAL_COPIES}
+    locks = {LOCK, CHILDREN_LOCK, RUNS_MARK, *_OF_LOCAL_COPIES}
     others = (path for path in folder.iterdir() if path.name not in locks)
     return is_run_folder(folder) or all(map(is_unfinished, others))
 
@@ -337,6 +353,7 @@ def has_result(folder: Path) -> bool:
         if (
             is_folder
             or name in _OF_NO_RESULT | _OF_LOCAL_COPIES
+            or path.name == RUNS_MARK
             or is_unfinished(path)
             or (name == "steps.csv" and not _has_metrics(path))
         ):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from finetune.data.addresses import is_address, parse_address
+from finetune.data.data_place import RUNS_MARK
 from finetune.system.cache_dir import cache_dir
 from finetune.system.files import replace_text
 from finetune.system.messages import WrongUsage
@@ -130,10 +131,10 @@ def write_record(run: Path, record: Record) -> None:
 
 
 def files_of(run: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of each file of a run, without locks and temporary files."""
+    """Yield the name and path of each file of a run, without locks, temporary files, and links, which may lead out."""
     for path in sorted(run.rglob("*")):
-        is_hidden = path.name.startswith(".")
-        if path.is_file() and not is_hidden:
+        is_hidden = path.name.startswith(".") and path.name != RUNS_MARK
+        if path.is_file() and not path.is_symlink() and not is_hidden:
             yield path.relative_to(run).as_posix(), path
 
 

@@ -18,7 +18,7 @@ _OURS = re.compile(
     r"((fit/fold_\d+|test/version_\d+)/)?"
     r"((about|folds|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
-    r"|\.lock|\.children\.lock|checkpoints/(best|last|start)\..+|(mlflow|tensorboard|wandb)/.+)",
+    r"|\.lock|\.children\.lock|((fit|test)/)?\.finetune|checkpoints/(best|last|start)\..+|(mlflow|tensorboard|wandb)/.+)",
     re.DOTALL,
 )
 

@@ -104,7 +104,8 @@ def test_a_run_there_has_the_files_and_weights_of_a_local_one(server, colours, c
     assert "run in s3://photos/runs/fit/version_0\n" in capsys.readouterr().out
     run = Path("runs/fit/version_0")
     local = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
-    assert files_there(server) == local and {"test.json", LAST, ".lock"} < local
+    # a folder of runs on a disk has the mark
+    assert files_there(server) - {".finetune"} == local and {"test.json", LAST, ".lock"} < local
     assert are_equal(here(), there(server))
     config = yaml.safe_load(server.objects["runs/fit/version_0/config.yaml"])
     assert config["trainer"]["default_root_dir"] == f"{server.address}/runs"
@@ -386,6 +387,21 @@ def upload_of(server: ObjectServer, content: str) -> RunUpload:
     upload.send()
     upload.wait()
     return upload
+
+
+def test_what_a_link_leads_out_to_is_not_uploaded(server, tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/other.txt").write_text("secret")
+    run = upload_of(server, "first").run
+    (run / "plan.txt").symlink_to(tmp_path / "secret.txt")
+    (run / "folder").symlink_to(tmp_path / "secrets")
+    (run / "notes.txt").write_text("notes")  # the control
+    upload = RunUpload(run)
+    upload.send()
+    upload.wait()
+    assert "notes.txt" in files_there(server)
+    assert b"secret" not in server.objects.values()
 
 
 def test_one_process_writes_a_run(server, move):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetune.data.datasets import folders
 from finetune.data.datasets.class_changes import ClassChanges
 from finetune.data.datasets.folders import find_images, scan
 from finetune.data.datasets.listing import list_images
@@ -462,82 +461,13 @@ def test_a_folder_of_everything_names_a_few_of_its_folders(tmp_path):
     assert len(str(error.value)) < 600
 
 
-COMMANDS = ("fit", "validate", "test", "predict")
-
-
-@pytest.mark.parametrize(
-    "folder", [*(f"runs/{command}" for command in COMMANDS), "fit", "runs/a/fit", "cat/runs/fit"]
-)
-def test_runs_that_were_begun_among_the_class_folders_are_no_class(tmp_path, folder):
-    """`cd photos; finetune fit .` writes ./runs. The next command there must find the same classes."""
-    run = f"{folder}/version_0"
-    make(tmp_path / "data", "cat/1.png", "dog/1.png", f"{run}/config.yaml", f"{run}/augmented.webp")
-    names, files = scan(tmp_path / "data")
-    assert names == ["cat", "dog"] and len(files["all"]) == 2
-    assert scan(tmp_path / "data", ["cat", "dog"])[0] == names
-    # The control: a class that has images stays one, whatever else it holds.
-    make(
-        tmp_path / "other",
-        "cat/1.png",
-        "dog/1.png",
-        "runs/1.png",
-        f"{run}.png",
-        "runs/a/fit/version_0/config.yaml",
-    )
-    assert scan(tmp_path / "other")[0] == sorted({"cat", "dog", "runs", folder.split("/")[0]})
-
-
-@pytest.mark.parametrize("name", ["fit", "test"])
-def test_a_class_or_split_that_is_called_as_a_command_stays_one(tmp_path, name):
-    run = f"{name}/version_0"  # of `--out .`
-    make(
-        tmp_path / "a", "cat/1.png", f"{name}/1.png", f"{run}/config.yaml", f"{run}/augmented.webp"
-    )
-    names, files = scan(tmp_path / "a")
-    assert names == ["cat", name] and len(files["all"]) == 2
-    make(
-        tmp_path / "b",
-        *TRAIN,
-        "test/cat/1.png",
-        "test/dog/1.png",
-        f"{run}/config.yaml",
-        f"{run}/augmented.webp",
-    )
-    names, files = scan(tmp_path / "b")
-    assert names == ["cat", "dog"] and len(files["test"]) == 2
-
-
-def test_classes_that_are_links_next_to_runs_are_classes(tmp_path):
-    make(tmp_path / "far", "cat/1.png", "dog/1.png")
-    make(
-        tmp_path / "data",
-        "train/runs/fit/version_0/config.yaml",
-        "test/scene_1/config.yaml",
-        "test/scene_1/1.png",
-    )
-    for name in ("cat", "dog"):
-        (tmp_path / "data/train" / name).symlink_to(tmp_path / "far" / name)
-    (tmp_path / "data/old").mkdir()
-    make(
-        tmp_path / "runs",
-        "fit/version_0/config.yaml",
-        "fit/version_0/augmented.webp",
-        "fit/version_1/x",
-    )
-    (tmp_path / "data/old/runs").symlink_to(tmp_path / "runs")
-    assert [Path(folder).name for folder in folders.class_folders(str(tmp_path / "data"))] == [
-        "test",
-        "train",
-    ]
-    assert [
-        Path(folder).name for folder in folders.class_folders(str(tmp_path / "data/train"))
-    ] == [
-        "cat",
-        "dog",
-    ]
-    assert [Path(folder).name for folder in folders.class_folders(str(tmp_path / "data/test"))] == [
-        "scene_1"
-    ]
+@pytest.mark.parametrize("folder", ["runs", "fit", "cat/runs"])
+def test_marked_folders_of_runs_are_no_class(tmp_path, folder):
+    make(tmp_path, "cat/1.png", "dog/1.png", f"{folder}/fit/version_0/augmented.webp")
+    num_before = len(scan(tmp_path)[1]["all"])
+    make(tmp_path, f"{folder}/.finetune")
+    names, files = scan(tmp_path)
+    assert names == ["cat", "dog"] and len(files["all"]) == 2 == num_before - 1
 
 
 def test_folders_are_left_out_where_they_are_asked_to(tmp_path):

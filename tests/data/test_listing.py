@@ -31,7 +31,7 @@ SOUND = {
     "runs next to classes": [
         "a/1.jpg",
         "b/1.jpg",
-        "runs/test/version_0/config.yaml",
+        "runs/.finetune",
         "runs/test/version_0/1.webp",
     ],
 }

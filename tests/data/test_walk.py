@@ -56,22 +56,9 @@ def test_links_to_nothing_are_listed(folder):
 
 def test_the_images_of_runs_are_none_of_the_folder_that_they_were_begun_in(folder):
     """Of `finetune predict RUN .` there; by its own name a folder of runs is one like any other."""
-    run = folder / "runs/fit/version_0"
-    run.mkdir(parents=True)
-    (run / "augmented.webp").touch()
-    # the control: so far nothing says that a run it is
-    assert len(list(find_images(folder))) == 4
-    (run / "config.yaml").touch()
+    (folder / "runs").mkdir()
+    (folder / "runs/augmented.webp").touch()
+    assert len(list(find_images(folder))) == 4  # the control: it has no mark
+    (folder / "runs/.finetune").touch()
     assert len(list(find_images(folder))) == 3
-    assert not list(find_images(folder / "runs")) and not list(find_images(folder / "runs/fit"))
-    assert list(find_images(run)) == [str(run / "augmented.webp")]  # by its own name
-
-
-def test_the_images_of_a_named_run_are_none_of_the_folder_either(folder):
-    run = folder / "runs/fit/mine"
-    run.mkdir(parents=True)
-    (run / "augmented.webp").touch()
-    (run / "config.yaml").touch()
-    assert len(list(find_images(folder))) == 4  # a run of fit has an about.json, too
-    (run / "about.json").touch()
-    assert len(list(find_images(folder))) == 3
+    assert list(find_images(folder / "runs")) == [str(folder / "runs/augmented.webp")]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from finetune.commands.parser import OneLineErrorParser
+from finetune.data.datasets.folders import scan
 from finetune.runs import run_lock
 from finetune.runs.folder import Run, RunFolder, check_name, is_dev_run, versions
 from finetune.runs.local_copies import local_copy
@@ -58,6 +59,26 @@ def test_versions_count_on_from_the_highest_and_sort_as_numbers(tmp_path):
     assert versions(tmp_path / "nowhere", "fit") == []
 
 
+def test_folders_of_runs_among_the_images_are_no_data(tmp_path, monkeypatch):
+    for name in ("train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/dog/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    before = scan(".")
+    runs = [Run(root, command).choose() for root in ("runs", ".") for command in ("fit", "test")]
+    for run in runs:
+        (run / "1.png").touch()
+    names, splits = scan(".")
+    assert names == before[0] and splits.keys() == before[1].keys()
+    assert all(list(splits[name].paths) == list(before[1][name].paths) for name in splits)
+    marks = sorted(path.as_posix() for path in Path().rglob(".finetune"))
+    assert marks == ["fit/.finetune", "runs/.finetune", "test/version_0/.finetune"]
+    for mark in marks:
+        Path(mark).unlink()
+    with pytest.raises(ValueError, match="has the class 'version_0'"):
+        scan(".")  # the control
+
+
 def test_a_run_may_have_a_name(tmp_path):
     Run(tmp_path, "fit").choose()
     assert Run(tmp_path, "fit", name="mine").choose() == tmp_path / "fit/mine"
@@ -81,7 +102,7 @@ def test_a_named_run_does_not_continue_one_that_was_killed_before_its_first_resu
         (run / name).write_text('{"finetune": "0.1.0"}')
     (run / "steps.csv").write_text("step,epoch,lr-SGD\n3,0,0.1\n")
     assert Run(tmp_path, "fit", name="mine").choose() == run
-    assert [path.name for path in run.rglob("*") if path.is_file()] == [".lock"]
+    assert {path.name for path in run.rglob("*") if path.is_file()} == {".lock", ".finetune"}
     (run / "metrics.csv").touch()  # a result
     with pytest.raises(WrongUsage, match="exists already"):
         Run(tmp_path, "fit", name="mine").choose()
@@ -273,7 +294,7 @@ def test_a_temporary_file_is_no_result_so_the_name_of_a_killed_run_is_free(tmp_p
     run.mkdir(parents=True)
     (run / ".steps.csv.0a1b2c3d.tmp").touch()
     assert Run(tmp_path, "fit", name="first").choose() == run
-    assert [path.name for path in run.iterdir()] == [".lock"]
+    assert {path.name for path in run.iterdir()} == {".lock", ".finetune"}
     run_lock.release()
     (run / "steps.tmp").touch()  # the control: a file of the user
     with pytest.raises(WrongUsage, match="exists already"):

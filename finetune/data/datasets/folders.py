@@ -18,7 +18,7 @@ from finetune.data.samples import PathList, Samples
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import kind_of, normal_path, refresh, storage_of
 from finetune.data.targets import ClassIndex
-from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_only_runs, num_loose
+from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_runs, num_loose
 from finetune.system.file_names import class_name, composed, text_of
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 from finetune.system.option_names import with_option
@@ -162,7 +162,7 @@ def class_folders(folder: str, exclude: Collection[str] = ()) -> list[str]:
         for name in names
         if class_name(name) not in excluded
     ]
-    return [path for path in paths if not holds_only_runs(path)]
+    return [path for path in paths if not holds_runs(path)]
 
 
 def _check_folders_exist(folders: Iterable[str], changes: ClassChanges) -> None:
