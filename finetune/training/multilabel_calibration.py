@@ -46,7 +46,8 @@ class MultilabelCalibration(NamedTuple):
         thresholds: An image has a label if its probability is at least this, K.
         num_images: Number of validation images that it was fitted on; 0 if nothing was fitted.
         aim: What the thresholds were requested for; None for the default, the highest F1.
-        unreached: Indices of the labels for which no threshold reaches the aim. They have the default threshold.
+        unreached: Indices of the labels whose threshold misses the aim: the best common one if they have few images,
+            or the default one if none reaches the aim.
     """
 
     scale: tuple[float, ...]
@@ -86,16 +87,17 @@ class MultilabelCalibration(NamedTuple):
         aim = "the highest f1" if self.aim is None else _words(self.aim)
         lines.append(f"thresholds for {aim}: {', '.join(shown[:_MOST_SHOWN])}{more}")
         if missed := self.describe_unreached_aim(class_names):
-            lines.append(f"{missed}; there it is the threshold for the highest f1")
+            few = f"with fewer than {LEAST_TO_CHOOSE} images with or without a label the best common one"
+            lines.append(f"{missed}; there it is the threshold for the highest f1, {few}")
         return lines
 
     def describe_unreached_aim(self, class_names: Sequence[str]) -> str:
-        """Return in words for which labels no threshold reaches the aim; "" if there is one for each."""
+        """Return in words for which labels the aim is not reached; "" if it is for each."""
         if self.aim is None or not self.unreached:
             return ""
         names = [class_names[k] for k in self.unreached]
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-        return f"no threshold reaches {_words(self.aim)} for {', '.join(names[:_MOST_SHOWN])}{more}"
+        return f"{_words(self.aim)} is not reached for {', '.join(names[:_MOST_SHOWN])}{more}"
 
     def as_plain(self) -> dict[str, Any] | None:
         """Return plain values for checkpoints and test.json; None if nothing was fitted."""
@@ -175,14 +177,19 @@ def _with_thresholds(
     thresholds = [
         own if own is not None else other for own, other in zip(wanted, default, strict=True)
     ]
-    unreached = [k for k, own in enumerate(wanted) if own is None]
+    unreached = [
+        k
+        for k, own in enumerate(wanted)
+        if aim is not None
+        and (own is None or not _reaches((negatives[k], positives[k]), scale[k], bias[k], own, aim))
+    ]
     return MultilabelCalibration(
         scale=tuple(scale.tolist()),
         bias=tuple(bias.tolist()),
         thresholds=tuple(0.5 if value is None else value for value in thresholds),
         num_images=int(counts[:, 0].sum()),
         aim=aim,
-        unreached=tuple(unreached) if aim is not None else (),
+        unreached=tuple(unreached),
     )
 
 
@@ -310,6 +317,28 @@ def _thresholds(
         else:
             thresholds.append(shared)
     return thresholds
+
+
+def _reaches(
+    counts: tuple[Array, Array], scale: float, bias: float, threshold: float, aim: LabelAim
+) -> bool:
+    """Return whether a threshold reaches an aim for a label; true if no image has the label.
+
+    Args:
+        counts: Number of images without and with the label by bin, (J,) each.
+        scale: As in `MultilabelCalibration`.
+        bias: As in `MultilabelCalibration`.
+        threshold: The threshold of the label.
+        aim: The aim.
+    """
+    negatives, positives = counts
+    if aim.least is None or not positives.any():
+        return True
+    is_predicted = _sigmoid(scale * bin_centres() + bias) >= threshold
+    num_hits = positives[is_predicted].sum()
+    num_predicted = num_hits + negatives[is_predicted].sum()
+    total = positives.sum() if aim.measure == "recall" else max(num_predicted, 1)
+    return bool(num_hits / total >= aim.least)
 
 
 def _candidates(negatives: Array, positives: Array, scale: float, bias: float) -> Candidates:

@@ -147,17 +147,30 @@ def test_a_threshold_reaches_the_recall_with_the_highest_precision():
     assert calibration.unreached == () and calibration.describe_unreached_aim(NAMES) == ""
 
 
+def test_a_label_whose_common_threshold_misses_the_aim_is_named():
+    """It has too few images for a threshold of its own, and two of six have the lowest logits of all."""
+    logits, labels = drawn()
+    labels[:, 0] = 0
+    labels[:6, 0] = 1
+    logits[:, 0] = -6.0
+    logits[:6, 0] = 6.0
+    aim = LabelAim("recall", 0.9)
+    assert fitted(logits, labels, aim).unreached == ()  # the control
+    logits[:2, 0] = -9.0
+    calibration = fitted(logits, labels, aim)
+    chosen = calibration.decide(calibration.probabilities(logits))
+    assert recall_score(labels[:, 0].numpy(), chosen[:, 0].numpy()) == pytest.approx(4 / 6)
+    assert calibration.describe_unreached_aim(NAMES) == "recall 0.9 is not reached for a"
+
+
 def test_an_aim_that_a_label_cannot_reach_is_named():
     logits, labels = drawn()
     logits[:, 3] = 0.0
     calibration = fitted(logits, labels, LabelAim("precision", 0.9))
     assert calibration.unreached == (3,)
-    assert calibration.describe_unreached_aim(NAMES) == "no threshold reaches precision 0.9 for d"
+    assert calibration.describe_unreached_aim(NAMES) == "precision 0.9 is not reached for d"
     assert calibration.thresholds[3] == fitted(logits, labels).thresholds[3]
-    assert any(
-        "there it is the threshold for the highest f1" in line
-        for line in calibration.describe(NAMES)
-    )
+    assert any("precision 0.9 is not reached for d" in line for line in calibration.describe(NAMES))
 
 
 def test_labels_with_few_images_share_a_threshold():
