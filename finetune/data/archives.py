@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -180,15 +181,15 @@ def _tar_members(path: Path, limit: int) -> Iterator[_Member]:
     with open(path, "rb") as raw:
         is_compressed = raw.read(len(_GZIP)) == _GZIP
         raw.seek(0)
-        file = _BoundedReader(gzip.GzipFile(fileobj=raw) if is_compressed else raw, limit)
-        with tarfile.open(fileobj=cast(Any, file), mode="r:") as archive:
+        file: Any = _BoundedReader(gzip.GzipFile(fileobj=raw) if is_compressed else raw, limit)
+        with cast(Any, tarfile.open(fileobj=file, mode="r:")) as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # or each takes a kilobyte until the end
                 yield _Member(
                     member.name,
                     member.size,
                     member.isreg() or member.isdir(),
-                    lambda folder, member=member: archive.extract(member, folder, filter="data"),
+                    partial(archive.extract, member, filter="data"),
                 )
             # tarfile takes a truncated or damaged header for the end
             if file.last != bytes(_BLOCK):
@@ -203,5 +204,5 @@ def _zip_members(path: Path) -> Iterator[_Member]:
                 info.filename,
                 info.file_size,
                 kind in (0, stat.S_IFREG, stat.S_IFDIR),
-                lambda folder, info=info: archive.extract(info, folder),
+                partial(archive.extract, info),
             )

@@ -179,7 +179,9 @@ def _image_counts(data: ImageDataModule) -> str:
     if data.label_kind == "several":
         classes = f"{_label_density(data)}; {len(counts)} labels in train: {', '.join(shown)}"
     remark = f"; {data.scanned.remark}" if data.scanned.remark else ""
-    place = f"{data.root} in {data.scanned.folder}" if is_copied(data.root) else data.root
+    place = str(data.root)
+    if is_copied(place):
+        place = f"{place} in {data.scanned.folder}"
     return f"images: {place}: {', '.join(splits)}; {classes}{remark}"
 
 
