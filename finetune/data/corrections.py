@@ -11,8 +11,8 @@ The columns are path, was, now, by and when:
 If images have several labels, `was` and `now` hold labels separated by `;`, or a JSON list: `[]` for no label, and for
 labels that contain a `;`.
 
-A line is appended by one `write`, under a lock, and only after a complete line. So several processes may append to one
-file, and a killed process leaves complete lines. On file systems without locks only processes on one machine may.
+A line is appended by one `write`, under a lock. So several processes may append to one file, and a killed process
+leaves complete lines. On file systems without locks only processes on one machine may.
 """
 
 import contextlib
@@ -21,10 +21,8 @@ import errno
 import fcntl
 import io
 import json
-import logging
 import os
 import stat
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +31,6 @@ from typing import Any, NamedTuple
 from finetune.system.file_names import composed
 from finetune.system.files import lock_if_supported
 from finetune.system.messages import NotFound, WrongUsage, shown
-
-log = logging.getLogger(__name__)
 
 COLUMNS = ("path", "was", "now", "by", "when")
 EXCLUDED = "excluded"
@@ -117,43 +113,31 @@ def last_decisions(lines: Iterable[Correction]) -> dict[str, Correction]:
     return {path: line for path, line in last.items() if line.now != WITHDRAWN}
 
 
-def parse_corrections(content: bytes, file: object, num_skipped: int = 0) -> list[Correction]:
-    """Return the lines of a file in order. An incomplete last line, of a computer that crashed, is skipped.
+def parse_corrections(content: bytes, file: object) -> list[Correction]:
+    """Return the lines of a file in order.
 
     Args:
-        content: The content of the file, or its header and its last lines.
+        content: The content of the file.
         file: Its path, for messages.
-        num_skipped: Number of lines between the header and these last lines.
 
     Raises:
         ValueError: A line is not valid.
     """
-    num_complete = _complete_length(content)
-    try:  # the last line may lack only its end, after a change in an editor
-        return list(_parse(content, file, num_skipped))
-    except ValueError:
-        if num_complete == len(content):
-            raise
-    lines = list(_parse(content[:num_complete], file, num_skipped))
-    log.warning("%s ends in an incomplete line, which is skipped", file)
-    return lines
+    reader = _reader(content)
+    try:
+        header = _read_header(reader, file)
+        return [
+            _correction(header, values, f"{file}, line {reader.line_num}")
+            for values in reader
+            if values
+        ]
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {reader.line_num}: {error}") from error
 
 
 def _reader(content: bytes) -> Any:
     text = content.decode("utf-8-sig", "surrogateescape")
     return csv.reader(io.StringIO(text, newline=""), strict=True)
-
-
-def _parse(content: bytes, file: object, num_skipped: int = 0) -> Iterator[Correction]:
-    reader = _reader(content)
-    try:
-        header = _read_header(reader, file)
-        for values in reader:
-            if values:
-                where = f"{file}, line {num_skipped + reader.line_num}"
-                yield _correction(header, values, where)
-    except csv.Error as error:
-        raise ValueError(f"{file}, line {num_skipped + reader.line_num}: {error}") from error
 
 
 def _read_header(reader: Any, file: object) -> list[str]:
@@ -182,17 +166,6 @@ def _correction(header: list[str], values: list[str], where: str) -> Correction:
         if shown(row[name]) != row[name]:
             raise ValueError(f"{where}: '{shown(row[name])}' in {name} is not the name of a class")
     return Correction(**row)
-
-
-def _complete_length(content: bytes) -> int:
-    """Return the length of the content without a last record that has no line end.
-
-    A line end within quotes, of a file name that has one, does not end a record.
-    """
-    end = content.rfind(b"\n") + 1
-    while end and content.count(b'"', 0, end) % 2:
-        end = content.rfind(b"\n", 0, end - 1) + 1
-    return end
 
 
 @contextlib.contextmanager
@@ -224,7 +197,7 @@ class CorrectionsFile:
         path: Its path. The first line creates the file.
 
     Attributes:
-        lines: The lines that were read. If others have changed earlier lines, a new list replaces this one.
+        lines: The lines that were read. If others have changed the file, a new list replaces this one.
 
     Raises:
         ValueError: The file exists, and is not a file of corrections.
@@ -232,16 +205,11 @@ class CorrectionsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[Correction] = []
-        self._columns: Sequence[str] = COLUMNS
-        self._state = (0, 0, 0, 0)  # device, inode, size and time of the file that was read
-        self._num_read = 0  # bytes
-        self._num_complete = 0  # bytes that end with a complete line
-        self._checksum = 0  # of the bytes that were read
+        self._forget()
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the lines that other processes have appended.
+        """Read the file if it has changed.
 
         Raises:
             ValueError: A line is not valid. The message names it.
@@ -265,61 +233,42 @@ class CorrectionsFile:
             lock_if_supported(descriptor, fcntl.LOCK_EX)
             self._load(descriptor)
             record = _record(getattr(correction, name) for name in self._columns)
-            list(_parse(_record(self._columns) + record, self.path))
-            if self._num_read == 0:
+            added = parse_corrections(_record(self._columns) + record, self.path)
+            size = os.fstat(descriptor).st_size
+            if size == 0:
                 record = _record(self._columns) + record
-            elif self._num_complete < self._num_read:
-                record = self._end_last_line(descriptor) + record
-            num_before = os.fstat(descriptor).st_size
+            elif os.pread(descriptor, 1, size - 1) != b"\n":
+                record = b"\n" + record
             try:
                 if os.write(descriptor, record) < len(record):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
                 os.fsync(descriptor)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, num_before)
+                    os.ftruncate(descriptor, size)
                 raise
-            self._load(descriptor)
-
-    def _end_last_line(self, descriptor: int) -> bytes:
-        """Remove a last line that is incomplete. If it only lacks its end, return the end."""
-        content = _read_all(descriptor, self.path)
-        try:
-            list(_parse(content, self.path))
-        except ValueError:
-            os.ftruncate(descriptor, self._num_complete)
-            return b""
-        return b"\n"
+            self.lines += added
+            self._state = _state(descriptor)
 
     def _load(self, descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        state = _state(descriptor)
         if state == self._state:
             return
-        content = _read_all(descriptor, self.path)
-        is_appended = 0 < self._num_complete == self._num_read <= len(content)
-        if not is_appended or zlib.crc32(content[: self._num_read]) != self._checksum:
-            self._forget()
-        if content:
-            start = self._num_read
-            if start == 0:
-                self._columns = _read_header(_reader(content), self.path)
-            appended = content[start:]
-            header = _record(self._columns) if start else b""
-            num_skipped = content.count(b"\n", 0, start) - 1 if start else 0
-            self.lines += parse_corrections(header + appended, self.path, num_skipped)
-            self._num_complete = start + _complete_length(appended)
-            self._num_read = len(content)
-            self._checksum = zlib.crc32(content)
+        self._forget()
+        if content := _read_all(descriptor, self.path):
+            self._columns = _read_header(_reader(content), self.path)
+            self.lines = parse_corrections(content, self.path)
         self._state = state
 
     def _forget(self) -> None:
-        self.lines = []
-        self._columns = COLUMNS
-        self._state = (0, 0, 0, 0)
-        self._num_read = 0
-        self._num_complete = 0
-        self._checksum = 0
+        self.lines: list[Correction] = []
+        self._columns: Sequence[str] = COLUMNS
+        self._state: tuple[int, ...] = ()  # of the file that was read
+
+
+def _state(descriptor: int) -> tuple[int, ...]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _record(values: Iterable[str]) -> bytes:

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -92,28 +91,6 @@ def test_the_last_line_of_an_image_counts(file):
     assert found.find("a.png") == line("a.png", "bird") and found.find("b.png") is None
     # macOS may write é as e and an accent
     assert found.find("é.png") == found.find("e\u0301.png") != None  # noqa: E711
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_file_that_is_cut_anywhere_keeps_its_complete_lines_and_continues(tmp_path, seed):
-    rng = random.Random(seed)
-    full = CorrectionsFile(tmp_path / "whole.csv")
-    lines = [line(rng.choice(PATHS)) for _ in range(6)]
-    ends = [0]
-    for each in lines:
-        full.append(each)
-        ends.append(full.path.stat().st_size)
-    content = full.path.read_bytes()
-    for length in range(len(HEADER) + 1, len(content)):
-        cut = tmp_path / "cut.csv"
-        cut.write_bytes(content[:length])
-        file = CorrectionsFile(cut)
-        num = sum(end <= length for end in ends[1:])
-        # a line that lacks only its end, or digits of its last value, is complete enough
-        assert file.lines[:num] == lines[:num] and len(file.lines) in (num, num + 1)
-        before = list(file.lines)
-        file.append(line("last.png"))
-        assert parse_corrections(cut.read_bytes(), cut) == [*before, line("last.png")] == file.lines
 
 
 def test_two_writers_see_each_other(file):

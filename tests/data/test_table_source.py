@@ -142,7 +142,7 @@ def lines(*faulty: str, header: str = "path,label") -> str:
         ([",a"], "path,label", (3, "path"), "the path is empty"),
         (["s3://bucket/x.jpg,a"], "path,label", (3, "path"), "is an address outside of the folder"),
         (["ftp://host/x.jpg,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
-        (["http://host/x.jpg?y,a"], "path,label", (3, "path"), "download the images, and pass their"),
+        (["http://host/x.jpg?y,a"], "path,label", (3, "path"), "is an address, which is unsupported"),
         (["s3://a:b/c@bucket/x.jpg,a"], "path,label", (3, "path"), "s3://…@bucket/x.jpg' is an address"),
         (["http://host/x.jpg?a=b,a"], "path,label", (3, "path"), "http://host/x.jpg?…' is an address"),
         (["s3://a:b?c@bucket/x.jpg,a"], "path,label", (3, "path"), "'s3://…' is an address"),

@@ -4,7 +4,6 @@
 - `image_source`: the interface of a source of images. `sources` has that of a folder, and chooses between it and that
   of a table, `table_source`. `folders` finds the classes, splits and images of a folder. `class_changes`:
   options that exclude or merge classes.
-- `misplaced`: hints for a folder that is one level too high or too low.
 - `listing`: all images of a data set for `finetune check`, also of a faulty one.
 - `fashion_mnist`: Fashion-MNIST by torchvision, written as PNGs.
 - `download`: downloads archives.

@@ -3,14 +3,12 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os.path import basename
 from pathlib import PurePath
 
 import numpy as np
 
-from finetune.data.datasets import misplaced
 from finetune.data.datasets.class_changes import NO_CHANGES, ClassChanges, check_names_exist
 from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.heif import heic_advice
@@ -19,7 +17,7 @@ from finetune.data.splits import SPLIT_NAMES
 from finetune.data.storage import kind_of, normal_path, refresh, storage_of
 from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_runs, num_loose
-from finetune.system.file_names import class_name, composed, text_of
+from finetune.system.file_names import class_name, composed
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
 from finetune.system.option_names import with_option
 
@@ -63,7 +61,6 @@ def scan(
     exclude = changes.exclude
     if fault := folder_fault(root):
         raise FileNotFoundError(f"the data folder {root!r} {fault}; pass another FOLDER")
-    inside = partial(class_folders, exclude=exclude)
     split_dirs = split_folders(root, exclude) or {"all": root}
     if "all" not in split_dirs and "train" not in split_dirs and not class_names:
         names = " and ".join(repr(basename(folder)) for folder in split_dirs.values())
@@ -71,8 +68,6 @@ def scan(
             f"{root} has {names} but no 'train'; put the training images in {root}/train/CLASS"
         )
     class_dirs = {split: named_folders(folder, exclude) for split, folder in split_dirs.items()}
-    for folders in class_dirs.values():
-        _check_composed(folders)
     merged = {
         split: _merge_folders(folders, changes.merge) for split, folders in class_dirs.items()
     }
@@ -81,14 +76,7 @@ def scan(
         _check_folders_exist({root, *split_dirs.values()}, changes)
         first = "train" if "train" in split_dirs else "all"
         class_names = list(merged[first])
-        folders = class_dirs[first]
-        _check_found_classes(split_dirs[first], folders, class_names, inside)
-        if is_logged and (
-            text := misplaced.warning_of_data_sets(
-                split_dirs[first], list(folders.values()), inside
-            )
-        ):
-            log.warning("%s", text)
+        _check_found_classes(split_dirs[first], class_dirs[first], class_names)
     else:
         _check_requested_names(class_names)
     if twice := [name for name, num in Counter(map(composed, class_names)).items() if num > 1]:
@@ -109,15 +97,11 @@ def scan(
             )
     if is_logged:
         skipped.log_summary(root)
-        _log_decomposed([folder for folders in class_dirs.values() for folder in folders.values()])
     return list(class_names), splits
 
 
 def _check_found_classes(
-    folder: str,
-    class_dirs: Mapping[str, str],
-    class_names: Sequence[str],
-    inside: Callable[[str], Sequence[str]],
+    folder: str, class_dirs: Mapping[str, str], class_names: Sequence[str]
 ) -> None:
     """Refuse class folders with invalid names, and fewer than two classes.
 
@@ -125,20 +109,27 @@ def _check_found_classes(
         folder: The folder of the training images.
         class_dirs: The class folders in it by name.
         class_names: The classes, which are fewer if some are merged.
-        inside: Returns the class folders in a folder.
     """
     _check_names(class_dirs)
     if not class_names:
-        hint = misplaced.hint_one_level_up(folder, inside)
-        message = (
+        raise ValueError(
             f"{folder} has no class folders; put the images of each class in a folder of its name"
         )
-        raise ValueError(f"{message}{hint}")
     if len(class_names) == 1:
-        hint = misplaced.hint_one_level_down(folder, list(class_dirs.values()), inside)
+        hint = _only_folder(list(class_dirs.values()))
         raise ValueError(
             f"{folder} holds only the class {class_names[0]!r}; a classifier needs at least two{hint}"
         )
+
+
+def _only_folder(class_dirs: Sequence[str]) -> str:
+    """Return the end of a message if there is one folder, and it has the classes or the splits; else ""."""
+    if len(class_dirs) != 1 or num_loose(class_dirs[0]):
+        return ""
+    names = [basename(folder) for folder in class_folders(class_dirs[0])]
+    has_data = len(names) > 1 or any(name.lower() in SPLIT_NAMES for name in names)
+    listed = ", ".join(map(repr, names[:3]))
+    return f"; {class_dirs[0]} holds {listed}: pass that folder" if has_data else ""
 
 
 def folder_fault(root: str) -> str:
@@ -188,18 +179,16 @@ def _merge_folders(class_dirs: Mapping[str, str], merge: Mapping[str, str]) -> d
 def named_folders(folder: str, exclude: Collection[str] = ()) -> dict[str, str]:
     """Return the class folders in a folder by class name, sorted, without excluded folders.
 
-    If the names of two folders are equal in composed Unicode, one keeps its decomposed name. The caller must refuse
-    this.
+    Raises:
+        ValueError: Two names differ in Unicode composition only.
     """
     by_name: dict[str, str] = {}
-    for path in sorted(class_folders(folder, exclude), key=_is_decomposed):
+    for path in class_folders(folder, exclude):
         name = class_name(basename(path))
-        by_name[text_of(basename(path)) if name in by_name else name] = path
+        if name in by_name:
+            raise ValueError(f"{folder} has two folders of the class {name!r}: keep one of them")
+        by_name[name] = path
     return dict(sorted(by_name.items()))
-
-
-def _is_decomposed(folder: str) -> bool:
-    return text_of(basename(folder)) != class_name(basename(folder))
 
 
 def _check_names(class_dirs: Mapping[str, str]) -> None:
@@ -207,32 +196,6 @@ def _check_names(class_dirs: Mapping[str, str]) -> None:
     for name, folder in class_dirs.items():
         if reason := why_name_is_invalid(name):
             raise ValueError(f"the class folder {os.fsencode(folder)!r} {reason}: rename it")
-
-
-def _check_composed(class_dirs: Mapping[str, str]) -> None:
-    """Refuse two folders of one class, whose names differ only in Unicode composition."""
-    for name, folder in class_dirs.items():
-        if name != composed(name):
-            names = " and ".join(
-                repr(os.fsencode(basename(path))) for path in (class_dirs[composed(name)], folder)
-            )
-            place = os.path.dirname(folder) or "."
-            raise ValueError(
-                f"{place} holds the class {composed(name)!r} in two folders, {names}, whose names differ in Unicode "
-                "composition only: move the images into one of them"
-            )
-
-
-def _log_decomposed(folders: Sequence[str]) -> None:
-    decomposed = [class_name(basename(folder)) for folder in folders if _is_decomposed(folder)]
-    if decomposed:
-        names = ", ".join(sorted(set(map(repr, decomposed)))[:_MOST_NAMED])
-        log.info(
-            "class folders with names in decomposed Unicode (NFD), as macOS writes them: %d. Their classes have the "
-            "composed names (NFC): %s",
-            len(decomposed),
-            names,
-        )
 
 
 def _check_requested_names(class_names: Sequence[str]) -> None:

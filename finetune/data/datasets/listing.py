@@ -14,9 +14,7 @@ from finetune.data.corrected_samples import (
     relative_paths,
 )
 from finetune.data.corrections import Corrections
-from finetune.data.datasets import misplaced
 from finetune.data.datasets.folders import (
-    class_folders,
     folder_fault,
     named_folders,
     read_split,
@@ -99,16 +97,14 @@ def list_images(root: str | os.PathLike[str]) -> Listing:
         )
     try:
         split_dirs = split_folders(root) or {"all": root}
+        splits = [split for split in ("train", "val", "test", "all") if split in split_dirs]
+        inside = {split: named_folders(split_dirs[split]) for split in splits}
     except ValueError as error:
         raise WrongUsage(str(error)) from error
-    splits = [split for split in ("train", "val", "test", "all") if split in split_dirs]
-    inside = {split: named_folders(split_dirs[split]) for split in splits}
     class_names = sorted({name for folders in inside.values() for name in folders})
     if not class_names:
-        hint = misplaced.hint_one_level_up(root, class_folders)
         num = num_loose(root)
-        if num and not hint:
-            hint = f"; {counted(num, 'image lies', 'images lie')} loose in it"
+        hint = f"; {counted(num, 'image lies', 'images lie')} loose in it" if num else ""
         raise WrongUsage(
             f"{root} has no class folders: put the images of each class in a folder of its name{hint}"
         )
