@@ -78,6 +78,7 @@ def test_options_in_the_text_exist(page):
         "report",
         "cache",
         "benchmark",
+        "export",
     )
     for command in ours:
         valid |= own_options(command)
