@@ -1,31 +1,11 @@
 """The images of a data module: split and corrected, and what is wrong with them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from finetune.data.corrected_samples import AppliedCorrections
 from finetune.data.samples import Samples
 from finetune.data.seen_record import SeenRecord
 from finetune.models.heads import LabelKind
-
-
-@dataclass(frozen=True)
-class FoldFaults:
-    """What is wrong with the folds of a cross-validation.
-
-    Attributes:
-        rare: Indices of the classes that at most one fold tests, so that its network could not learn them.
-        empty: The first fold that tests no image; None if there is none.
-        untrained: The first fold without training images of another class, and the index of that class; None if there
-            is none.
-        num_units: Number of groups or images of each class, if there are rare ones.
-        num_all_units: Number of groups or images that are split into folds.
-    """
-
-    rare: frozenset[int] = frozenset()
-    empty: int | None = None
-    untrained: tuple[int, int] | None = None
-    num_units: tuple[int, ...] = ()
-    num_all_units: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,8 +22,8 @@ class ScannedData:
         remark: How the labels were found, for a log line.
         skipped_rows: Rows of a table that were skipped, and why.
         corrections: What the file of corrections changed; None without one.
-        classes_without_images: Classes without training images, or in too few folds.
-        fold_faults: What is wrong with the folds of a cross-validation.
+        classes_without_images: Classes without training images.
+        fold_fault: What is wrong with the folds of a cross-validation; "" for nothing.
         has_only_zero_weights: Whether all training images have the weight 0.
     """
 
@@ -57,5 +37,5 @@ class ScannedData:
     skipped_rows: tuple[str, ...] = ()
     corrections: AppliedCorrections | None = None
     classes_without_images: tuple[str, ...] = ()
-    fold_faults: FoldFaults = field(default_factory=FoldFaults)
+    fold_fault: str = ""
     has_only_zero_weights: bool = False

@@ -10,7 +10,7 @@ import numpy as np
 from finetune.data.addresses import check_is_local
 from finetune.data.corrected_samples import AppliedCorrections, Classes, correct_splits
 from finetune.data.corrections import read_corrections
-from finetune.data.data_settings import required_folder
+from finetune.data.data_settings import Splitting, required_folder
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.datasets.download import fetch_archive
 from finetune.data.datasets.folders import empty_classes
@@ -19,14 +19,13 @@ from finetune.data.datasets.sources import choose_source
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
-from finetune.data.scanned_data import FoldFaults, ScannedData
+from finetune.data.scanned_data import ScannedData
 from finetune.data.seen_record import add_digests, build_record, fingerprint
 from finetune.data.splits import (
     NOT_SET_APART,
     SET_APART,
     Units,
     fold_parts,
-    folds,
     stratified,
     units_of,
 )
@@ -35,34 +34,33 @@ from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import Targets
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
-from finetune.system.messages import WrongUsage, counted, shown
+from finetune.system.messages import WrongUsage, shown
 
 
-def fold_faults(targets: Targets, units: Units, num_folds: int, val_fraction: float) -> FoldFaults:
-    """Return what is wrong with the folds of a cross-validation, before the first of them trains.
+def fold_fault(
+    targets: Targets, units: Units, settings: Splitting, val_fraction: float, names: Sequence[str]
+) -> str:
+    """Return what is wrong with the folds of a cross-validation, before the first of them trains; "" for nothing.
 
     Args:
         targets: The targets of all images that are split.
         units: The groups of these images.
-        num_folds: Number of folds.
+        settings: The number of folds.
         val_fraction: Share of all images for validation.
+        names: The classes.
     """
-    num_tested = np.bincount(folds(units, num_folds), minlength=num_folds + 1)[1:]
-    num_with = np.zeros(targets.num_classes, int)  # folds that test an image of each class
-    is_untrained = []  # for each fold and class, whether it has no training images
+    num_folds = settings.num_folds or 0
     for fold in range(1, num_folds + 1):
         train, _, test = fold_parts(units, fold, num_folds, val_fraction)
-        num_with += targets.take(test).counts() > 0
-        is_untrained.append(targets.take(train).counts() == 0)
-    lacking = np.argwhere(np.array(is_untrained) & (num_with >= 2)).tolist()
-    rare = np.flatnonzero(num_with < 2).tolist()
-    return FoldFaults(
-        rare=frozenset(rare),
-        empty=next((fold for fold, num in enumerate(num_tested, 1) if not num), None),
-        untrained=(lacking[0][0] + 1, lacking[0][1]) if lacking else None,
-        num_units=tuple(_num_units(targets, units).tolist()) if rare else (),
-        num_all_units=len(units.places),
-    )
+        if not len(test):
+            return f"fold {fold} of {num_folds} would test no image: take fewer folds"
+        counts = targets.take(train).counts().tolist()
+        if lacking := [name for name, num in zip(names, counts, strict=True) if not num]:
+            return (
+                f"fold {fold} of {num_folds} would have no images to train on of {', '.join(lacking)}: "
+                "add some, skip them with --data.exclude, or take another number of folds"
+            )
+    return ""
 
 
 class ImageFolderData(ImageDataModule):
@@ -78,7 +76,7 @@ class ImageFolderData(ImageDataModule):
             split: put_into_groups(part, self.splitting.group_by)
             for split, part in images.splits.items()
         }
-        parts, lacking, faults = self._split(found, class_names)
+        parts, lacking, fault = self._split(found, class_names)
         # a missing file is an error where it would be trained or validated on
         is_lenient = skips_faulty or "train" not in found
         splits = {
@@ -89,8 +87,7 @@ class ImageFolderData(ImageDataModule):
         # after the split, so that no image moves to another one
         splits, corrections = self._corrected(splits, class_names, images.folder)
         if corrections is not None and "train" in splits:
-            rare = lacking if self.splitting.fold is not None else set()
-            lacking = rare | set(empty_classes(splits["train"], class_names))
+            lacking = set(empty_classes(splits["train"], class_names))
         scanned = ScannedData(
             class_names,
             splits,
@@ -100,7 +97,7 @@ class ImageFolderData(ImageDataModule):
             skipped_rows=images.skipped,
             corrections=corrections,
             classes_without_images=tuple(name for name in class_names if name in lacking),
-            fold_faults=faults,
+            fold_fault=fault,
         )
         return _recorded(_without_equal_weights(scanned)) if "train" in splits else scanned
 
@@ -131,7 +128,7 @@ class ImageFolderData(ImageDataModule):
 
     def _split(
         self, found: dict[str, Samples], class_names: Sequence[str]
-    ) -> tuple[dict[str, Samples], set[str], FoldFaults]:
+    ) -> tuple[dict[str, Samples], set[str], str]:
         """Split the images that have no split.
 
         Args:
@@ -139,12 +136,11 @@ class ImageFolderData(ImageDataModule):
             class_names: The classes.
 
         Returns:
-            The images by split, without `all`; the classes without training images, or in too few folds; and the faults
-            of the folds.
+            The images by split, without `all`; the classes without training images; and what is wrong with the folds.
         """
-        faults = FoldFaults()
+        fault = ""
         if "all" not in found and "train" not in found:
-            return found, set(), faults
+            return found, set(), fault
         settings = self.splitting
         everything = found["all"] if "all" in found else found["train"]
         names = list(everything.names())
@@ -153,8 +149,7 @@ class ImageFolderData(ImageDataModule):
         if settings.fold is not None and settings.num_folds is not None:
             units = units_of(names, strata, settings.split_seed, everything.groups)
             val_share = 0.0 if "val" in found else settings.val_fraction
-            faults = fold_faults(everything.targets, units, settings.num_folds, val_share)
-            lacking |= {class_names[k] for k in faults.rare}
+            fault = fold_fault(everything.targets, units, settings, val_share, class_names)
             parts = fold_parts(units, settings.fold, settings.num_folds, val_share)
         elif "all" in found:
             fractions: tuple[float, ...] = (settings.val_fraction, settings.test_fraction)
@@ -174,7 +169,7 @@ class ImageFolderData(ImageDataModule):
         for name, rows in zip(("val", "test"), parts[1:], strict=False):
             if name not in splits or len(rows):
                 splits[name] = replace(everything.take(rows), origin=SET_APART)
-        return splits, lacking, faults
+        return splits, lacking, fault
 
     def _corrected(
         self, splits: dict[str, Samples], class_names: Sequence[str], folder: str
@@ -203,31 +198,18 @@ class ImageFolderData(ImageDataModule):
         """Check that each class has training images, and that there are groups if they were asked for.
 
         Raises:
-            ValueError: A class has none, or too few for folds; or all training images have the weight 0.
+            ValueError: A class has none, also in a fold; or all training images have the weight 0.
             WrongUsage: No group has more than one image.
         """
         settings = self.splitting
-        faults = self.scanned.fold_faults
-        num_folds = settings.num_folds
         if self.scanned.classes_without_images:
             raise ValueError(self._lacking_classes())
         if self.scanned.has_only_zero_weights:
             raise ValueError(
                 f"all training images of {self.root} have the weight 0: correct the weights"
             )
-        if faults.empty is not None:
-            units = counted(faults.num_all_units, self._unit())
-            raise ValueError(
-                f"{self.root} has {units}, and fold {faults.empty} would test none of them: take fewer folds "
-                f"than {num_folds}"
-            )
-        if faults.untrained is not None:
-            fold, k = faults.untrained
-            name = self.class_names[k]
-            raise ValueError(
-                f"fold {fold} of {num_folds} would have no images of {name} to train on: it tests and validates "
-                "all of them; take another number of folds or another --data.split_seed"
-            )
+        if self.scanned.fold_fault:
+            raise ValueError(f"{self.root}: {self.scanned.fold_fault}")
         if settings.group_by is not None and not has_groups(self.splits):
             example = next(iter(self.splits["train"].names()), "")
             raise WrongUsage(
@@ -236,28 +218,13 @@ class ImageFolderData(ImageDataModule):
             )
 
     def _lacking_classes(self) -> str:
-        """Return the error message for classes without images to train on, or with too few for folds."""
-        names = self.scanned.classes_without_images
-        lacking = ", ".join(names)
-        if self.splitting.fold is None:
-            message = f"{self.root} has no images to train on of {lacking}"
-            if has_groups(self.splits):
-                seed = self.splitting.split_seed
-                message += f" with split_seed {seed}, which does not divide groups"
-            return f"{message}: add some, or remove that class"
-        if self.scanned.fold_faults.num_units:
-            of_class = dict(zip(self.class_names, self.scanned.fold_faults.num_units, strict=True))
-            numbers = [counted(of_class[name], self._unit()) for name in names]
-            lacking = ", ".join(f"{name} ({n})" for name, n in zip(names, numbers, strict=True))
-        kind = "label" if self.label_kind == "several" else "class"
-        message = (
-            f"images of each {kind} must be in two folds, and {self.root} has {lacking} in one"
-        )
-        return f"{message}: add some, or skip them with --data.exclude"
-
-    def _unit(self) -> str:
-        """Return what is split as a whole, in a word."""
-        return "group" if has_groups(self.splits) else "image"
+        """Return the error message for classes without images to train on."""
+        lacking = ", ".join(self.scanned.classes_without_images)
+        message = f"{self.root} has no images to train on of {lacking}"
+        if self.splitting.fold is None and has_groups(self.splits):
+            seed = self.splitting.split_seed
+            message += f" with split_seed {seed}, which does not divide groups"
+        return f"{message}: add some, or remove that class"
 
     def use_all_images(self, split: str) -> None:
         before = self.scanned
@@ -308,15 +275,6 @@ def _recorded(scanned: ScannedData) -> ScannedData:
     val = scanned.splits.get("val")
     seen = build_record(train, val)
     return replace(scanned, seen=seen, fingerprint=fingerprint(seen, train, val))
-
-
-def _num_units(targets: Targets, units: Units) -> np.ndarray:
-    """Return the number of groups with images of each class, (K,)."""
-    if len(units.places) == len(targets):
-        return targets.counts()
-    order = np.argsort(units.of_image, kind="stable")
-    ends = np.cumsum(np.bincount(units.of_image))[:-1]
-    return np.sum([targets.take(rows).counts() > 0 for rows in np.split(order, ends)], axis=0)
 
 
 class Hotdog(ImageFolderData):
