@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import subprocess
 
     import pytorch_lightning as pl
-    from pytorch_lightning.callbacks import LearningRateMonitor, Timer
+    from pytorch_lightning.callbacks import LearningRateMonitor
     from pytorch_lightning.strategies import DDPStrategy
 
 
@@ -110,29 +110,11 @@ def is_accumulating(trainer: "pl.Trainer") -> bool:
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
-def is_extra_pass(trainer: "pl.Trainer") -> bool:
-    """Return whether this epoch only computes the statistics of batch norm and trains nothing.
-
-    StochasticWeightAveraging adds such an epoch, and repeats it after a restart.
-    """
-    return trainer.fit_loop._skip_backward
-
-
-def may_stop(trainer: "pl.Trainer") -> bool:
-    """Return whether `min_epochs` and `min_steps` let a callback stop the run now."""
-    return trainer.fit_loop._can_stop_early
-
-
 def is_validation_next(trainer: "pl.Trainer") -> bool:
     """Return whether validation follows the current batch."""
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def is_epoch_trained(trainer: "pl.Trainer") -> bool:
-    """Return whether all batches of the epoch were trained on."""
-    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
 
 
 def num_logged_steps(trainer: "pl.Trainer") -> int:
@@ -187,8 +169,3 @@ def has_trainer(module: "pl.LightningModule") -> bool:
 def learning_rates(monitor: "LearningRateMonitor", trainer: "pl.Trainer") -> dict[str, float]:
     """Return the current learning rates by the names under which a monitor logs them, even if it does not log now."""
     return monitor._extract_stats(trainer, "any")
-
-
-def timer_seconds(timer: "Timer") -> float | None:
-    """Return the seconds after which a Timer ends a run, None for no limit."""
-    return timer._duration

@@ -81,7 +81,6 @@ _REFUSED = MappingProxyType(
         "data.test_fraction": "with --folds each image is tested once",
         "ckpt_path": "a checkpoint may have seen the images that a fold tests: pass --weights",
         "test_after_fit": "with --folds each image is tested once",
-        "trainer.fast_dev_run": "it tests nothing",
         "trainer.limit_test_batches": "with --folds each image is tested once",
         "trainer.num_nodes": "folds run on one machine",
         "allow_changes": "all folds must have the same settings",

@@ -18,17 +18,14 @@ from finetune.models.stages import check_solved
 from finetune.runs.model_checkpoint import check_interval
 from finetune.system.messages import WrongUsage, reason
 from finetune.training.loss import check_smoothing
-from finetune.training.lr_schedulers import at_each_rate, with_total_steps
+from finetune.training.lr_schedulers import with_total_steps
 from finetune.training.param_groups import check_rates
 from finetune.training.threshold import check_form
 
 _SOME_STEPS = 1000  # the real number of steps is known only after images are listed
 _LIMITS = (
     "max_epochs",
-    "min_epochs",
     "max_steps",
-    "min_steps",
-    "max_time",
     "limit_train_batches",
     "limit_val_batches",
     "limit_test_batches",
@@ -106,7 +103,7 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer) -> None:
     settings = scheduler.as_dict() if isinstance(scheduler, Namespace) else scheduler
     make = parser.instantiate(parser.parse_object({"scheduler": settings})).scheduler
     try:
-        at_each_rate(with_total_steps(make, _SOME_STEPS), [1.0])(optimizer)
+        with_total_steps(make, _SOME_STEPS)(optimizer)
     except (ValueError, TypeError) as error:
         raise WrongUsage(f"{flag_names('fit', 'model.scheduler')}: {reason(error)}") from error
 

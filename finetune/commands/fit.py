@@ -23,7 +23,7 @@ from finetune.models.timm_backbones import is_timm
 from finetune.models.weights import read_weights
 from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
-from finetune.runs.lightning_callbacks import Limits, check_averaging
+from finetune.runs.lightning_callbacks import Limits
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.runs.record import RunRecord, read_run
 from finetune.runs.removal import drop_last
@@ -125,7 +125,6 @@ def prepare(parts: Parts) -> tuple[str, str]:
     trainer = parts.trainer
     model = parts.model
     plan = parts.plan
-    check_averaging(trainer, model, model.backbone)
     finished = limit_reached(plan.start, plan.run is not None, Limits.of(trainer))
     parts.run.path = plan.run
     changed = ""
@@ -179,10 +178,6 @@ def train(parts: Parts, changed: str, typed: str) -> None:
     trainer.ckpt_path = first
     trainer.fit(parts.model, datamodule=parts.data)
     trainer.ckpt_path = None
-    is_fast_dev_run = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-    if is_fast_dev_run and trainer.is_global_zero:
-        # `--resume` must continue the previous run, not a fast_dev_run
-        run.checkpoint("last").unlink(missing_ok=True)
 
 
 def _read_weights(parts: Parts) -> str | None:

@@ -98,8 +98,6 @@ def _is_same(run: Path, line: ParsedLine) -> bool:
     config = line.last("config")
     if record is not None and config not in (None, record.flag("config")):
         return False
-    if record is None and (settings.get("trainer") or {}).get("fast_dev_run"):
-        return False
     if not _has_network(line.last("model.backbone"), settings, record):
         return False
     place = line.last("data.table") or line.last("data.root")

@@ -12,12 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
 import yaml
-from jsonargparse.typing import register_type
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities.enums import LightningEnum
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.all_options import all_options_page
@@ -56,11 +53,6 @@ from finetune.training.run_length import settle_length
 
 log = logging.getLogger(__name__)
 
-# Without these, config.yaml cannot hold defaults of Lightning's StochasticWeightAveraging and Timer.
-register_type(torch.device)
-yaml.SafeDumper.add_multi_representer(
-    LightningEnum, lambda dumper, value: dumper.represent_str(value.value)
-)
 # jsonargparse reads such text as a number, YAML 1.1 does not: quotes are needed, for example for a folder `1e5`.
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))

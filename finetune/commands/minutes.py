@@ -25,7 +25,7 @@ from finetune.system.progress import duration
 log = logging.getLogger(__name__)
 
 # Other limits of the length of training, and their values if unset.
-_LIMITS = {"max_steps": -1, "max_time": None, "fast_dev_run": False, "overfit_batches": 0.0}
+_LIMITS = {"max_steps": -1, "overfit_batches": 0.0}
 _CHOSEN = ("max_epochs", "limit_train_batches")  # values of a config are overruled
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.callbacks import Callback, Timer
+from pytorch_lightning.callbacks import Callback
 
 from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.parser import OneLineErrorParser
@@ -69,7 +69,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     """
     new = Plan(list(arguments))
     explicit = _explicit_options(parser, arguments)
-    if explicit is None or not explicit.get("resume") or explicit.get("trainer.fast_dev_run"):
+    if explicit is None or not explicit.get("resume"):
         return new
     read = cache(read_start)  # each checkpoint is read only once
     root = local_root(str(explicit.get("trainer.default_root_dir") or DEFAULTS["default_root_dir"]))
@@ -356,16 +356,12 @@ def _limits(options: Namespace, checkpoint: Mapping[str, Any]) -> Limits:
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
     made = parser.instantiate(parser.parse_object({"callbacks": trainer.callbacks})).callbacks
     callbacks: list[Callback] = list(made) if isinstance(made, list) else [made] if made else []
-    if trainer.max_time is not None:
-        callbacks.append(Timer(trainer.max_time))
     if options.patience is not None:
         monitor = MONITORS[checkpoint["hyper_parameters"].get("label_kind", "single")]
         callbacks.append(patience(options.patience, monitor=monitor))
     return Limits(
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,
-        min_epochs=trainer.min_epochs,
-        min_steps=trainer.min_steps,
         callbacks=callbacks,
     )
 

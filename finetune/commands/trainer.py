@@ -37,6 +37,16 @@ from finetune.training.progress_bar import ImageProgressBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
+# Settings and callbacks of Lightning with which a run could not be resumed exactly, or would test other weights.
+_UNSUPPORTED = ("min_epochs", "min_steps", "max_time", "fast_dev_run", "sync_batchnorm")
+_UNSUPPORTED_CALLBACKS = (
+    "EMAWeightAveraging",
+    "GradientAccumulationScheduler",
+    "StochasticWeightAveraging",
+    "Timer",
+    "WeightAveraging",
+)
+
 # Our defaults for Lightning's flags.
 DEFAULTS = {
     "default_root_dir": "runs",
@@ -161,11 +171,14 @@ def check_allowed(config: Any) -> None:
     Raises:
         WrongUsage: A setting is not supported.
     """
-    if config[
-        "sync_batchnorm"
-    ]:  # Lightning's would also replace frozen layers, and so unfreeze them
+    names = [name for name in _UNSUPPORTED if config.get(name)]
+    names += [
+        name for name in _callback_names(config["callbacks"]) if name in _UNSUPPORTED_CALLBACKS
+    ]
+    if names:
         raise WrongUsage(
-            "remove trainer.sync_batchnorm: batch norm uses the statistics of the global batch anyway"
+            f"trainer.{names[0]} is not supported: remove it. A fit ends by epochs, steps or --patience, and batch "
+            "norm that trains has the statistics of the global batch"
         )
     check_strategy(config["strategy"])
     check_num_processes(config["devices"], config["accelerator"])
@@ -175,6 +188,14 @@ def check_allowed(config: Any) -> None:
     interval = config["val_check_interval"]
     if isinstance(interval, int | float) and interval <= 0:
         raise WrongUsage(f"trainer.val_check_interval must be above 0, got {interval}")
+
+
+def _callback_names(callbacks: Any) -> list[str]:
+    """Return the names of the classes of callbacks, which may be settings that are not instantiated yet."""
+    return [
+        type(one).__name__ if isinstance(one, Callback) else str(one["class_path"]).split(".")[-1]
+        for one in _as_list(callbacks)
+    ]
 
 
 def check_strategy(strategy: Any) -> None:

@@ -198,7 +198,6 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             ),
             "is_stopped": _BOOL,
             "limits": Rule("limits of a run, or null", are_limits),
-            "wanted": Rule("limits of a run, or null", are_limits),
         },
         "WorseThanStart": {
             "accuracy": Rule(
@@ -208,11 +207,6 @@ CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
             ),
             "num_worse": Rule("a whole number, at least 0", is_count, True),
         },
-        "StepOnPlateau": {
-            "due": Rule(
-                "a finite number or null", lambda v: v is None or is_number(v, -math.inf, math.inf)
-            ),
-        },
     }
 )
 _LIGHTNING_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
@@ -220,17 +214,6 @@ _LIGHTNING_CALLBACKS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
         "EarlyStopping": {
             "wait_count": Rule("a whole number, at least 0", is_count, True),
             "patience": Rule("a whole number, at least 0", is_count, True),
-        },
-        "Timer": {
-            "time_elapsed": Rule(
-                "seconds of each command",
-                lambda value: (
-                    type(value) is dict
-                    and "train" in value
-                    and all(is_number(seconds, 0, math.inf) for seconds in value.values())
-                ),
-                True,
-            ),
         },
     }
 )

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from finetune import lightning_private
+from finetune.data.decode import DecodeError
 from finetune.distributed.signals import install_stop_at_once
 from finetune.profiling import step_timing
 from finetune.profiling.recorder import MeasurementDone
@@ -119,7 +121,7 @@ class Stopwatch(pl.Callback):
         )
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         evaluate = _seconds_per_image(pl_module, trainer, max(1, *self.sizes), data.eval_image_size)
-        decode = sum(step_timing.reading(data, _NUM_DECODED, 1).get("decode", [])) / _NUM_DECODED
+        decode = _decode_seconds(data)
         path = os.path.join(self.folder, "trial.ckpt")
         _, checkpoint = step_timing.clocked(lambda: trainer.save_checkpoint(path), pl_module.device)
         epochs = sum(self.is_first[1 : last_untimed + 1])
@@ -206,3 +208,14 @@ def _seconds_per_image(model: Any, trainer: pl.Trainer, num: int, side: int) -> 
         seconds = step_timing.timed(evaluate, model.device, 1)[0] / num
     model.train()
     return seconds
+
+
+def _decode_seconds(data: Any) -> float:
+    """Return the seconds that one core takes to decode a training image."""
+    files = replace(data.splits["train"], cached=None)
+    num = min(_NUM_DECODED, len(files))
+    began = time.perf_counter()
+    for i in range(num):
+        with suppress(DecodeError):
+            files.read(i)
+    return (time.perf_counter() - began) / num

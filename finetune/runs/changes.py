@@ -7,7 +7,6 @@ command line, `data.root`.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -178,16 +177,6 @@ def _check_fixed(values: Mapping[str, Pair], old: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the run cannot continue with {_in_words(fixed)}; a new run {hint} without --resume"
         )
-    longer = {flag: pair for flag, pair in values.items() if flag in _LENGTH and _is_longer(*pair)}
-    is_one_cycle = str(old.get("model.scheduler.class_path")).endswith("OneCycleLR")
-    own_length = [
-        old.get(f"model.scheduler.init_args.{name}") for name in ("total_steps", "epochs")
-    ]
-    if longer and is_one_cycle and not any(own_length):
-        raise ValueError(
-            f"the run cannot continue with {_in_words(longer)}, since OneCycleLR has the length of the first command: "
-            f"leave that as it was; a new run {hint} without --resume"
-        )
 
 
 def _check_order(order: Mapping[str, Pair], has_other_images: bool, allow: bool) -> None:
@@ -230,14 +219,6 @@ def _check_not_trained_otherwise(changed: Mapping[str, Pair], order: Mapping[str
             f"the run is finished, and was not trained with {_in_words(of_the_model)}: leave that as it was, or begin "
             "a new run without --resume"
         )
-
-
-def _is_longer(old: float | None, new: float | None) -> bool:
-    # A float is a share of the batches of an epoch. Their number is unknown here.
-    if isinstance(old, float) or isinstance(new, float):
-        return False
-    before, now = (math.inf if limit in (None, -1) else limit for limit in (old, new))
-    return now > before
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

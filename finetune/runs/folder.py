@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from finetune.data.data_place import RUNS_MARK
@@ -266,17 +265,6 @@ def versions(root: str | Path, command: str) -> list[Path]:
 def last_checkpoint(run: Path) -> Path:
     """Return the path of the checkpoint from which `--resume` continues a run."""
     return run / "checkpoints" / "last.ckpt"
-
-
-def is_dev_run(run: Path) -> bool:
-    """Return whether a run was started with `--trainer.fast_dev_run`. If it was killed, it has left a checkpoint."""
-    try:
-        return bool(
-            yaml.safe_load((run / "config.yaml").read_text("utf-8"))["trainer"]["fast_dev_run"]
-        )
-    # The run ended before it wrote the file.
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
-        return False
 
 
 def runs_elsewhere(root: str | Path, known: Sequence[Path]) -> list[Path]:

@@ -23,7 +23,6 @@ from finetune.runs.interpolation_record import FILE as KEPT_WEIGHTS
 from finetune.runs.lightning_callbacks import (
     Limits,
     Rates,
-    enter_epoch,
     gentler_training,
     keep_patience,
 )
@@ -65,21 +64,17 @@ class Checkpoints(Checkpoint):
         self._is_best = False
         # The limits of a run that a callback has stopped; None if none has.
         self.limits: dict[str, Any] | None = None
-        # The limits with which a callback has asked for a stop, which min_epochs may delay; None if none has.
-        self.wanted: dict[str, Any] | None = None
         self._is_stop_held = False  # whether a stop waits for the next optimizer step
         self._is_of_another = False  # whether the fit starts from the checkpoint of another run
         self._epoch_began = 0.0
-        self._is_extra_pass = False
         self.stopped_by = 0  # the signal on which all ranks agree after training has ended
 
     def state_dict(self) -> dict[str, Any]:
-        stop = {"is_stopped": self.limits is not None, "limits": self.limits, "wanted": self.wanted}
+        stop = {"is_stopped": self.limits is not None, "limits": self.limits}
         return {"highest": self.highest, **stop}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.highest = state_dict["highest"]
-        self.wanted = state_dict.get("wanted")
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any
@@ -92,15 +87,9 @@ class Checkpoints(Checkpoint):
         has_best = trainer.strategy.broadcast(self.run.checkpoint("best").exists())
         if not has_best:
             self.highest = None  # it was that of another run, from whose checkpoint this one starts
-        if self._is_of_another:
-            self.wanted = None
-        # A stop that `min_epochs` has delayed. If a limit has changed since, callbacks must ask for the stop again.
-        if self.wanted is not None and self.wanted == Limits.of(trainer).as_plain():
-            trainer.should_stop = True
         self._epoch_began = time.monotonic()  # for a run that is resumed inside an epoch
         if trainer.ckpt_path is None and getattr(pl_module, "trains_from_fitted_head", False):
             self._save(trainer, "start")
-        enter_epoch(trainer)
         self.signal.join(trainer)
         self.signal.install()  # here, since Lightning installs its own handlers just before
 
@@ -114,7 +103,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         self.run.check_upload()
         loop = trainer.fit_loop.epoch_loop
-        if self._is_accumulating(trainer) or lightning_private.is_extra_pass(trainer):
+        if self._is_accumulating(trainer):
             return
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._is_due = True
@@ -135,8 +124,7 @@ class Checkpoints(Checkpoint):
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        is_extra = lightning_private.is_extra_pass(trainer)
-        if lightning_private.is_accumulating(trainer) or is_extra or _ends(trainer):
+        if lightning_private.is_accumulating(trainer) or _ends(trainer):
             return  # the signal is handled after the next step, or the run ends anyway
         if signum := self.signal.agreed(trainer):
             # Reset the progress, so that a resumed run repeats the validation from its first image.
@@ -182,11 +170,10 @@ class Checkpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_finite(trainer, "train/loss_epoch")
         _write_ahead(trainer, is_epoch_end=True)
-        if not self._is_extra_pass:
-            for logger in _files(trainer):
-                rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
-                seconds = time.monotonic() - self._epoch_began
-                logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
+        for logger in _files(trainer):
+            rates = next((c.last for c in trainer.callbacks if isinstance(c, Rates)), {})  # type: ignore[attr-defined]
+            seconds = time.monotonic() - self._epoch_began
+            logger.log_epoch(trainer.current_epoch + 1, trainer.global_step, seconds, rates)
         is_best = self._is_best
         self._is_best = False
         # In the order of writing: --resume would not reach the epoch of a last.ckpt again to write its best.ckpt.
@@ -211,7 +198,6 @@ class Checkpoints(Checkpoint):
             trainer.strategy.barrier("last.ckpt")
             raise Interrupted(signum)
         self._epoch_began = time.monotonic()
-        self._is_extra_pass = lightning_private.is_extra_pass(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write_deferred(trainer)
@@ -245,9 +231,7 @@ class Checkpoints(Checkpoint):
             may_wait = False
         if "last" in names:
             self._is_due = False
-            self.wanted = Limits.of(trainer).as_plain() if trainer.should_stop else None
-            is_stopped = self.wanted and lightning_private.may_stop(trainer)
-            self.limits = self.wanted if is_stopped else None
+            self.limits = Limits.of(trainer).as_plain() if trainer.should_stop else None
         save: Callable[[Path], None] = trainer.save_checkpoint
         if may_wait and trainer.strategy.broadcast(self._deferred.may_wait()):
             checkpoint = lightning_private.dump_checkpoint(trainer)
@@ -303,8 +287,7 @@ class Checkpoints(Checkpoint):
 
 def _ends(trainer: pl.Trainer) -> bool:
     """Return whether this is the last step of the run."""
-    is_stopped = trainer.should_stop and lightning_private.may_stop(trainer)
-    return is_stopped or 0 <= trainer.max_steps <= trainer.global_step
+    return trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
 
 
 def _write_ahead(trainer: pl.Trainer, is_epoch_end: bool = False) -> None:

@@ -11,7 +11,7 @@ from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import place_of
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.fold_record import has_folds
-from finetune.runs.folder import is_dev_run, last_checkpoint, runs_elsewhere
+from finetune.runs.folder import last_checkpoint, runs_elsewhere
 from finetune.runs.local_copies import address_of, shown_place
 from finetune.runs.resume import Start, read_start
 from finetune.runs.run_download import fetch_beginnings, fetch_run, has_remote_last
@@ -108,7 +108,7 @@ class NewestRun(NamedTuple):
 def find_run(
     root: Path, wanted: RunFilter, read: Callable[[Path], Start] = read_start
 ) -> NewestRun:
-    """Return the newest run in `root` that is of the wanted data and network; runs of `fast_dev_run` do not count.
+    """Return the newest run in `root` that is of the wanted data and network.
 
     Args:
         root: The folder of all runs.
@@ -126,7 +126,7 @@ def find_run(
     runs = runs_of(root)
     elsewhere = runs_elsewhere(root, runs)
     for run in reversed(runs):
-        if is_dev_run(run) or has_folds(run):
+        if has_folds(run):
             continue
         if difference := _remote_difference(run, wanted):
             if has_remote_last(run):

@@ -35,7 +35,6 @@ RUNNING = "running"
 FINISHED = "finished"
 UNFINISHED = "unfinished"
 EMPTY = "no checkpoint"
-TRIAL = "fast_dev_run"
 DAMAGED = "damaged"
 SORT_KEYS = ("when", "data", "network", "epochs", "accuracy", "seconds", "size", "folder")
 
@@ -228,8 +227,6 @@ def _state(files: _SideFiles) -> str:
         return RUNNING
     if files.damage:
         return DAMAGED
-    if files.setting("trainer", "fast_dev_run"):
-        return TRIAL
     best, last = (files.run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     if not best.is_file() and not last.is_file():
         return UNFINISHED if has_folds(files.run) else EMPTY

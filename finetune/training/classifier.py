@@ -38,7 +38,7 @@ from finetune.training.initial_weights import (
     score_of_head,
 )
 from finetune.training.interpolation import Interpolation
-from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, scheduler_config
+from finetune.training.lr_schedulers import WarmupCosine, scheduler_config
 from finetune.training.metrics import reset_metrics
 from finetune.training.task import task_for
 
@@ -235,10 +235,7 @@ class Classifier(pl.LightningModule):
             check_weighted(self.class_weights, self.class_names, counts)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        callbacks: list[pl.Callback] = [Noise(), StepOnPlateau()]
-        if self.is_compiled:
-            callbacks.insert(0, Compile())
-        return callbacks
+        return [Compile(), Noise()] if self.is_compiled else [Noise()]
 
     def on_fit_start(self) -> None:
         self.train()  # Lightning does not change the mode of modules
@@ -369,13 +366,11 @@ class Classifier(pl.LightningModule):
         if self.is_solved:
             return []
         optimizer = self.optimizer(self.param_groups())
-        shares = param_groups.scale_learning_rates(fuse(optimizer))
+        param_groups.scale_learning_rates(fuse(optimizer))
         if self.scheduler is None:
             return optimizer
         return [optimizer], [
-            scheduler_config(
-                self.scheduler, optimizer, self.trainer, shares, self.scheduler_interval
-            )
+            scheduler_config(self.scheduler, optimizer, self.trainer, self.scheduler_interval)
         ]
 
     def configure_gradient_clipping(

@@ -13,7 +13,6 @@ from finetune.data.samplers import evaluated_targets
 from finetune.models.size_check import check_first_pass
 from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
-from finetune.training.run_limits import most_accumulated
 
 _OTHER_LABELS = {
     "single": "the network predicts one class per image, and the images of {root} have several labels",
@@ -131,7 +130,7 @@ def _check_last_batch(trainer: pl.Trainer, model: Classifier, data: Any, image_s
     num = len(data.splits["train"])
     num_batches = math.ceil(num / data.batch_size)
     is_reached = num_batches == batches_within(trainer.limit_train_batches, num_batches)
-    max_batches = trainer.max_steps * most_accumulated(trainer)
+    max_batches = trainer.max_steps * trainer.accumulate_grad_batches
     is_reached &= trainer.max_steps == -1 or num_batches <= max_batches
     if (num - 1) % data.batch_size == 0 and (is_reached or data.batch_size == 1):
         raise ValueError(

@@ -99,16 +99,10 @@ def merged(groups_of_networks: Sequence[list[dict]]) -> list[dict]:
     return result
 
 
-def scale_learning_rates(optimizer: Optimizer) -> list[float]:
-    """Multiply the learning rate of each group by its `lr_multiplier`, and remove that key, which torch does not know.
-
-    Returns:
-        The multipliers.
-    """
-    multipliers = [group.pop("lr_multiplier", 1.0) for group in optimizer.param_groups]
-    for group, multiplier in zip(optimizer.param_groups, multipliers, strict=True):
-        group["lr"] = group["lr"] * multiplier
-    return multipliers
+def scale_learning_rates(optimizer: Optimizer) -> None:
+    """Multiply the learning rate of each group by its `lr_multiplier`, and remove that key."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * group.pop("lr_multiplier", 1.0)
 
 
 def _without_decay(network: nn.Module) -> set[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, ProgressBar, Timer
+from pytorch_lightning.callbacks import EarlyStopping, ProgressBar
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.text import Text
 
@@ -214,12 +214,10 @@ class ImageProgressBar(ProgressBar):
         if trainer.max_steps > 0:
             steps = trainer.max_steps - trainer.global_step
             limits.append(batch * steps * trainer.accumulate_grad_batches)
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        timers = [callback for callback in callbacks if isinstance(callback, Timer)]
-        limits += [left for timer in timers if (left := timer.time_remaining()) is not None]
         if not limits:
             return ""
-        may_end_earlier = timers or any(isinstance(c, EarlyStopping) for c in callbacks)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        may_end_earlier = any(isinstance(callback, EarlyStopping) for callback in callbacks)
         return f"at most {clock(min(limits))}" if may_end_earlier else f"{clock(min(limits))} left"
 
     def _draw(self) -> None:
@@ -326,7 +324,7 @@ class ImageProgressBar(ProgressBar):
         """Return the end of an epoch's line with the time that is left, once in a run; else ""."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         may_end_earlier = trainer.max_steps > 0 or any(
-            isinstance(callback, EarlyStopping | Timer) for callback in callbacks
+            isinstance(callback, EarlyStopping) for callback in callbacks
         )
         if self._has_logged_time_left or may_end_earlier or not self._epoch_began:
             return ""

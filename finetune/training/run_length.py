@@ -1,11 +1,9 @@
 """The default number of epochs of a fit: many epochs for few images, few for many."""
 
 import math
-from functools import partial
 from typing import Any
 
 from finetune.data.batch_limits import batches_within
-from finetune.training.run_limits import steps_in
 
 _MIN_SAMPLES = 8_000  # samples of all epochs, at least: 250 steps of 32
 _ENOUGH = 15  # epochs, or fewer if they would have more than _MAX_SAMPLES
@@ -42,9 +40,7 @@ def usual_epochs(num_images: int) -> int:
 # Settings of a Trainer for the length of training and for a step, with their values for a fit with a solved head.
 _SOLVED_HEAD_SETTINGS = {
     "max_epochs": 1,
-    "min_epochs": None,
     "max_steps": -1,
-    "min_steps": None,
     "limit_train_batches": 1,
     "overfit_batches": 0.0,
     "val_check_interval": None,
@@ -70,24 +66,16 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     """Set the default number of epochs if the user sets no limit, and describe it in words; "" if there is a limit.
 
     Args:
-        limits: The Trainer's settings. `max_epochs` is set if neither it nor `max_steps` is. `min_epochs` and
-            `min_steps` can increase it.
+        limits: The Trainer's settings. `max_epochs` is set if neither it nor `max_steps` is.
         num_images: Images in the training split.
         batch_size: The global batch size.
     """
-    if limits["max_epochs"] is not None or limits["max_steps"] != -1 or limits["fast_dev_run"]:
+    if limits["max_epochs"] is not None or limits["max_steps"] != -1:
         return ""
     limit = limits["overfit_batches"] or limits["limit_train_batches"]
     batches = batches_within(limit, math.ceil(num_images / batch_size))
     seen = min(num_images, batches * batch_size)
-    steps_of = partial(
-        steps_in, limits["accumulate_grad_batches"], limits.get("callbacks"), batches
-    )
-    epochs = max(usual_epochs(seen), limits["min_epochs"] or 0)
-    steps = steps_of(range(epochs))
-    # one iteration is enough if all epochs have the same number of steps
-    while batches and (missing := (limits["min_steps"] or 0) - steps) > 0:
-        epochs += math.ceil(missing / steps_of(range(epochs, epochs + 1)))
-        steps = steps_of(range(epochs))
+    epochs = usual_epochs(seen)
+    steps = epochs * math.ceil(batches / limits["accumulate_grad_batches"])
     limits["max_epochs"] = epochs
     return f"{epochs} epochs, {steps:,} steps, as is usual for {seen:,} training images; --epochs sets another number"

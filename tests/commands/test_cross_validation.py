@@ -546,7 +546,6 @@ def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
         (["--folds", "5", "--data.test_fraction", "0.3"], "tested once"),
         (["--folds", "5", "--ckpt_path", __file__], "pass --weights"),
         (["--folds", "20", "--members", "2"], "more than 32 networks"),
-        (["--folds", "5", "--trainer.fast_dev_run", "true"], "tests nothing"),
     ],
 )
 def test_what_does_not_go_with_folds_is_refused(images, tmp_path, arguments, message):

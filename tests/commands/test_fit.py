@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -72,24 +71,6 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(
         for p in (last.parents[1], again)
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-@pytest.mark.slow
-def test_a_try_is_not_what_resume_continues_in(colours, cli, tmp_path, run_to_go_on):
-    fit, real = ["fit", "--data.root", colours, *QUICKEST], run_to_go_on
-    for i, more in enumerate(([], ["--resume"]), 1):
-        cli(*fit, "--trainer.fast_dev_run", "true", *more)
-        tried = tmp_path / f"runs/fit/version_{i}"
-        assert (tried / "test.json").exists() and not (tried / "checkpoints/last.ckpt").exists()
-        assert not (real / "test.json").exists()  # it would be of one batch
-    # as if it had been killed, too
-    shutil.copy(real / "checkpoints/last.ckpt", tried / "checkpoints")
-    cli(
-        *fit, "--resume", "--test_after_fit", "true"
-    )  # finished: the tries after it are none that "ended before its first checkpoint"
-    assert (real / "test.json").exists() and not (tmp_path / "runs/fit/version_3").exists()
-    cli(*fit, "--resume", "--trainer.max_epochs", 2, "--test_after_fit", "false")
-    assert read_checkpoint(real / "checkpoints/last.ckpt")["global_step"] == 8
 
 
 @pytest.mark.parametrize("is_rank_zero", [True, False])
@@ -198,14 +179,6 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     # that of before is gone
     (row,) = [row for row in read_metrics(run / "steps.csv") if row.get("test/loss")]
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
-
-
-def test_a_run_that_ends_before_its_first_step_is_reported(colours, cli):
-    with pytest.raises(
-        ValueError,
-        match=r"nothing was trained in .*version_0: a limit ended it before its first step",
-    ):
-        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_time", "00:00:00:00")
 
 
 def test_a_checkpoint_that_is_not_there_is_reported_before_there_is_a_run(colours, cli, tmp_path):

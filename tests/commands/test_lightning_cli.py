@@ -243,26 +243,6 @@ def test_what_a_checkpoint_decides_holds_and_a_config_that_says_otherwise_is_rep
     assert results[0] == results[1]
 
 
-@pytest.mark.slow
-def test_a_timer_of_lightning_s_stands_in_config_yaml_and_is_read_again(colours, cli, tmp_path):
-    cli(
-        "fit",
-        "--data.root",
-        colours,
-        *QUICKEST,
-        "--trainer.callbacks+",
-        "Timer",
-        "--test_after_fit",
-        "false",
-    )
-    runs = [tmp_path / f"runs/fit/version_{i}" for i in range(2)]
-    cli("fit", "--config", runs[0] / "config.yaml")
-    callbacks = [
-        yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"] for run in runs
-    ]
-    assert callbacks[0] == callbacks[1] and callbacks[0][0]["init_args"]["interval"] == "step"
-
-
 OTHER_NAMES = [pytest.param(name, marks=pytest.mark.slow) for name in ("[2024]", "1e5", "🌭")]
 
 

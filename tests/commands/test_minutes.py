@@ -113,7 +113,6 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
             ("--trainer.max_steps", 3),
             "--minutes and --trainer.max_steps both set the length of training: remove one",
         ),
-        (("--trainer.max_time", "00:00:01:00"), "--minutes and --trainer.max_time both"),
         (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
         (
             ("--trainer", "{max_epochs: 3}"),

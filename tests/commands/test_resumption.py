@@ -444,8 +444,8 @@ def test_why_no_run_continues_is_reported_where_there_is_no_data_either(cli, run
 
 def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):
     callback = {
-        "class_path": "pytorch_lightning.callbacks.Timer",
-        "init_args": {"duration": "01:00:00:00"},
+        "class_path": "pytorch_lightning.callbacks.EarlyStopping",
+        "init_args": {"monitor": "val/loss"},
     }
     line = [
         "fit",

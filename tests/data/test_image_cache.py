@@ -327,7 +327,6 @@ def test_a_damaged_cache_is_noticed_and_made_anew(root, how, caplog):
         ({"max_epochs": -1, "max_steps": 999}, 5000, False),  # of 10 images
         ({"max_epochs": -1, "max_steps": 1000}, 5000, True),
         ({"max_epochs": -1, "max_steps": 500, "accumulate_grad_batches": 2}, 5000, True),
-        ({"max_epochs": 9, "fast_dev_run": True}, 5000, False),
     ],
 )
 def test_a_cache_pays_from_the_second_epoch_on(monkeypatch, options, num, worth):

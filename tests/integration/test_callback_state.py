@@ -40,7 +40,6 @@ FIELDS: dict[str, dict[str, str]] = {
         "_is_stop_held": "between accumulated batches, where nothing is written; then part of wanted",
         "_is_of_another": "decided where the checkpoint is loaded",
         "_epoch_began": "the seconds of an epoch in metrics.csv are those since it was entered, as README says",
-        "_is_extra_pass": "set as each epoch starts; the pass is repeated from its start",
         "stopped_by": "of this process",
     },
     "Rates": {
@@ -53,7 +52,6 @@ FIELDS: dict[str, dict[str, str]] = {
         "logging_interval": SETTING,
     },
     "WorseThanStart": {"accuracy": f"{SAVED} accuracy", "num_worse": f"{SAVED} num_worse"},
-    "StepOnPlateau": {"_due": f"{SAVED} due"},
     "EarlyStopping": {
         "best_score": f"{SAVED} best_score",
         "wait_count": f"{SAVED} wait_count",
@@ -75,35 +73,6 @@ FIELDS: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("stopping_threshold", "strict", "verbose", "_check_on_train_epoch_end"), SETTING
         ),
-    },
-    "Timer": {
-        "_start_time": f"{SAVED} time_elapsed",
-        "_end_time": f"{SAVED} time_elapsed",
-        "_offset": f"{SAVED} time_elapsed",
-        **dict.fromkeys(("_duration", "_interval", "_verbose"), SETTING),
-    },
-    "GradientAccumulationScheduler": {"scheduling": SETTING, "epochs": SETTING},
-    "StochasticWeightAveraging": {
-        "_average_model": f"{SAVED} average_model_state",
-        "n_averaged": f"{SAVED} n_averaged",
-        "_init_n_averaged": f"{SAVED} n_averaged",
-        "_latest_update_epoch": f"{SAVED} latest_update_epoch",
-        "_swa_scheduler": f"{SAVED} scheduler_state",
-        "_scheduler_state": f"{SAVED} scheduler_state",
-        **dict.fromkeys(
-            (
-                "_annealing_epochs",
-                "_annealing_strategy",
-                "_avg_fn",
-                "_device",
-                "_swa_epoch_start",
-                "_swa_lrs",
-            ),
-            SETTING,
-        ),
-        **dict.fromkeys(("_initialized", "_max_epochs", "_model_contains_batch_norm"), DERIVED),
-        "_accumulate_grad_batches": "during the pass for batch norm, which is repeated from its start",
-        "momenta": "during the pass for batch norm, which is repeated from its start",
     },
     "Clock": {
         "run": RUN,
@@ -180,23 +149,11 @@ def test_every_field_is_saved_or_not_needed(cli, colours):
         trainers.append(trainer)
         on_train_end(self, trainer, pl_module)
 
-    callbacks = [
-        component("GradientAccumulationScheduler", scheduling={0: 2}),
-        component(
-            "StochasticWeightAveraging",
-            swa_lrs=0.01,
-            device="cpu",
-            swa_epoch_start=1,
-            annealing_epochs=1,
-        ),
-    ]
     limits = [
         "--trainer.max_epochs",
         2,
         "--patience",
         3,
-        "--trainer.max_time",
-        "00:01:00:00",
         "--report",
         "true",
     ]
@@ -207,8 +164,6 @@ def test_every_field_is_saved_or_not_needed(cli, colours):
             colours,
             *QUICK,
             *limits,
-            "--trainer.callbacks",
-            json.dumps(callbacks),
         )
     found = {type(callback).__name__: callback for callback in trainers[0].callbacks}
     assert found.keys() == FIELDS.keys()

@@ -9,9 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
 from colours import draw_colours
-from pytorch_lightning.callbacks import Callback, Timer
 
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import versions
@@ -40,27 +38,6 @@ def callback(name: str, **options: Any) -> tuple[str, str]:
     return "--trainer.callbacks", f"[{component(f'pytorch_lightning.callbacks.{name}', **options)}]"
 
 
-# No loss is 10 better than the last, so the rate halves with each epoch.
-PLATEAU = (
-    "--model.scheduler",
-    component("torch.optim.lr_scheduler.ReduceLROnPlateau", patience=0, threshold=10),
-)
-# 3, 5 and 2 steps
-SCHEDULED = callback("GradientAccumulationScheduler", scheduling={0: 2, 1: 1, 2: 3})
-# With batch norm, whose statistics a checkpoint has, too; the others have the smallest network (test_resume.py: batch
-# norm everywhere).
-NORMED = ("--model.backbone", "timm/test_efficientnet", "--data.image_size", "32")
-AVERAGED = (
-    *NORMED,
-    *callback(
-        "StochasticWeightAveraging",
-        swa_lrs=0.01,
-        swa_epoch_start=2,
-        annealing_epochs=2,
-    ),
-    *("--trainer.max_epochs", "4"),
-)
-ENTER_EPOCH = "finetune.runs.model_checkpoint.enter_epoch"
 POINTS = [
     (("on_train_batch_end", 2), ()),
     (("on_validation_batch_end", 10), ()),
@@ -71,14 +48,6 @@ POINTS = [
     (("on_train_batch_end", 3), OFTEN_VALIDATED),
     (("on_validation_batch_end", 2), OFTEN_VALIDATED),
     (("on_train_epoch_start", 5), ("--trainer.check_val_every_n_epoch", "2")),
-    (("on_train_epoch_start", 5), PLATEAU),
-    # no validation ends an epoch of 5 batches
-    (("on_train_batch_end", 8), (*PLATEAU, *OFTEN_VALIDATED)),
-    # behind the epoch's only one
-    (("on_train_batch_end", 4), (*PLATEAU, "--trainer.val_check_interval", "3")),
-    (("on_train_batch_end", 2), SCHEDULED),
-    (("on_train_batch_end", 7), AVERAGED),
-    (("on_train_epoch_start", 20), AVERAGED),  # only the pass for batch norm is left
     (("on_train_batch_end", 7), ("--model.members", "2")),
 ]
 
@@ -109,8 +78,6 @@ def trained(
         patch.object(Classifier, "training_step", traced),
         patch.object(Classifier, "validation_step", validated),
         patch.object(SignalFlag, "agreed", agreed),
-        # a batch takes a second
-        patch.object(Timer, "time_elapsed", lambda self, *_: self._offset + len(seen)),
     ):
         options = [
             "--data.root",
@@ -187,14 +154,12 @@ def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, full, stop, extra)
     root, steps = full(*extra)
     after = stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
     assert after == steps[len(steps) - len(after) :]
-    if extra not in (ACCUMULATED, GATHERING, SCHEDULED):
+    if extra not in (ACCUMULATED, GATHERING):
         assert len(steps) - len(after) == stop[1]
     (a, metrics_a), (b, metrics_b) = last(root), last(tmp_path)
     assert same_weights(a, b)
-    # there Lightning's count of scheduler steps in this epoch starts otherwise; nothing reads it
-    if stop[1] != 20:
-        assert a["loops"] == b["loops"]
-        assert metrics_a == metrics_b  # nor the rates that are logged again in that pass
+    assert a["loops"] == b["loops"]
+    assert metrics_a == metrics_b
     rates = [
         [group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]]
         for checkpoint in (a, b)
@@ -202,47 +167,8 @@ def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, full, stop, extra)
     assert rates[0] == rates[1]
 
 
-def step_on_plateau_as_lightning_does() -> Any:
-    wants = {"interval": "epoch", "monitor": "val/loss"}
-    return patch.multiple(
-        "finetune.training.classifier",
-        scheduler_config=lambda make, optimizer, *_: {"scheduler": make(optimizer), **wants},
-        StepOnPlateau=Callback,
-    )
-
-
-@pytest.mark.parametrize(
-    ("stop", "extra", "wrong"),
-    [
-        (("on_train_epoch_start", 5), PLATEAU, step_on_plateau_as_lightning_does()),
-        (
-            ("on_train_batch_end", 2),
-            SCHEDULED,
-            patch(ENTER_EPOCH, lambda trainer: None),
-        ),
-        (
-            ("on_train_batch_end", 7),
-            AVERAGED,
-            patch(ENTER_EPOCH, lambda trainer: None),
-        ),
-    ],
-    ids=["plateau", "accumulation", "averaging"],
-)
-def test_control_left_to_lightning_the_weights_differ(
-    cli, colours, tmp_path, full, stop, extra, wrong
-):
-    root, _ = full(*extra)
-    with wrong:
-        stopped_and_resumed(cli, colours, tmp_path, stop, *extra)
-    assert not same_weights(last(root)[0], last(tmp_path)[0])
-
-
 def stopping_early(patience: int) -> tuple[str, ...]:
     return callback("EarlyStopping", monitor="val/loss", min_delta=100.0, patience=patience)
-
-
-def max_time(seconds: int) -> tuple[str, ...]:
-    return ("--trainer.max_time", f"00:00:{seconds // 60:02}:{seconds % 60:02}")
 
 
 @pytest.mark.parametrize(
@@ -250,14 +176,9 @@ def max_time(seconds: int) -> tuple[str, ...]:
     [
         ((), ("--trainer.max_steps", "7"), ("--trainer.max_steps", "-1"), "trainer.max_steps 7"),
         ((), ("--trainer.max_epochs", "2"), (), "trainer.max_epochs 2"),
-        ((), max_time(7), max_time(60), "trainer.max_time, 7 s"),
-        # which comes between accumulated batches
-        (ACCUMULATED, max_time(3), max_time(60), "trainer.max_time, 3 s"),
-        # which Lightning would validate at the end
-        (("--data.val_fraction", "0"), max_time(7), max_time(60), "trainer.max_time, 7 s"),
         (OFTEN_VALIDATED, stopping_early(2), stopping_early(9), "early stopping, patience 2"),
     ],
-    ids=["steps", "epochs", "time", "time between batches", "time without validation", "patience"],
+    ids=["steps", "epochs", "patience"],
 )
 def test_a_run_that_a_limit_ended_continues_with_a_larger_one(
     cli, colours, tmp_path, full, caplog, extra, limit, larger, message
@@ -283,52 +204,3 @@ def test_control_with_the_patience_of_the_checkpoint_it_stops_again(cli, colours
         limit = stopping_early(9)
         after = trained(cli, colours, tmp_path, None, *OFTEN_VALIDATED, *limit, "--resume")
     assert after == []  # at once: its limits are those with which a stop was wanted
-
-
-def test_a_stop_that_min_epochs_put_off_is_still_wanted_in_a_resumed_run(cli, colours, tmp_path):
-    def wants_stop(self: Classifier) -> None:
-        # once: of a number that rises again nothing else is left
-        self.trainer.should_stop |= self.current_epoch == 0
-
-    limits = ("--trainer.min_epochs", "3", "--trainer.max_epochs", "5")
-    with patch.object(Classifier, "on_validation_end", wants_stop):
-        steps = trained(cli, colours, tmp_path / "whole", None, *limits)
-        after = stopped_and_resumed(
-            cli, colours, tmp_path / "parts", ("on_train_epoch_start", 10), *limits
-        )
-        assert len(steps) == 15 and after == steps[10:]
-        (a, _), (b, _) = last(tmp_path / "whole"), last(tmp_path / "parts")
-        assert (
-            same_weights(a, b)
-            and a["loops"] == b["loops"]
-            and a["callbacks"]["Checkpoints"]["is_stopped"]
-        )
-        # it is finished
-        assert trained(cli, colours, tmp_path / "parts", None, *limits, "--resume") == []
-        later = trained(
-            cli,
-            colours,
-            tmp_path / "parts",
-            None,
-            "--trainer.min_epochs",
-            "4",
-            *limits[2:],
-            "--resume",
-        )
-    assert len(later) == 10  # the limit is another, and nothing wants a stop any more
-
-
-def test_the_config_of_averaging_is_read_again(cli, tmp_path, full):
-    (run,) = versions(full(*AVERAGED)[0], "fit")
-    (averaging,) = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["callbacks"]
-    assert averaging["init_args"]["device"] == "cpu"
-    own = ("--trainer.default_root_dir", tmp_path, "--trainer.max_epochs", 1)
-    cli("fit", "--config", run / "config.yaml", *own)
-
-
-@pytest.mark.parametrize("extra", [(), OFTEN_VALIDATED])
-def test_a_plateau_is_noticed_once_an_epoch_wherever_validation_falls(full, extra):
-    (checkpoint, _), _ = last(full(*PLATEAU, *extra)[0]), None
-    (scheduler,) = checkpoint["lr_schedulers"]
-    assert scheduler["last_epoch"] == 3
-    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] < 0.005

@@ -200,12 +200,6 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
         {"highest": None, "run": "x"},
         {"limits": 3},
     ],
-    ("callbacks", "StepOnPlateau"): [{"due": math.nan}, {"due": "x"}, {"other": 1}],
-    ("callbacks", "Timer"): [
-        {},
-        {"time_elapsed": {"train": -1.0}},
-        {"time_elapsed": {"train": "x"}},
-    ],
     ("callbacks", "EarlyStopping{'monitor': 'x'}"): [{}, {"wait_count": "3", "patience": 1}],
     ("loops",): [3, {}, {"fit_loop": 3}, LOOPS],
     ("epoch",): [-1, "0", None],

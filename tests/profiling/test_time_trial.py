@@ -368,10 +368,3 @@ def test_what_would_end_the_fit_ends_the_trial(made, colours, tmp_path):
     data = ImageFolderData(str(tmp_path / "bad"), batch_size=2, image_size=28, num_workers=0)
     with pytest.raises(ValueError, match=r"\.jpg"):
         trial(Classifier(data.class_names, "small_cnn", weights=None), data, ONE, seconds=0.1)
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_waits_for_a_validation_is_no_part_of_it(made):
-    model, data = made()
-    model.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau
-    assert trial(model, data, ONE, 0.3).batch > 0

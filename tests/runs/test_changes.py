@@ -137,36 +137,6 @@ def test_a_prolonged_run_reports_that_it_differs_from_one_that_was_long_from_the
     )
 
 
-def one_cycle(**options: Any) -> dict[str, Any]:
-    return {
-        "class_path": "torch.optim.lr_scheduler.OneCycleLR",
-        "init_args": {"max_lr": 0.1, **options},
-    }
-
-
-@pytest.mark.parametrize("name", ["max_epochs", "max_steps", "limit_train_batches"])
-def test_one_cycle_ends_where_it_was_to_end(name):
-    """Its checkpoint has the number of steps, and each step beyond them is an error."""
-
-    def run(limit: float | None, **options: Any) -> dict[str, Any]:
-        return changed(model__scheduler=one_cycle(**options), **{f"trainer__{name}": limit})
-
-    with pytest.raises(
-        ValueError,
-        match=rf"trainer\.{name} 9 \(was 5\), since OneCycleLR .*: leave that as it was; a new",
-    ):
-        compare_settings(run(5), run(9), False, True)
-    with pytest.raises(ValueError, match=r"null \(was 5\), since OneCycleLR has the length"):
-        compare_settings(run(5), run(None), False, False)
-    assert compare_settings(run(5), run(4), False, False)[0].startswith(
-        f"changed: trainer.{name} 4"
-    )
-    for own in ({"total_steps": 90}, {"epochs": 9, "steps_per_epoch": 10}):
-        assert compare_settings(run(5, **own), run(9, **own), False, False)[0].startswith(
-            f"changed: trainer.{name} 9"
-        )
-
-
 @pytest.mark.parametrize(
     ("order", "images", "what"),
     [

@@ -13,7 +13,7 @@ import pytest
 from finetune.commands.parser import OneLineErrorParser
 from finetune.data.datasets.folders import scan
 from finetune.runs import run_lock
-from finetune.runs.folder import Run, RunFolder, check_name, is_dev_run, versions
+from finetune.runs.folder import Run, RunFolder, check_name, versions
 from finetune.runs.local_copies import local_copy
 from finetune.system.messages import WrongUsage
 
@@ -278,15 +278,6 @@ def test_how_a_run_began_stays_in_about_json_when_others_continue_with_it(run):
         "root": "third",
         "went_on_by": ["second", "third"],
     }
-
-
-def test_a_try_is_recognised_by_its_config(tmp_path):
-    assert not is_dev_run(tmp_path)
-    tries = ("trainer: {fast_dev_run: true}", "trainer: {fast_dev_run: 2}")
-    others = ("trainer: {fast_dev_run: false}", "trainer: {max_epochs: 1}", "trainer:", "a: [", "")
-    for config in (*tries, *others):
-        (tmp_path / "config.yaml").write_text(config)
-        assert is_dev_run(tmp_path) is (config in tries), config
 
 
 def test_a_temporary_file_is_no_result_so_the_name_of_a_killed_run_is_free(tmp_path):

@@ -549,13 +549,6 @@ MUTATIONS = [
         "tests/training/test_overview.py -k doubted",
     ),
     Mutation(
-        "what is frozen does not move: averaged weights",
-        "runs/lightning_callbacks.py",
-        "if any(not m.training for m in batch_norms(model.train())):",
-        'if model.hparams["freeze_batch_norm"]:',
-        "tests/runs/test_lightning_callbacks.py -k averaging_that",
-    ),
-    Mutation(
         "a checkpoint's network is made of plain settings",
         "training/checkpoint_settings.py",
         "for class_path in class_paths(settings):",

@@ -89,7 +89,7 @@ def classifier(backbone: str) -> Classifier:
 def trainer(**options: Any) -> Any:
     limits = {f"limit_{split}_batches": 1.0 for split in ("train", "val", "test", "predict")}
     numbers = {"max_epochs": 5, "max_steps": -1, "accumulate_grad_batches": 1}
-    return SimpleNamespace(**{**numbers, "fast_dev_run": False, **limits, **options})
+    return SimpleNamespace(**{**numbers, **limits, **options})
 
 
 def data(num: int, batch_size: int, image_size: int, **more: Any) -> Any:

@@ -1,12 +1,11 @@
 """Warm-up and cosine decay."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
 
-from finetune.training.lr_schedulers import StepOnPlateau, WarmupCosine, at_each_rate
+from finetune.training.lr_schedulers import WarmupCosine
 
 
 def two_groups() -> torch.optim.Optimizer:
@@ -68,32 +67,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     assert full[37:] != full[36:-1]
 
 
-@pytest.mark.parametrize(
-    ("make", "largest"),
-    [
-        (partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.3, total_steps=10), [0.3, 3.0]),
-        (
-            partial(torch.optim.lr_scheduler.CyclicLR, base_lr=0, max_lr=1, step_size_up=5),
-            [1.0, 10.0],
-        ),
-        # said of each
-        (
-            partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=[0.3, 0.4], total_steps=10),
-            [0.3, 0.4],
-        ),
-    ],
-)
-def test_a_scheduler_that_says_what_rates_are_keeps_their_ratio(make, largest):
-    optimizer = two_groups()
-    seen = rates(optimizer, at_each_rate(make, [1.0, 10.0])(optimizer), 9)
-    assert [max(group) for group in zip(*seen, strict=True)] == pytest.approx(largest)
-    optimizer = two_groups()  # control: torch's own gives all groups the same
-    alone = rates(optimizer, make(optimizer), 9)
-    assert (max(rate for _, rate in alone) == pytest.approx(largest[1])) == isinstance(
-        make.keywords["max_lr"], list
-    )
-
-
 def test_a_longer_run_follows_its_own_arguments():
     state = WarmupCosine(two_groups(), 10).state_dict()
     optimizer = two_groups()
@@ -113,12 +86,3 @@ def test_arguments_out_of_range():
             WarmupCosine(two_groups(), 9, warmup)
     with pytest.raises(ValueError, match=r"final must be from 0 to 1, not 1\.1"):
         WarmupCosine(two_groups(), 9, final=1.1)
-
-
-def test_a_plateau_s_loss_outlives_the_process_and_earlier_checkpoints_are_read():
-    before, after = StepOnPlateau(), StepOnPlateau()
-    before._due = 0.5
-    after.load_state_dict(before.state_dict())
-    assert after._due == 0.5
-    after.load_state_dict({"is_due": True})
-    assert after._due is None

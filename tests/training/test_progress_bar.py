@@ -63,7 +63,6 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_epoch(tmp_path):
         ({"max_epochs": 2}, ["about 50 s left", ""]),
         ({"max_epochs": 1}, [""]),
         ({"max_epochs": 4, "max_steps": 12}, [""] * 4),
-        ({"max_epochs": 2, "max_time": "00:00:10:00"}, [""] * 2),
         ({"max_epochs": 2, "callbacks": [EarlyStopping("train/loss_epoch", patience=9)]}, [""] * 2),
     ],
 )
@@ -208,7 +207,6 @@ def test_a_terminal_gets_a_table_of_epochs(tmp_path):
         ({"max_epochs": 4, "max_steps": 3}, "0:10 left"),
         ({"max_epochs": -1}, ""),
         ({"max_epochs": 4, "callbacks": [EarlyStopping("train/loss_epoch")]}, "at most 0:55"),
-        ({"max_epochs": 9, "max_time": "00:00:00:40"}, "at most 0:(40|3.)"),
     ],
 )
 def test_the_bar_has_the_time_that_is_left_of_the_complete_fit(

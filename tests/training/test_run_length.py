@@ -1,15 +1,13 @@
 """The default length of a fit depends on its number of images; an explicit length is kept."""
 
 import pytest
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.training.run_length import settle_length, usual_epochs
 
 UNSET = {
-    **dict.fromkeys(("max_epochs", "limit_train_batches", "min_epochs", "min_steps")),
+    **dict.fromkeys(("max_epochs", "limit_train_batches")),
     **{
         "max_steps": -1,
-        "fast_dev_run": False,
         "accumulate_grad_batches": 1,
         "overfit_batches": 0.0,
     },
@@ -48,15 +46,6 @@ def test_small_sets_have_the_same_number_of_images_in_all(num_images):
             50,
             "50 epochs, 100 steps, as is usual for 64 training",
         ),
-        ({"min_epochs": 20}, 20, "20 epochs, 640 steps"),
-        ({"min_epochs": 2}, 15, "15 epochs, 480 steps"),
-        ({"min_steps": 1000}, 32, "32 epochs, 1,024 steps"),
-        ({"min_steps": 100}, 15, "15 epochs, 480 steps"),
-        (
-            {"callbacks": [GradientAccumulationScheduler({1: 4})], "min_steps": 200},
-            22,
-            "22 epochs, 200 steps",
-        ),
     ],
 )
 def test_without_a_length_the_usual_one_is_reported(given, epochs, words):
@@ -65,9 +54,7 @@ def test_without_a_length_the_usual_one_is_reported(given, epochs, words):
     assert limits["max_epochs"] == epochs and reported.startswith(words)
 
 
-@pytest.mark.parametrize(
-    "given", [{"max_epochs": 3}, {"max_epochs": -1}, {"max_steps": 7}, {"fast_dev_run": True}]
-)
+@pytest.mark.parametrize("given", [{"max_epochs": 3}, {"max_epochs": -1}, {"max_steps": 7}])
 def test_who_says_it_is_not_overruled(given):
     limits = UNSET | given
     assert settle_length(limits, 1000, 32) == "" and limits == UNSET | given

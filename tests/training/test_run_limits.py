@@ -2,7 +2,6 @@
 
 import pytest
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
 
 from finetune.training.run_limits import fit_limits, total_steps
 
@@ -21,15 +20,6 @@ def trainer(**options) -> pl.Trainer:
         ({"max_epochs": 3, "max_steps": 7}, 7),
         ({"max_epochs": -1, "max_steps": 40, "accumulate_grad_batches": 2}, 80),
         ({"max_epochs": -1}, float("inf")),
-        # two batches a step in the first epoch, then four: at most 4 * 5
-        (
-            {
-                "max_epochs": -1,
-                "max_steps": 5,
-                "callbacks": [GradientAccumulationScheduler({0: 2, 1: 4})],
-            },
-            20,
-        ),
     ],
 )
 def test_a_fit_reads_as_many_batches_as_its_limits_leave(options, expected):
@@ -43,7 +33,6 @@ def test_a_fit_reads_as_many_batches_as_its_limits_leave(options, expected):
         ({"max_epochs": 3, "max_steps": 12}, 12, 2),
         ({"max_epochs": -1, "max_steps": 10}, 10, 1),
         ({"max_epochs": 3, "accumulate_grad_batches": 4}, 9, 3),
-        ({"max_epochs": 3, "callbacks": [GradientAccumulationScheduler({1: 2, 2: 5})]}, 17, 3),
     ],
 )
 def test_steps_and_epochs_of_a_run(options, steps, epochs):
