@@ -18,12 +18,11 @@ from finetune.commands.command_line import in_full_spelling, with_images
 from finetune.commands.error_lines import bug_line, exit_code, find_interruption, one_line
 from finetune.commands.fold_search import is_cross_validation
 from finetune.commands.help_pages import help_page
-from finetune.commands.options import SETTINGS, WORDS
+from finetune.commands.options import WORDS
 from finetune.distributed.ranks import drop_stale_ranks, end_with_rank_zero
 from finetune.system import openmp
 from finetune.system.interpreter import install_unraisable_hook, without_gc
 from finetune.system.messages import did_you_mean, shown
-from finetune.system.option_names import only_settings
 from finetune.system.terminal import (
     colored,
     redirect_closed_outputs,
@@ -229,8 +228,7 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
 
         run_lightning(in_full, typed=arguments, began=began)
     elif command in OWN:
-        with only_settings(SETTINGS.get(command, ())):
-            run_own(command, arguments[1:])
+        run_own(command, arguments[1:])
     else:
         hint = did_you_mean(command, [*LIGHTNING, *OWN])
         print(f"finetune: error: there is no command {command!r}{hint}", file=sys.stderr)

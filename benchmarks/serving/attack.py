@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=10_000)
     args = parser.parse_args()
     said = predicted(args.checkpoint, args.images)
-    command = [PROGRAM, "serve", args.checkpoint, "--port", "0", "--timeout", "5"]
+    command = [PROGRAM, "serve", args.checkpoint, "--port", "0"]
     with serving(command) as (host, port, _):
         attack = Attack(host, port, said, args.number)
         asyncio.run(attack.run())

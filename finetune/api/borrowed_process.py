@@ -31,23 +31,20 @@ _LOGGERS = ("finetune", "pytorch_lightning", "lightning.pytorch", "lightning_fab
 def preserved_process() -> Iterator[None]:
     """Restore the state of this process at the end.
 
-    The state is that of random number generators, environment variables, warnings, logging, signal handlers, torch's
-    settings, the process group, locks of runs, and the C library's memory allocator.
-
-    The block begins with torch's default dtype and device, with gradients, and with full precision of float32 products.
-    Other settings of the program stay in effect, such as `torch.use_deterministic_algorithms` and those of cuDNN.
+    The state is that of random number generators, environment variables, warnings, logging, signal handlers, the
+    process group, locks of runs, and the C library's memory allocator. Settings of torch are the program's: they
+    stay in effect, and so do those that options of a fit change, such as `trainer.deterministic`.
 
     Raises:
-        WrongUsage: The call is inside torch's autocast or inference_mode.
+        WrongUsage: A setting or a context of torch changes the arithmetic of a fit.
     """
-    _check_contexts()
+    _check_arithmetic()
     had_group = dist.is_available() and dist.is_initialized()
     restorers = [
         _save_random_state(),
         _save_environment(),
         _save_logging(),
         _save_signals(),
-        _save_torch_settings(),
     ]
     with warnings.catch_warnings():
         try:
@@ -80,14 +77,22 @@ def check_not_forked(pid: int) -> None:
         )
 
 
-def _check_contexts() -> None:
-    """Make sure that no torch context changes the arithmetic: a context cannot be left from inside."""
+def _check_arithmetic() -> None:
+    """Make sure that no context or default of torch changes the arithmetic."""
     names = {
         "autocast": any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         "inference_mode": torch.is_inference_mode_enabled(),
+        "no_grad": not torch.is_grad_enabled(),
     }
     if active := [name for name, is_on in names.items() if is_on]:
         raise WrongUsage(f"a fit cannot run within torch.{active[0]}: call it outside")
+    defaults = {
+        "dtype": (torch.get_default_dtype(), torch.float32),
+        "device": (torch.get_default_device().type, "cpu"),
+    }
+    for name, (value, usual) in defaults.items():
+        if value != usual:
+            raise WrongUsage(f"a fit needs torch's usual default {name}, {usual}, not {value}")
 
 
 def _save_random_state() -> Callable[[], None]:
@@ -153,47 +158,5 @@ def _save_signals() -> Callable[[], None]:
                 if signum == signal.SIGCHLD:
                     # so that torch installs its own again for its next workers
                     signal_handling._SIGCHLD_handler_set = False
-
-    return restore
-
-
-def _save_torch_settings() -> Callable[[], None]:
-    """Set the defaults that `preserved_process` names; return a function that restores all settings of torch."""
-    cudnn = torch.backends.cudnn
-    threads = torch.get_num_threads()
-    flags = {
-        name: getattr(cudnn, name)
-        for name in ("benchmark", "deterministic", "allow_tf32", "enabled")
-    }
-    deterministic = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    dtype = torch.get_default_dtype()
-    has_grad = torch.is_grad_enabled()
-    matmul_precision = torch.get_float32_matmul_precision()
-    finds_anomalies = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    device = torch.get_default_device()
-    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
-    torch.set_float32_matmul_precision("highest")
-    torch.set_default_device(None)
-
-    def restore() -> None:
-        if torch.cuda.is_initialized():  # a fit on another GPU changes the current device
-            torch.cuda.set_device(gpu)
-        torch.set_default_device(device if device.type != "cpu" else None)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(has_grad)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        torch.set_anomaly_enabled(*finds_anomalies)
-        for name, value in flags.items():
-            if getattr(cudnn, name) != value:
-                setattr(cudnn, name, value)
-        if torch.get_float32_matmul_precision() != matmul_precision:
-            torch.set_float32_matmul_precision(matmul_precision)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
 
     return restore

@@ -11,12 +11,12 @@ import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import OPTIONS, WORDS, flag_names, in_full
-from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine, format_line, is_flag
-from finetune.commands.suggestions import nearest_flag
+from finetune.commands.parsed_line import ALONE, ParsedLine, format_line, is_flag
+from finetune.commands.suggestions import nearest_option
 from finetune.system.messages import WrongUsage
 
 # Options that need no value.
-_SWITCHES = ("resume", *LOGGERS)
+_SWITCHES = ("resume",)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -52,7 +52,9 @@ def _hint(name: str, parameters: Container[str]) -> str:
     """Return the end of a message about an unknown argument."""
     if name in ("data", "root", "path"):
         return "; did you mean 'folder'?"
-    full = "model.backbone" if name == "model" else nearest_flag(name, WORDS["fit"], OPTIONS["fit"])
+    full = (
+        "model.backbone" if name == "model" else nearest_option(name, OPTIONS["fit"], WORDS["fit"])
+    )
     if full is None:
         return "; help(finetune.fit) lists the arguments"
     word = next((word for word, meant in WORDS["fit"].items() if meant == full), full)

@@ -3,7 +3,7 @@
 The command line, before torch is imported:
 - `options` has the table of options, which all modules of this part use.
 - `command_line` replaces short words and positional arguments by full flags. `parsed_line` parses it.
-- `flag_checks` expands shorthands such as `--wandb`, and refuses wrong flags with the messages of `suggestions`.
+- `flag_checks` expands shorthands such as `--logger wandb`, and refuses wrong flags with the messages of `suggestions`.
 - `explicit_settings` reads which settings configs and flags give. `config_files` finds configs by name and replaces
   their short words. `flow_yaml` writes values as YAML.
 - `run_places` resolves addresses of runs in object storage.

@@ -160,9 +160,8 @@ def settle_hub_backbone(model: Any, explicit: ExplicitSettings) -> str:
 def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | None = None) -> str:
     """Set the preparation of images with which timm's weights were trained; return a message about it.
 
-    Flags take precedence. So do configs that name this network, such as the config of an earlier run, or that leave the
-    choice of the network to the data. Values in other configs are meant for another network and are replaced. A resumed
-    run prepares images as before, since the folder of the weights may have changed or disappeared.
+    Flags and configs take precedence. A resumed run prepares images as before, since the folder of the weights may have
+    changed or disappeared.
 
     Args:
         config: As parsed, with the subcommand; changed in place.
@@ -172,11 +171,11 @@ def settle_preparation(config: Any, explicit: ExplicitSettings, start: Start | N
     Raises:
         ValueError: The weights require a preparation that is not supported.
     """
-    if config.subcommand != "fit" or not is_timm(backbone := config["fit"].model.backbone):
+    if config.subcommand != "fit" or not is_timm(config["fit"].model.backbone):
         return ""
     data = config["fit"].data.init_args
     name_of, values = _recommended(config["fit"].model, start)
-    explicit_names = _explicit_names(backbone, explicit)
+    explicit_names = explicit.arguments_of("data")
     settings = []
     for name, value in values.items():
         if name not in data:
@@ -199,16 +198,6 @@ def _recommended(model: Any, start: Start | None) -> tuple[str, dict[str, Any]]:
     about = describe(model.backbone, folder_of(model.weights))
     source = model.weights if is_hub(model.weights) else about.name
     return source, {name: getattr(about, name) for name in PREPARATION}
-
-
-def _explicit_names(backbone: str, explicit: ExplicitSettings) -> set[str]:
-    """Return the names in `PREPARATION` that flags or configs set for this network."""
-    explicit_names = {name for name in PREPARATION if explicit.has_flag(f"data.{name}")}
-    for config in explicit.configs:
-        backbone_of_config = config.settings.get("model.backbone")
-        if backbone_of_config == backbone or is_choice(backbone_of_config):
-            explicit_names |= {name for name in PREPARATION if f"data.{name}" in config.settings}
-    return explicit_names
 
 
 def settle_head_stages(model: Any, explicit: ExplicitSettings) -> str:

@@ -7,16 +7,15 @@ installed, `trainer.` options (their names and values) are left to the parser: t
 the imports. With another minor version of torchvision, that holds for the names of networks.
 """
 
-import importlib.util
 import json
 import os
 import re
-from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from finetune.commands.config_files import find
+from finetune.commands.flow_yaml import flow_yaml
+from finetune.commands.logger_names import LOGGERS, with_class_paths
 from finetune.commands.names import names_in_text
 from finetune.commands.options import (
     AUTO_BACKBONE,
@@ -29,7 +28,7 @@ from finetune.commands.options import (
     flag_names,
     in_full,
 )
-from finetune.commands.parsed_line import ALONE, LOGGERS, ParsedLine
+from finetune.commands.parsed_line import ALONE, ParsedLine
 from finetune.commands.suggestions import missing_value_message, unknown_option_message, wrong_value
 from finetune.data.class_weights import BALANCED, parse_class_weights
 from finetune.system.messages import NotFound, WrongUsage, did_you_mean
@@ -90,7 +89,8 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
     wrong = [name for name in named if name not in BACKBONES and not name.startswith(_LATER)]
     if not wrong or not _is_torchvision_known():
         return ""
-    return f"cannot be {wrong[0]!r}{did_you_mean(wrong[0], BACKBONES)}"
+    hint = did_you_mean(wrong[0], BACKBONES) or f"; one of timm's is timm/{wrong[0]}"
+    return f"cannot be {wrong[0]!r}{hint}"
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine) -> bool:
@@ -116,7 +116,7 @@ def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine
 
 def _may_have_own_data(command: str, line: ParsedLine) -> bool:
     """Return whether the data module may be a class of the user, with other arguments."""
-    if command not in WORDS or line.has("data", "data.class_path", "trust_modules"):
+    if command not in WORDS or line.has("data", "data.class_path"):
         return True
     return any(_has_own_data(value or "") for name, value in line.flags if name == "config")
 
@@ -136,7 +136,7 @@ def _has_own_data(config: str) -> bool:
 
 
 def replace_shorthands(command: str, line: ParsedLine) -> None:
-    """Replace shorthands: names in another case, timm's networks without `timm/`, and flags such as `--wandb`.
+    """Replace shorthands: names in another case, and names of loggers.
 
     Args:
         command: The command.
@@ -154,12 +154,12 @@ def replace_shorthands(command: str, line: ParsedLine) -> None:
         line.flags[i] = name, names_in_text(full, value)
         if full == "model.class_weights":
             line.flags[i] = name, _class_weights(command, full, value)
+        elif full == "trainer.logger":
+            line.flags[i] = name, _loggers(command, full, value)
         elif full == "model.optimizer":
             line.flags[i] = name, optimizers.get(value.lower(), value)
         elif full in _BACKBONE_OPTIONS and _is_torchvision_known():
             line.flags[i] = name, ",".join(network_name(part.strip()) for part in value.split(","))
-    if command in ("fit", "benchmark"):
-        _replace_logger_flags(line)
 
 
 def _class_weights(command: str, full: str, value: str) -> str:
@@ -177,44 +177,22 @@ def _class_weights(command: str, full: str, value: str) -> str:
     return json.dumps(weights, ensure_ascii=False)
 
 
-def _replace_logger_flags(line: ParsedLine) -> None:
-    """Replace flags such as `--wandb` by `--trainer.logger`; their loggers follow those that it already names."""
-    loggers = [LOGGERS[name] for name, value in line.flags if name in LOGGERS and value != "false"]
-    remaining = [i for i, (name, _) in enumerate(line.flags) if name not in LOGGERS]
-    line.as_typed = [line.as_typed[i] for i in remaining]
-    line.flags = [line.flags[i] for i in remaining]
-    has_others = line.has("trainer.logger", "trainer.logger+")
-    if loggers and not has_others:
-        line.flags.append(
-            ("trainer.logger", loggers[0] if len(loggers) == 1 else f"[{', '.join(loggers)}]")
+def _loggers(command: str, full: str, value: str) -> str:
+    """Return class paths for the names of loggers; another value as it is."""
+    if value.islower() and value.isalpha() and value not in (*LOGGERS, "true", "false", "null"):
+        valid = ", ".join(LOGGERS)
+        raise WrongUsage(
+            f"{flag_names(command, full)} cannot be {value!r}; valid are {valid}, or a class path"
         )
-    elif loggers:
-        line.flags += [("trainer.logger+", name) for name in loggers]
-    num_added = len(line.flags) - len(line.as_typed)
-    line.as_typed += ["--trainer.logger"] * num_added
+    loggers = with_class_paths(value)
+    return loggers if isinstance(loggers, str) else flow_yaml(loggers)
 
 
 def network_name(name: str) -> str:
-    """Return the full name of a network: torchvision's in lower case, timm's with `timm/`; others as they are."""
+    """Return the full name of a network: torchvision's in lower case; others as they are."""
     if name.lower() == AUTO_BACKBONE:
         return AUTO_BACKBONE
-    if name in BACKBONES or name.startswith("timm/"):
-        return name
-    if name.lower() in BACKBONES:
-        return name.lower()
-    return f"timm/{name}" if name.partition(".")[0] in _names_of_timm() else name
-
-
-@cache
-def _names_of_timm() -> frozenset[str]:
-    """Return the names of timm's networks from its source, since its import takes seconds; none if it is missing."""
-    spec = importlib.util.find_spec("timm")
-    folders = spec.submodule_search_locations if spec else None
-    files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
-    texts = (path.read_text("utf-8", "replace") for path in files)
-    return frozenset(
-        name for text in texts for name in re.findall(r"^@register_model\ndef (\w+)\(", text, re.M)
-    )
+    return name.lower() if name.lower() in BACKBONES else name
 
 
 def _check_group(command: str, full: str, value: str) -> None:

@@ -111,7 +111,7 @@ programs, described at /openapi.json.
             "finetune serve best.onnx --port 9000",
             "finetune serve best.ckpt --host 0.0.0.0 --token word",
         ),
-        ("the address", "machine", "limits", "monitoring"),
+        ("the address", "machine", "monitoring"),
         has_all=True,
     ),
     "validate": _evaluation_page("validate", "val", "validation"),
@@ -206,7 +206,6 @@ A run that uses a removed cache keeps it until its end. The variable FINETUNE_CA
         (
             "finetune cache",
             "finetune cache --remove all",
-            "finetune cache --remove 1f0c3a9e",
         ),
         ("the caches",),
         has_all=True,

@@ -24,7 +24,6 @@ from finetune.commands.error_lines import unwrap
 from finetune.commands.explicit_settings import ExplicitSettings, read_explicit_settings
 from finetune.commands.fit import Parts, fit
 from finetune.commands.lightning_flags import add_flags
-from finetune.commands.logger_names import replace_logger_names
 from finetune.commands.options import flag_names, with_options
 from finetune.commands.parsed_line import format_line, parse_line
 from finetune.commands.parser import OneLineErrorParser, command_of
@@ -348,10 +347,9 @@ class FinetuneCLI(LightningCLI):
 
 
 def _for_parser(arguments: Sequence[str]) -> list[str]:
-    """Return a command line for the parser: configs first, by path, and our loggers by class path."""
+    """Return a command line for the parser: configs first, by path."""
     line = parse_line(with_images(arguments)[1:])
     put_configs_first(line)
-    replace_logger_names(line)
     return format_line(arguments[0], line)
 
 

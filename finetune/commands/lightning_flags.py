@@ -4,8 +4,6 @@ from typing import Literal
 
 from pytorch_lightning.cli import LightningArgumentParser
 
-from finetune.commands.trust import add_trust_flag
-
 
 def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
     """Add our flags of a subcommand to its parser."""
@@ -19,7 +17,6 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             help="flip: average the predictions of each image and its mirror image, in twice the time.",
         )
         parser.set_defaults({"model.class_names": []})
-        add_trust_flag(parser)
     if subcommand == "predict":
         parser.add_argument("--output", type=str | None, default=None, help="A .csv file.")
         parser.add_argument(

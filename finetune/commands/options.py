@@ -105,15 +105,8 @@ machine: serve
   --device NAME                            cpu, cuda or cuda:1 [auto]
   --precision KIND                         32-true, bf16-mixed; by default as predict chooses
   --max_batch N                            images classified at a time, at most [32]
-limits: serve
-  --max_waiting N                          images without an answer; more are refused [256]
-  --max_images, --max_pictures N           images in a request [32]
-  --max_megabytes MB                       size of a request [32.0]
-  --max_megapixels MPX                     width times height of an image [64.0]
-  --timeout SECONDS                        for a request [30.0]
 monitoring: serve
   --log json                               a line for each request: ID, path, status, milliseconds, model
-  --log_level LEVEL                        debug, info, warning or error, on stderr [info]
 output: check
   --out, --output FOLDER                   folder of check.html and check.json [.]
   --lists FOLDER                           also write a list of files for each kind of finding
@@ -181,6 +174,8 @@ run: fit validate test
 run: predict
   --trainer.default_root_dir FOLDER        where runs go: FOLDER/{command}/version_N [runs]
       out output_dir out_dir logdir log_dir save_dir run_dir project
+run: fit validate test predict
+  --logger, --trainer.logger NAMES         also log to tensorboard, wandb or mlflow
 run: fit
   --resume                                 continue the newest run of these images, or --resume RUN; else begin one
   --name NAME                              name of the run's folder, instead of version_N
@@ -189,8 +184,6 @@ run: fit
   --patience N                             end after N validations without a higher accuracy
       early_stopping
   --threshold AIM                          decision threshold: recall:0.95, precision:0.95, accuracy or f1
-run: validate test predict
-  --trust_modules NAMES                    modules that it may import for its data class and transforms
 the runs: demo
   --root FOLDER                            where they go [runs/demo]
   --seed N                                 seed of the runs; the images are always the same [0]
@@ -209,7 +202,7 @@ the comparison: parity
   --steps N                                training steps [10]
   --dtype KIND                             of weights and arithmetic: float64 or float32 [float64]
 the caches: cache
-  --remove NAME                            the cache to remove; all: each that this version has written
+  --remove all                             delete all caches
 """
 _ROW = re.compile(
     r"  (?P<names>(?:[\w -]+, )*)--(?P<full>[\w.]+)(?: (?P<value>\S+))?"
@@ -309,31 +302,6 @@ OPTIONS: MappingProxyType[str, dict[str, Kind]] = MappingProxyType(
     {
         command: {**options, **(_PARSER["shared"] if command in _PARSER["shared_by"] else {})}
         for command, options in _PARSER["commands"].items()
-    }
-)
-
-# command: the settings of a fit that are options of it, too, under their names without the group; None for all in full
-SETTINGS: MappingProxyType[str, tuple[str, ...] | None] = MappingProxyType(
-    {
-        "benchmark": None,
-        "check": (
-            "data.root",
-            "data.columns",
-            "data.labels",
-            "data.label_separator",
-            "data.corrections",
-            "data.image_size",
-            "model.backbone",
-            "model.weights",
-        ),
-        "review": (
-            "data.root",
-            "data.columns",
-            "data.labels",
-            "data.label_separator",
-            "model.weights",
-        ),
-        "export": ("data.root",),
     }
 )
 

@@ -3,20 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-# Flags that stand for a logger: `--wandb` is `--trainer.logger WandbLogger`.
-LOGGERS = MappingProxyType(
-    {
-        "tensorboard": "TensorBoardLogger",
-        "wandb": "WandbLogger",
-        "mlflow": "MLFlowLogger",
-    }
-)
 # Flags of our own commands that are on without a value.
 SWITCHES = frozenset({"private", "dry_run"})
 # Flags of all commands that take no value from the next argument.
-ALONE = frozenset({"h", "help", "print_config", "resume", *SWITCHES, *LOGGERS})
+ALONE = frozenset({"h", "help", "print_config", "resume", *SWITCHES})
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # as in argparse: negative numbers are values
 
 

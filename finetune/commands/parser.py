@@ -15,15 +15,15 @@ import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader
 
-from finetune.commands import logger_names
 from finetune.commands.config_files import has_words, in_full_names
 from finetune.commands.help_pages import PAGES
+from finetune.commands.logger_names import replace_in_config
 from finetune.commands.names import put_names
 from finetune.commands.options import OPTIONS, Kind, flag_names, word_for
 from finetune.commands.suggestions import (
     class_names,
     missing_value_message,
-    nearest_key,
+    nearest_option,
     unknown_option_message,
     wrong_value,
 )
@@ -63,8 +63,9 @@ def _load(text: str) -> Any:
         return text
     content = _load_yaml(text)
     put_names(content, text)
-    # Of the values that are read here, only a mapping, such as a config, names loggers.
-    return logger_names.replace_in_config(content) if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        replace_in_config(content)
+    return content
 
 
 set_loader("yaml", _load, (yaml.YAMLError,))
@@ -149,7 +150,7 @@ def explain(parser: ArgumentParser, message: str) -> str:
             valid = valid_keys(parser)
             if key.lstrip("-") in ("", "config"):
                 break
-            if nearest_key(key.lstrip("-"), valid) == key.lstrip("-"):
+            if nearest_option(key.lstrip("-"), valid) == key.lstrip("-"):
                 return f"{key!r} is an option of another command"
             return unknown_option_message(command, key, valid)
     if match := _NO_VALUE.match(message):

@@ -11,12 +11,10 @@ from finetune.system.terminal import print_if_read, write_line
 
 if TYPE_CHECKING:
     from finetune.serving.service import Service
-    from finetune.serving.uploads import Limits
 
 _log = logging.getLogger(__name__)
 
 TOKEN = "FINETUNE_TOKEN"
-LogLevel = Literal["debug", "info", "warning", "error"]
 Precision = Literal["32-true", "64-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 
@@ -28,13 +26,7 @@ def serve(
     device: str = "auto",
     precision: Precision | None = None,
     max_batch: int = 32,
-    max_waiting: int = 256,
-    max_pictures: int = 32,
-    max_megabytes: float = 32.0,
-    max_megapixels: float = 64.0,
-    timeout: float = 30.0,
     log: Literal["json"] | None = None,
-    log_level: LogLevel = "info",
 ) -> None:
     """Serve predictions over HTTP until Ctrl-C, the same as `finetune predict`.
 
@@ -48,24 +40,10 @@ def serve(
         device: auto, cpu, cuda or cuda:1.
         precision: As trainer.precision of `finetune predict`; null for the same default.
         max_batch: Largest number of images classified at a time.
-        max_waiting: Largest number of images without an answer; more are refused.
-        max_pictures: Largest number of images in a request.
-        max_megabytes: Largest size of a request.
-        max_megapixels: Largest width times height of an image.
-        timeout: Largest number of seconds for a request.
         log: json prints a line of JSON for each request; what is otherwise on stdout is then on stderr.
-        log_level: What is logged to stderr: debug adds each batch and answer with milliseconds; warning and error omit
-            what is less important.
     """
-    numbers = {"max_batch": max_batch, "max_waiting": max_waiting, "max_images": max_pictures}
-    sizes = {"max_megabytes": max_megabytes, "max_megapixels": max_megapixels, "timeout": timeout}
-    for name, value in {**numbers, **sizes}.items():
-        if not 0 < value < 1e6 or (name in numbers and value < 1):
-            raise WrongUsage(f"--{name} {value}: must be above 0, and below a million")
-    if max_pictures > max_waiting:
-        raise WrongUsage(
-            f"--max_images {max_pictures} must not be above --max_waiting {max_waiting}"
-        )
+    if not 1 <= max_batch < 1e6:
+        raise WrongUsage(f"--max_batch {max_batch}: must be above 0, and below a million")
     token = os.environ.get(TOKEN) if token is None else token
     if token == "":
         raise WrongUsage(f"--token, or {TOKEN}, is empty: pass a word, or remove it")
@@ -74,17 +52,12 @@ def serve(
     try:
         from finetune.serving.guard import is_loopback
         from finetune.serving.http_server import address_of, listen, serve_until_stopped
-        from finetune.serving.uploads import Limits
     except ImportError as error:
         raise ValueError(f"finetune serve needs {error.name}: {install('serve')}") from error
     # Before the model is loaded, so that a used port is reported at once.
     with listen(host, port) as listener:
         be_quiet()
-        _set_log_level(log_level)
-        limits = Limits(
-            int(max_megabytes * 1e6), max_pictures, int(max_megapixels * 1e6), max_waiting, timeout
-        )
-        service, description = _loaded(ckpt_path, device, precision, limits, max_batch)
+        service, description = _loaded(ckpt_path, device, precision, max_batch)
 
         def announce() -> None:
             address = f"serving at {address_of(listener)} (API: /openapi.json); Ctrl-C stops"
@@ -104,31 +77,27 @@ def serve(
 
         logged_model = file_fingerprint(ckpt_path) if log == "json" else None
         serve_until_stopped(
-            make_app(service, token, host, logged_model), listener, timeout, announce, service.stop
+            make_app(service, token, host, logged_model),
+            listener,
+            service.limits.seconds,
+            announce,
+            service.stop,
         )
     print("stopped", file=sys.stderr)
 
 
-def _set_log_level(name: LogLevel) -> None:
-    """Set the lowest level that is logged; of libraries only warnings, errors, and with debug uvicorn's steps."""
-    level = getattr(logging, name.upper())
-    of_libraries = max(level, logging.WARNING)
-    logging.getLogger().setLevel(of_libraries)
-    logging.getLogger("finetune").setLevel(level)
-    logging.getLogger("uvicorn").setLevel(logging.INFO if name == "debug" else of_libraries)
-
-
 def _loaded(
-    ckpt_path: str, device: str, precision: str | None, limits: "Limits", max_batch: int
+    ckpt_path: str, device: str, precision: str | None, max_batch: int
 ) -> tuple["Service", str]:
     """Return the service of a checkpoint, and a description of it."""
     # imports torch, which takes seconds
     from finetune.inference.predictor import Predictor, device_named
     from finetune.serving.service import Service
+    from finetune.serving.uploads import Limits
     from finetune.training.precision import allow_tf32
 
     allow_tf32()
     predictor = Predictor(ckpt_path, device_named(device), precision)
     where = f"{num_cores()} CPU cores" if predictor.device.type == "cpu" else str(predictor.device)
     summary = f"{predictor.network_name}, {len(predictor.class_names)} classes, {predictor.precision} on {where}"
-    return Service(predictor, limits, max_batch), f"{ckpt_path}: {summary}"
+    return Service(predictor, Limits(), max_batch), f"{ckpt_path}: {summary}"

@@ -48,7 +48,7 @@ def unknown_option_message(command: str, typed: str, valid: Collection[str] | No
         words = WORDS.get(command, {})
         name = words.get(typed.lstrip("-"), typed.lstrip("-"))
         return f"finetune {command} has no option {typed}{_hint(command, name, valid)}"
-    nearest = nearest_key(typed.lstrip("-"), sorted(valid))
+    nearest = nearest_option(typed.lstrip("-"), valid)
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     start = f"finetune {command} has" if command else "there is"
     return f"{start} no option {typed!r}{hint}"
@@ -62,7 +62,7 @@ def _hint(command: str, name: str, valid: Collection[str]) -> str:
     if others and name not in valid and not is_synonym and command in WORDS:
         word = flag_names(others[0], in_full(others[0], name))
         return f": {word} is one of finetune {others[0]}"
-    nearest = nearest_flag(name, WORDS.get(command, {}), valid)
+    nearest = nearest_option(name, valid, WORDS.get(command, {}))
     if nearest:
         return f"; did you mean {flag_names(command, nearest)}?"
     group, _, last = name.partition(".")
@@ -93,53 +93,30 @@ def wrong_value(value: str, kind: Kind) -> str:
     return ""
 
 
-def nearest_key(key: str, valid: list[str]) -> str | None:
-    """Return the valid dotted key that was probably meant: a synonym of `key`, or the most similar one."""
-    key = key.replace("-", "_")
-    group, _, last = key.rpartition(".")
-    if key in valid:
-        return key
-    synonymous = [option for option, synonyms in SYNONYMS.items() if last in synonyms]
-    # Within a class that a class_path names, keys are valid without their group.
-    synonymous = [
-        key for option in synonymous for key in (option, option.rpartition(".")[2]) if key in valid
-    ]
-    if synonymous:
-        return max(synonymous, key=lambda option: option.startswith(f"{group}."))
-    matches = difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
-    if matches:
-        return matches[0]
-    for candidates in ([name for name in valid if name.rpartition(".")[0] == group], valid):
-        by_last_part = {name.rpartition(".")[2]: name for name in candidates}
-        if matches := difflib.get_close_matches(last, list(by_last_part), n=1, cutoff=0.75):
-            return by_last_part[matches[0]]
-    meant = {
-        word: option
-        for option, synonyms in SYNONYMS.items()
-        for word in synonyms
-        if option in valid
-    }
-    long = [word for word in meant if len(word) > 4]  # shorter names resemble too many others
-    near = difflib.get_close_matches(last, long, n=1, cutoff=0.7)
-    return meant[near[0]] if near else None
-
-
-def nearest_flag(key: str, words: Mapping[str, str], valid: Collection[str]) -> str | None:
-    """Return the full name of the option that was probably meant by a flag, which may be a short word.
+def nearest_option(
+    key: str, valid: Collection[str], words: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the option that was probably meant: the one of this name in other tools, or of the most similar name.
 
     Args:
-        key: The flag as typed, without its dashes.
-        words: The full name of each short word.
+        key: The flag as typed, without its dashes, or a key of a config.
         valid: The full names of all options.
+        words: The full name of each short word.
     """
     key = key.replace("-", "_").lower()
-    group, dot, last = key.rpartition(".")
-    if last in words:
-        return words[last]
-    of_group = [word for word, full in words.items() if full.startswith(f"{group}{dot}")]
-    if near := difflib.get_close_matches(last, of_group, n=1, cutoff=0.75):
-        return words[near[0]]
-    return nearest_key(key, sorted(valid))
+    if key in valid:
+        return key
+    last = key.rpartition(".")[2]
+    meant = {full.rpartition(".")[2]: full for full in sorted(valid, reverse=True)}
+    for full, synonyms in SYNONYMS.items():
+        # within a class that a class_path names, keys are valid without their group
+        for option in {full, full.rpartition(".")[2]} & set(valid):
+            meant |= dict.fromkeys(synonyms, option)
+    meant |= words or {}
+    if last in meant:
+        return meant[last]
+    near = difflib.get_close_matches(last, meant, n=1, cutoff=0.75)
+    return meant[near[0]] if near else None
 
 
 def class_names(option: str) -> list[str]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
 import finetune
 from finetune.commands.explicit_settings import ExplicitSettings
 from finetune.commands.options import flag_names
@@ -20,18 +18,11 @@ from finetune.models.checkpoint_values import class_paths
 from finetune.system.messages import shown
 from finetune.training.checkpoint_settings import plain
 
-_FLAG = "trust_modules"
 _OURS = "finetune"
 _TRANSFORMS = "albumentations"
 _FOLDERS = "finetune.ImageFolderData"
 _PLACES = ("root", "table", "init_args.root", "init_args.table")
 _OF_THE_MACHINE = ("num_workers", "cache_limit_gb", "predict")
-
-
-def add_trust_flag(parser: ArgumentParser) -> None:
-    """Add the flag with which a user allows a checkpoint to import a module."""
-    text = "Modules, separated by commas, that the checkpoint may import for its data class and transforms."
-    parser.add_argument(f"--{_FLAG}", type=str | None, default=None, help=text)
 
 
 def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> dict[str, Any]:
@@ -49,9 +40,11 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
     settings = for_other_place(settings, place)
     for name in _OF_THE_MACHINE:  # a data class of the user may have saved these
         settings.pop(name, None)
-    trusted = str(explicit.flags.get(_FLAG) or "").split(",")
-    trusted.append(_module(str(explicit.flags.get("data.class_path"))))
-    modules = [name for name in trusted if name]
+    explicit_arguments = explicit.arguments_of("data")
+    if "augmentations" in explicit_arguments:
+        settings.pop("augmentations", None)
+    named = explicit.flags.get("data.class_path")
+    modules = [] if named is None else [_module(named)]
     class_path = checkpoint["finetune"].get("data_class")
     if _module(class_path) != _OURS:
         _check_is_trusted(class_path, modules)
@@ -59,7 +52,7 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
         _check_is_trusted(transform, [_TRANSFORMS, *modules])
     return {
         "class_path": class_path,
-        "init_args": at_place(settings, explicit.arguments_of("data")),
+        "init_args": at_place(settings, explicit_arguments),
     }
 
 
@@ -114,7 +107,7 @@ def _check_is_trusted(class_path: Any, modules: Sequence[str]) -> None:
     """
     module = _module(class_path) or _TRANSFORMS  # the default in `build_transform`
     if not any(module == trusted or module.startswith(f"{trusted}.") for trusted in modules):
-        hint = f"--{_FLAG} {module.partition('.')[0]} allows it, if you trust that module"
+        hint = "--data CLASS, with your data class, allows its module"
         raise ValueError(
             f"the checkpoint would import {class_path}, which is not part of finetune: {hint}"
         )

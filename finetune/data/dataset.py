@@ -20,7 +20,6 @@ from finetune.data.samples import Samples
 from finetune.data.targets import ClassIndex, Targets
 from finetune.data.transforms import set_random_seed
 from finetune.distributed.signals import handle_signals_while_waiting
-from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +104,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
             decoded = self.read(index)
         except DecodeError as error:
             if self.on_bad_image == "error":
-                hint = with_option(
-                    "data.on_bad_image", "; {} skip skips images that cannot be decoded"
-                )
-                raise DecodeError(f"{error}{hint}") from error
+                hint = "--data.on_bad_image skip skips images that cannot be decoded"
+                raise DecodeError(f"{error}; {hint}") from error
             return {**item, "error": str(error)}
         try:
             image = self._apply_transform(decoded, epoch, index)

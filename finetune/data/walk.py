@@ -12,7 +12,6 @@ from finetune.data.file_entries import Entry
 from finetune.data.heif import heic_advice
 from finetune.data.storage import kind_of, storage_of
 from finetune.system.file_names import composed
-from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +114,7 @@ def find_images(
             if entry.is_link and _is_above(storage.resolved(entry.path), parents):
                 text = f"{entry.path} is a link to a folder that it lies in"
                 if skipped is None or not skipped.skip_unreadable:
-                    or_skip = with_option("data.on_bad_image", ", or skip it with {} skip")
-                    raise OSError(f"{text}: remove it{or_skip}")
+                    raise OSError(f"{text}: remove it, or skip it with --data.on_bad_image skip")
                 skipped.unread.append(text)
                 continue
             yield from find_images(entry.path, skipped, parents)

@@ -7,7 +7,6 @@ from finetune.models.backbones import SMALL_NETWORKS
 from finetune.models.image_classifier import ImageClassifier
 from finetune.models.stages import batch_norms
 from finetune.models.timm_backbones import describe, is_timm
-from finetune.system.option_names import with_option
 
 
 def check_first_pass(
@@ -54,7 +53,7 @@ def check_first_pass(
 def _advice(backbone: str) -> str:
     if is_timm(backbone):
         size = describe(backbone).image_size
-        return with_option("data.image_size", f"; that of its weights is {{}} {size}")
+        return f"; that of its weights is --data.image_size {size}"
     if backbone in SMALL_NETWORKS:
         return ""
-    return with_option("data.image_size", "; most networks take {} 224")
+    return "; most networks take --data.image_size 224"

@@ -16,7 +16,6 @@ from torchvision import models
 from finetune.models.hub import CONFIG_FILE, cached_model, download_model, is_hub
 from finetune.models.stages import head_name
 from finetune.system.messages import WrongUsage, did_you_mean, install
-from finetune.system.option_names import with_option
 
 # Names of timm's files of weights, in folders and on the hub, the preferred one first.
 TIMM_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -137,7 +136,7 @@ def read_config(backbone: str, folder: str | Path) -> dict[str, Any]:
     architecture = config["architecture"]
     expected = timm_name(backbone).partition(".")[0]
     if architecture != expected:
-        hint = with_option("model.backbone", f": pass {{}} {PREFIX}{architecture}")
+        hint = f": pass --model.backbone {PREFIX}{architecture}"
         raise WrongUsage(f"{path} is of {architecture}, not of {expected}{hint}")
     args = config.get("model_args") or {}
     if not isinstance(args, dict):

@@ -22,7 +22,6 @@ from finetune.models.timm_backbones import (
 )
 from finetune.models.weight_files import Pretrained, check_single_network, read_file
 from finetune.system.messages import NotFound, WrongUsage, reason
-from finetune.system.option_names import with_option
 
 _MOST_CHARACTERS = 200  # of a library's error message
 _MISSING = re.compile(r"Missing keys \((.+?)\)")
@@ -85,8 +84,7 @@ def _download(backbone: str, image_size: int | None) -> Pretrained:
     except WrongUsage:
         raise
     except Exception as error:  # the hub's client raises errors of many types
-        named = with_option("model.weights", " with {}, or null for none")
-        hint = f"pass a file or a folder of timm's{named}"
+        hint = "pass a file or a folder of timm's with --model.weights, or null for none"
         raise OSError(f"cannot get the weights of {backbone} ({reason(error)}); {hint}") from error
     return _pretrained(source, about, about.name)
 

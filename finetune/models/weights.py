@@ -20,7 +20,6 @@ from finetune.models.timm_weights import check_timm_weights, read_timm
 from finetune.models.weight_files import Pretrained, check_single_network, current_names, read_file
 from finetune.system.files import one_at_a_time
 from finetune.system.messages import NotFound, WrongUsage
-from finetune.system.option_names import with_option
 
 _MOST_NAMED = 3  # parameters that a message names for each problem
 # Usual suffixes of files of weights.
@@ -87,8 +86,7 @@ def check_weights(weights: str, backbone: str) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        named = with_option("model.backbone", " ({} timm/NAME)")
-        hint = f"only networks of timm's{named} take one; pass a file"
+        hint = "only networks of timm's (--model.backbone timm/NAME) take one; pass a file"
         raise WrongUsage(f"the weights {weights} of {backbone} are a folder, and {hint}")
     if path.suffix.lower() in _SUFFIXES or len(path.parts) > 1:
         raise NotFound(f"there is no weights file {weights}")
@@ -96,7 +94,7 @@ def check_weights(weights: str, backbone: str) -> None:
     hint = (
         f"valid are: {valid}, a file, and null"
         if valid
-        else f"none are published: pass a file{with_option('model.weights', ', or {} null')}"
+        else "none are published: pass a file, or --model.weights null"
     )
     raise WrongUsage(f"{weights!r} is neither a file nor weights of {backbone}; {hint}")
 
@@ -104,8 +102,8 @@ def check_weights(weights: str, backbone: str) -> None:
 def _read_hub(weights: str, backbone: str, image_size: int | None) -> Pretrained:
     folder = download_model(weights)
     if not is_timm(backbone):
-        hint = with_option("model.backbone", ": pass it as {}")
-        raise WrongUsage(f"{weights} is of {backbone_of(folder)}, not of {backbone}{hint}")
+        hint = "pass it as --model.backbone"
+        raise WrongUsage(f"{weights} is of {backbone_of(folder)}, not of {backbone}: {hint}")
     pretrained = read_timm(str(folder), backbone, image_size)
     return replace(pretrained, origin=name_with_commit(weights, folder))
 
@@ -136,8 +134,8 @@ def _read_published(weights: Any) -> Pretrained:
         with nullcontext() if path.exists() else one_at_a_time(path):
             state = weights.get_state_dict(check_hash=True, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong hash
-        other = with_option("model.weights", "pass other weights with {} FILE, null for none, or: ")
-        hint = f"{other}put {weights.url} at {path} by hand"
+        other = "pass other weights with --model.weights FILE, null for none"
+        hint = f"{other}, or: put {weights.url} at {path} by hand"
         raise OSError(f"cannot download {weights} ({error}); {hint}") from error
     preset = weights.transforms()
     return Pretrained(

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from finetune.system.messages import WrongUsage, reason
 
 # Connections that the system queues until they are accepted. asyncio accepts all of them at once.
 _BACKLOG = 1024
-_FILES = 24  # open file descriptors that are not connections
 
 
 class _Server(uvicorn.Server):
@@ -46,19 +44,6 @@ class _Server(uvicorn.Server):
             # A normal exit would wait for the decoder threads, and print a traceback for each request.
             os._exit(128 + sig)
         super().handle_exit(sig, frame)
-
-
-def _backlog() -> int:
-    return min(_BACKLOG, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-
-
-def most_connections() -> int:
-    """Return the largest number of connections.
-
-    The limit leaves a file descriptor for each connection of the backlog. Without a free descriptor
-    asyncio retries again and again, and logs a traceback each time.
-    """
-    return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _backlog() - _FILES)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -130,8 +115,7 @@ def serve_until_stopped(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_backlog(),
-        limit_concurrency=most_connections(),
+        backlog=_BACKLOG,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=max(1, round(seconds)),
     )
@@ -148,7 +132,7 @@ def serve_until_stopped(
     try:
         try:
             # Connections are queued from here on, and answered as soon as the event loop runs.
-            listener.listen(_backlog())
+            listener.listen(_BACKLOG)
         except OSError as error:
             host, port = listener.getsockname()[:2]
             raise _address_error(host, port, error) from error

@@ -1,7 +1,5 @@
 """The images of a request, read into memory. The limits hold while bytes arrive, whatever the headers say."""
 
-import re
-from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from finetune.data.decode import begins_like_image
 from finetune.serving.refusal import Refused, busy
 from finetune.system.messages import shown
 
@@ -20,8 +17,6 @@ _REQUESTS_HELD = 16  # bodies of the largest size that fit into the memory for a
 _LONGEST_NAME = 200
 # Charsets of the names in a form. Some of Python's other codecs take seconds for a small input.
 _CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
-_HEAD = 64  # bytes that show whether text was sent instead of an image
-_BASE64 = re.compile(rb"[A-Za-z0-9+/]{16}")
 
 
 @dataclass(frozen=True)
@@ -36,11 +31,11 @@ class Limits:
         seconds: Time for a request, from its headers to its response.
     """
 
-    max_bytes: int
-    max_images: int
-    max_pixels: int
-    max_waiting: int
-    seconds: float
+    max_bytes: int = 32_000_000
+    max_images: int = 32
+    max_pixels: int = 64_000_000
+    max_waiting: int = 256
+    seconds: float = 30.0
 
 
 class Upload(NamedTuple):
@@ -119,29 +114,6 @@ class Capacity:
         self.rate = rate if self.rate is None else 0.9 * self.rate + 0.1 * rate
 
 
-def text_format(content: bytes, content_type: str) -> str:
-    """Return which kind of text was sent instead of an image; "" if the content does not look like text.
-
-    Args:
-        content: Bytes of a body or of a file in a form.
-        content_type: Content type of the request. It is only a hint: curl's --data-binary calls everything a form.
-    """
-    head = content[:_HEAD].lstrip()
-    kind = content_type.partition(";")[0].strip().lower()
-    if begins_like_image(content):
-        return ""
-    if head.startswith((b"{", b"[", b'"')) or kind.endswith(("/json", "+json")):
-        return "JSON"
-    if head[:5].lower() == b"data:":
-        return "a data: address"
-    letters = head.replace(b"-", b"+").replace(b"_", b"/")  # URL-safe base64 to standard base64
-    if (base64 := _BASE64.match(letters)) and begins_like_image(b64decode(base64[0])):
-        return "base64"
-    if kind == "application/x-www-form-urlencoded" and re.match(rb"[\w.%\[\]-]+=", head):
-        return "a form field"
-    return ""
-
-
 class _InMemory(MultiPartParser):
     # Never spool to disk: there may be none, and memory is limited by `Capacity`.
     spool_max_size = 0
@@ -174,7 +146,7 @@ class Body:
         """Return the images of the request: the files of a multipart form, or the body as one image.
 
         Raises:
-            Refused: There is no image, there are too many, they are too large, or one is text.
+            Refused: There is no image, there are too many, or they are too large.
             ClientDisconnect: The client has disconnected.
         """
         headers = self.request.headers
@@ -200,13 +172,6 @@ class Body:
                 422,
                 "there is no image in the request: send one as its body, or files of a multipart form",
             )
-        for upload in uploads:
-            if text := text_format(upload.content, headers.get("content-type", "")):
-                raise Refused(
-                    415,
-                    f"{upload.name or 'the body'} is {text}, not an image: send the bytes of the file, such as by "
-                    "curl --data-binary @a.jpg ADDRESS/predict, or several by curl -F image=@a.jpg",
-                )
         return uploads
 
     def release(self) -> None:

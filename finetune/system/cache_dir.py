@@ -8,7 +8,6 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 IMAGES = ".pictures"
-FORMER = (".features", ".activations")  # suffixes of earlier versions, which no run uses any more
 # Each cache file begins with a header: this mark, then fields that depend on the kind of cache.
 MARK = b"finetune's cache"
 HEADER_BYTES = 64

@@ -80,7 +80,6 @@ def test_options_have_full_names_and_any_plain_value():
         '{"a": "b"}',
     ]
     assert command_line(None, {}, options) == ["fit", *line, "--threshold", "f1"]
-    assert command_line(None, {}, {"wandb": True, "mlflow": False}) == ["fit", "--wandb"]
     assert command_line("-odd", {"epochs": 2}, {}) == ["fit", "--epochs", "2", "--", "-odd"]
 
 

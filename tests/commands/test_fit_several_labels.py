@@ -93,6 +93,6 @@ def test_images_of_one_class_each_cannot_be_measured(root, colours, cli, capsys)
     capsys.readouterr()
     words = ["--data", "finetune.ImageFolderData", "--data.root", str(colours)]
     with pytest.raises((SystemExit, ValueError)) as caught:
-        main(["test", str(RUN), *words, "--trust_modules", "labelled_files"])
+        main(["test", str(RUN), *words])
     assert isinstance(caught.value, SystemExit)
     assert capsys.readouterr().err.count("\n") == 1

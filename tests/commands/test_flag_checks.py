@@ -1,7 +1,6 @@
 """Checks before torch refuse only what the real parser refuses, and shorthands are expanded."""
 
 import contextlib
-import importlib.util
 import io
 import re
 from functools import cache, partial
@@ -84,7 +83,6 @@ LEFT = [
     ["--data.augmentations+", "x"],
     ["--config", "own.yaml", "--data.zzz", "3"],
     ["--config", "absent.yaml", "--data.zzz", "3"],
-    ["--trust_modules", "my", "--data.zzz", "3"],
     ["--print_shtab=bash"],
     ["--print_config"],
     ["-h"],
@@ -97,7 +95,7 @@ LEFT = [
 def test_what_a_class_decides_is_left_to_the_parser(rest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("data: {class_path: my.Data}\n")
-    check_flags("test" if "--trust_modules" in rest else "fit", parse_line(rest))
+    check_flags("fit", parse_line(rest))
 
 
 # Three lines of options, which go together, for the parser takes its time.
@@ -105,7 +103,12 @@ ACCEPTED = [
     [
         ["--model.optimizer", "Adam", "--model.optimizer.betas", "[0.8, 0.9]"],
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val/loss"],
-        ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x"],
+        [
+            "--trainer.logger",
+            "pytorch_lightning.loggers.CSVLogger",
+            "--trainer.logger.save_dir",
+            "x",
+        ],
         ["--model.scheduler", "finetune.WarmupCosine", "--model.scheduler.warmup", "0.2"],
         ["--data", "finetune.SampleData", "--data.root", "data/sample/source"],
         ["--trainer.max_steps=-1"],
@@ -222,35 +225,19 @@ def test_with_another_torchvision_names_of_networks_are_left_to_the_parser(monke
     check_flags("fit", parse_line(["--backbone", "resnet19"]))
 
 
-needs_timm = pytest.mark.skipif(
-    importlib.util.find_spec("timm") is None, reason="timm is not installed"
-)
-
 SHORTHANDS = [
     (["--optimizer", "adamw"], ["--model.optimizer", "AdamW"]),
     (["--model.optimizer=SGD"], ["--model.optimizer", "SGD"]),
     (["--optimizer", "mine.Own"], ["--model.optimizer", "mine.Own"]),
     (["--backbone", "ResNet50"], ["--model.backbone", "resnet50"]),
-    pytest.param(
-        ["--backbone", "convnext_nano"],
-        ["--model.backbone", "timm/convnext_nano"],
-        marks=needs_timm,
-    ),
-    pytest.param(
-        ["--backbone", "convnext_nano.in12k_ft_in1k"],
-        ["--model.backbone", "timm/convnext_nano.in12k_ft_in1k"],
-        marks=needs_timm,
-    ),
-    # torchvision's and timm's: torchvision's
     (["--backbone", "convnext_tiny"], ["--model.backbone", "convnext_tiny"]),
-    (["--wandb"], ["--trainer.logger", "WandbLogger"]),
-    (["--wandb", "--lr", "1"], ["--model.optimizer.lr", "1", "--trainer.logger", "WandbLogger"]),
-    (["--tensorboard", "--mlflow"], ["--trainer.logger", "[TensorBoardLogger, MLFlowLogger]"]),
+    (["--logger", "wandb"], ["--trainer.logger", "finetune.WandbLogger"]),
     (
-        ["--trainer.logger", "MLFlowLogger", "--wandb"],
-        ["--trainer.logger", "MLFlowLogger", "--trainer.logger+", "WandbLogger"],
+        ["--trainer.logger", "tensorboard,mlflow"],
+        ["--trainer.logger", '["finetune.TensorBoardLogger", "finetune.MLFlowLogger"]'],
     ),
-    (["--wandb=false"], []),
+    (["--logger", "mine.Logger"], ["--trainer.logger", "mine.Logger"]),
+    (["--logger", "false"], ["--trainer.logger", "false"]),
 ]
 
 
@@ -266,8 +253,13 @@ def test_what_is_plainly_meant_is_done(tmp_path, monkeypatch, typed, full):
 def test_a_network_of_no_one_s_has_the_nearest_as_before():
     with pytest.raises(WrongUsage, match="cannot be 'resnet19'; did you mean 'resnet18'"):
         in_full_spelling(["fit", "--backbone", "resnet19", "."])
-    with pytest.raises(WrongUsage, match="finetune test has no option --wandb"):
-        in_full_spelling(["test", "--wandb", "run"])
+    with pytest.raises(WrongUsage, match="--backbone .*timm/convnext_nano"):
+        in_full_spelling(["fit", "--backbone", "convnext_nano", "."])
+
+
+def test_a_logger_that_there_is_not_names_those_that_there_are():
+    with pytest.raises(WrongUsage, match="--logger .*tensorboard, wandb, mlflow"):
+        in_full_spelling(["fit", "--logger", "wandbb", "."])
 
 
 MISPLACED = [

@@ -16,7 +16,6 @@ from finetune.commands.options import (
     FILE,
     OPTIONS,
     POSITIONS,
-    SETTINGS,
     SYNONYMS,
     TABLE,
     WORDS,
@@ -37,7 +36,7 @@ FROZEN = {
     "test": "batch devices out precision workers",
     "predict": "batch devices out pictures precision workers",
     "export": "out",
-    "serve": "max_images",
+    "serve": "",
     "check": "out size",
     "review": "out",
     "demo": "",
@@ -211,11 +210,3 @@ def test_a_row_has_all_columns():
 
 def test_other_tools_words_are_of_options_that_exist():
     assert SYNONYMS.keys() <= set().union(*OPTIONS.values())
-
-
-def test_the_settings_that_other_commands_have_are_options_of_theirs():
-    for command, settings in SETTINGS.items():
-        for setting in OPTIONS["fit"] if settings is None else settings:
-            assert setting in OPTIONS["fit"]
-            name = setting if settings is None else setting.rpartition(".")[2]
-            assert name in OPTIONS[command], (command, setting)

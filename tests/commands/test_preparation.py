@@ -45,8 +45,7 @@ def prepared(tmp_path, monkeypatch):
     ("arguments", "changes"),
     [
         (CONVNEXT, {}),
-        (("--config", "other.yaml", *CONVNEXT), {}),  # which was meant for another network
-        # that of an earlier run, say
+        (("--config", "other.yaml", *CONVNEXT), {"image_size": 96, "crop_share": 0.5}),
         (("--config", "own.yaml"), {"image_size": 96, "crop_share": 0.5}),
         ((*CONVNEXT, "--data.image_size", "160"), {"image_size": 160}),
         ((*CONVNEXT, "--data.init_args.interpolation=bilinear"), {"interpolation": "bilinear"}),
@@ -60,9 +59,7 @@ def prepared(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_the_preparation_of_the_weights_holds_unless_it_is_set_for_this_network(
-    prepared, arguments, changes
-):
+def test_the_preparation_of_the_weights_holds_unless_it_is_set(prepared, arguments, changes):
     values, reported = prepared(*arguments)
     assert values == {**REPORTED, **changes}
     assert reported.startswith("images are prepared as ") and len(reported.splitlines()) == 1

@@ -3,7 +3,6 @@
 import csv
 import http.client
 import json
-import logging
 import re
 import shutil
 import signal
@@ -22,7 +21,6 @@ import pytest
 from processes import start
 
 from finetune.cli import main
-from finetune.commands import serve as serve_command
 from finetune.commands.serve import Precision
 from finetune.serving.access_log import file_fingerprint
 
@@ -216,9 +214,7 @@ def reported(capsys, *args: object) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max_pictures", "0"], "--max_images 0"),
-        (["--timeout", "nan"], "timeout: nan is not valid"),
-        (["--max_pictures", "99", "--max_waiting", "9"], "--max_waiting 9"),
+        (["--max_batch", "0"], "--max_batch 0"),
         (["--token", "two words"], "--token"),
         (["--token", ""], "--token, or FINETUNE_TOKEN, is empty"),
         (["--device", "cuda:77"], "device 'cuda:77'"),
@@ -266,36 +262,8 @@ def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
     assert "uvicorn: pip install '.[serve]' in a checkout" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("level", "logged"),
-    [
-        ("debug", ["finetune debug", "finetune info", "uvicorn info", "warning", "error"]),
-        ("info", ["finetune info", "warning", "error"]),
-        ("warning", ["warning", "error"]),
-        ("error", ["error"]),
-    ],
-)
-def test_each_level_of_the_log_has_more(caplog, level, logged):
-    kinds = ("finetune debug", "finetune info", "uvicorn debug", "uvicorn info", "asyncio info")
-    names = ("", "finetune", "uvicorn")
-    before = {name: logging.getLogger(name).level for name in names}
-    try:
-        serve_command._set_log_level(level)
-        for kind in kinds:
-            name, of = kind.split()
-            logging.getLogger(f"{name}.some").log(getattr(logging, of.upper()), kind)
-        for name in ("finetune.some", "uvicorn.error", "asyncio"):
-            logging.getLogger(name).warning("warning")
-            logging.getLogger(name).error("error")
-    finally:
-        for name in names:
-            logging.getLogger(name).setLevel(before[name])
-    assert list(dict.fromkeys(caplog.messages)) == logged
-    assert {caplog.messages.count(word) for word in ("warning", "error")} <= {0, 3}
-
-
 def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
-    options = ("--log", "json", "--log_level", "debug")
+    options = ("--log", "json")
     process = start("serve", run, "--port", 0, *options, cwd=run)
     deadline = time.monotonic() + 60
     while "Ctrl-C stops" not in process.stderr and time.monotonic() < deadline:

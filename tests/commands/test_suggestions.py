@@ -5,8 +5,7 @@ import pytest
 from finetune.commands.options import OPTIONS, SYNONYMS, WORDS
 from finetune.commands.suggestions import (
     class_names,
-    nearest_flag,
-    nearest_key,
+    nearest_option,
     unknown_option_message,
 )
 
@@ -46,7 +45,7 @@ MEANT = {
 
 def test_what_is_typed():
     found = {
-        (command, typed): nearest_flag(typed, WORDS[command], OPTIONS[command])
+        (command, typed): nearest_option(typed, OPTIONS[command], WORDS[command])
         for command, typed in MEANT
     }
     assert found == MEANT
@@ -70,11 +69,8 @@ def test_keys_of_configs_know_no_short_words():
         "model.max_epochs": "trainer.max_epochs",  # right name, wrong group
         "model.xyzzy": None,
     }
-    assert {key: nearest_key(key, keys) for key in meant} == meant
-    assert (
-        nearest_key("model.head_lr_multiplyer", sorted(OPTIONS["fit"]))
-        == "model.head_lr_multiplier"
-    )
+    assert {key: nearest_option(key, keys) for key in meant} == meant
+    assert nearest_option("model.head_lr_multiplyer", OPTIONS["fit"]) == "model.head_lr_multiplier"
 
 
 @pytest.mark.parametrize(
@@ -126,4 +122,4 @@ def test_classes_of_other_options_are_not_known():
 
 def test_every_word_of_the_table_leads_to_an_option_that_exists():
     for option, words in SYNONYMS.items():
-        assert [word for word in words if nearest_key(word, [option]) != option] == []
+        assert [word for word in words if nearest_option(word, [option]) != option] == []

@@ -10,7 +10,7 @@ from logged_fits import RUN, connections, fit_with, mlflow_metrics, mlflow_run, 
 
 from finetune.runs.mlflow_logger import MLFlowLogger
 
-LOGGER = ("--trainer.logger", "MLFlowLogger")
+LOGGER = ("--logger", "mlflow")
 
 
 @pytest.mark.slow

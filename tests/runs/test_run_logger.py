@@ -152,7 +152,7 @@ def test_without_a_run_each_says_whose_it_is(kind, environment):
 
 @pytest.mark.slow
 def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
-    loggers = f"[{', '.join(KINDS)}]"
+    loggers = ",".join(kind.removesuffix("Logger").lower() for kind in KINDS)
     several = ["--trainer.devices", "2", "--trainer.log_every_n_steps", "1"]
     given = ["--data.root", colours, *QUICKEST, *several, "--trainer.logger", loggers]
     result = finetune_command("fit", *given, cwd=tmp_path)
@@ -173,8 +173,8 @@ def test_what_measures_and_predicts_logs_in_a_run_of_its_own(colours, cli, capfd
     cli("fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false")
     with connections() as tried:
         for kind in KINDS:
-            cli("test", RUN, "--trainer.logger", kind)
-        cli("predict", RUN, colours / "test", "--trainer.logger", "TensorBoardLogger")
+            cli("test", RUN, "--trainer.logger", f"finetune.{kind}")
+        cli("predict", RUN, colours / "test", "--logger", "tensorboard")
     assert not tried
     for i, kind in enumerate(KINDS):
         (place,) = [one for one in Path(f"runs/test/version_{i}").iterdir() if one.is_dir()]

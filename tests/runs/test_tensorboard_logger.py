@@ -8,7 +8,7 @@ from logged_fits import RUN, fit_with, hyperparameters, scalars, settings, steps
 from finetune.runs.folder import Run
 from finetune.runs.tensorboard_logger import TensorBoardLogger
 
-LOGGER = ("--trainer.logger", "TensorBoardLogger")
+LOGGER = ("--logger", "tensorboard")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from finetune.runs.wandb_logger import WandbLogger
 from finetune.system.messages import WrongUsage
 
-LOGGER = ("--trainer.logger", "WandbLogger")
+LOGGER = ("--logger", "wandb")
 # bytes: of a file, and of the blocks that LevelDB's log format, which it is in, has
 _HEADER, _BLOCK = 7, 32768
 

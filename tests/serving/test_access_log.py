@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.applications import Starlette
@@ -14,8 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from finetune.serving import access_log
-from finetune.serving.access_log import AccessLog, LineWriter, file_fingerprint
+from finetune.serving.access_log import AccessLog, file_fingerprint
 from finetune.serving.guard import Guard, service_check
 
 
@@ -77,31 +73,6 @@ def test_refused_and_failed_requests_are_logged(lines):
     refused, failed, absent = lines()  # each is one line
     assert [line["status"] for line in (refused, failed, absent)] == [401, 500, 404]
     assert absent["path"].startswith("/\nnew line") and len(absent["path"]) == 200
-
-
-def test_a_reader_that_pauses_stops_no_request_and_lost_lines_are_counted(monkeypatch):
-    monkeypatch.setattr(access_log, "_MAX_WAITING_LINES", 100)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with pytest.raises(BlockingIOError):  # the control: a line that is written at once would wait
-        while True:
-            os.write(writer, b"\n" * 4096)
-    os.set_blocking(writer, True)
-    lines = LineWriter(writer)
-    for number in range(300):
-        lines.write(json.dumps(number))
-    with open(reader) as file, ThreadPoolExecutor() as pool:
-        content = pool.submit(file.read)
-        while lines._queue.full():
-            time.sleep(0.001)
-        lines.write("300")
-        lines.close()
-        os.close(writer)
-    read = [json.loads(line) for line in content.result().split("\n") if line]
-    numbers = [line for line in read if isinstance(line, int)]
-    (lost,) = [line["lost_lines"] for line in read if isinstance(line, dict)]
-    assert lost >= 190 and len(numbers) + lost == 301
-    assert numbers == [*range(len(numbers) - 1), 300]
 
 
 def test_the_model_is_named_as_sha256sum_does(tmp_path):

@@ -1,7 +1,6 @@
 """Sockets are opened before the checkpoint is loaded, and a wrong address is reported in a line."""
 
 import gc
-import resource
 import signal
 import socket
 import time
@@ -10,11 +9,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from processes import start_script
 
-from finetune.serving import http_server
 from finetune.serving.http_server import (
     address_of,
     listen,
-    most_connections,
     serve_until_stopped,
 )
 from finetune.system.messages import WrongUsage
@@ -63,12 +60,6 @@ def test_of_two_that_began_at_once_the_second_is_notified():
         first.listen()
         with pytest.raises(WrongUsage, match=r"--port \d+: Address already in use"):
             serve_until_stopped(lambda *_: None, second, 1, lambda: None, lambda: None)
-
-
-def test_connections_leave_files_for_those_that_come_next(monkeypatch):
-    for files in (64, 1024):
-        monkeypatch.setattr(resource, "getrlimit", lambda kind, files=files: (files, files))
-        assert 8 <= most_connections() <= files - http_server._backlog() - 16
 
 
 _BUSY = """

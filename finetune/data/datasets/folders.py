@@ -19,7 +19,6 @@ from finetune.data.targets import ClassIndex
 from finetune.data.walk import SkippedFiles, dangling_links, find_images, holds_runs, num_loose
 from finetune.system.file_names import class_name, composed
 from finetune.system.messages import WrongUsage, shown, why_name_is_invalid
-from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
@@ -336,10 +335,10 @@ def read_split(
 def _exclusion_advice(names: Sequence[str]) -> str:
     """Return advice to delete or exclude the folders of these classes."""
     if len(names) == 1:
-        return f"delete the folder{with_option('data.exclude', ', or skip it with {} ' + names[0])}"
+        return f"delete the folder, or skip it with --data.exclude {names[0]}"
     more = ", …" if len(names) > _MOST_NAMED else ""
     listed = f"'[{', '.join(names[:_MOST_NAMED])}{more}]'"
-    return f"delete the folders{with_option('data.exclude', ', or skip them with {} ' + listed)}"
+    return f"delete the folders, or skip them with --data.exclude {listed}"
 
 
 def _class_list(names: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ from finetune.data.targets import ClassIndex, MultiHot, Targets
 from finetune.data.walk import SkippedFiles
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, counted
-from finetune.system.option_names import with_option
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +134,8 @@ class TableSource:
                 text = f"{unknown[0]!r} is not in the training classes {classes}"
                 fault = Fault(row, rows.lines[row], column, text)
                 name = shlex.quote(unknown[0])
-                or_skip = with_option("data.exclude", ", or skip the class with {} " + name)
-                raise ValueError(f"{describe(self.path, fault)}; correct it{or_skip}")
+                hint = f"correct it, or skip the class with --data.exclude {name}"
+                raise ValueError(f"{describe(self.path, fault)}; {hint}")
 
 
 def _by_split(rows: TableRows) -> dict[str, TableRows]:

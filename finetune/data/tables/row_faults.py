@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune.system.messages import counted
-from finetune.system.option_names import with_option
 
 _NUM_LOGGED = 3
 
@@ -46,8 +45,8 @@ def error_line(path: Path, faults: Sequence[Fault]) -> str:
     more = ""
     if num_others:
         more = f" ({counted(num_others, 'more row has a fault', 'more rows have faults')})"
-    hints = [first.hint, with_option("data.on_bad_image", "{} skip skips such rows")]
-    hint = "; ".join(filter(None, hints)) or "correct the table"
+    hints = [first.hint, "--data.on_bad_image skip skips such rows"]
+    hint = "; ".join(filter(None, hints))
     return f"{describe(path, first)}{more}; {hint}"
 
 

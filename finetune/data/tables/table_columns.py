@@ -11,7 +11,6 @@ from finetune.data.decode import IMAGE_SUFFIXES
 from finetune.data.splits import SPLIT_NAMES
 from finetune.data.tables.table_file import TableFile
 from finetune.system.messages import WrongUsage, did_you_mean
-from finetune.system.option_names import option, with_option
 
 COLUMNS = "data.columns"  # the setting
 
@@ -116,7 +115,7 @@ def parse_columns(columns: Mapping[str, Any] | str | None) -> dict[str, list[str
         parts = [part.partition(":") for part in (columns or "").split(",") if part.strip()]
         pairs = [(role.strip(), name.strip()) for role, _, name in parts]
     named: dict[str, list[str]] = {}
-    flag = option(COLUMNS) or "columns"
+    flag = f"--{COLUMNS}"
     for role, name in pairs:
         if role not in _ROLES:
             raise WrongUsage(
@@ -219,9 +218,8 @@ def _choose_column(
 
 
 def _name_it(role: str, name: str) -> str:
-    """Return the advice to name the column of a role, or to rename it where no option does so."""
-    named = with_option(COLUMNS, f"name it with {{}} {role}:{name}")
-    return named or f"rename a column to {role}"
+    """Return the advice to name the column of a role."""
+    return f"name it with --{COLUMNS} {role}:{name}"
 
 
 def _no_path(table: TableFile) -> str:

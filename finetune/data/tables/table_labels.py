@@ -12,7 +12,6 @@ from finetune.data.tables.table_file import TableFile
 from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
-from finetune.system.option_names import option, with_option
 
 # Separators that are found automatically. Others are too frequent in names.
 _SEPARATORS = (";", "|")
@@ -133,8 +132,7 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
     """
     if requested is not None:
         if len(requested) != 1:
-            name = option(_SETTING) or "label_separator"
-            raise WrongUsage(f"{name} must be one character, not {requested!r}")
+            raise WrongUsage(f"--{_SETTING} must be one character, not {requested!r}")
         return requested
     texts = [value for value in values if isinstance(value, str)]
     found = [mark for mark in _SEPARATORS if any(mark in text for text in texts)]
@@ -145,10 +143,7 @@ def _separator(table: TableFile, values: Sequence[Any], requested: str | None) -
             if isinstance(value, str) and found[1] in value
         )
         text = f"{table.path}, line {line}: labels contain both {found[0]!r} and {found[1]!r}"
-        hint = f"say which one separates them: {{}} '{found[0]}'"
-        raise ValueError(
-            f"{text}; {with_option(_SETTING, hint) or 'use one of them as the separator'}"
-        )
+        raise ValueError(f"{text}; say which one separates them: --{_SETTING} '{found[0]}'")
     return found[0] if found else None
 
 

@@ -22,14 +22,13 @@ from finetune.data.storage import (
     storage_of,
 )
 from finetune.data.tables.row_faults import Fault, describe
-from finetune.data.tables.table_columns import COLUMNS, Columns, find_columns, split_of_values
+from finetune.data.tables.table_columns import Columns, find_columns, split_of_values
 from finetune.data.tables.table_file import TableFile, read_table
 from finetune.data.tables.table_labels import Labels, label_text, read_labels
 from finetune.data.walk import is_image_file
 from finetune.models.heads import LabelKind
 from finetune.system.file_names import composed
 from finetune.system.messages import shown, why_name_is_invalid
-from finetune.system.option_names import with_option
 
 _NUM_TRIED = 20  # files that are looked for to find the folder of relative paths
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -249,8 +248,7 @@ def read_paths(table: TableFile, column: str, root: str) -> tuple[list[str], lis
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         elif has_scheme and not (prefix and text.startswith(prefix)):
             fault = f"{shown_address(text)!r} is an address outside of the folder of the images"
-            as_root = with_option("data.root", "as {}, or ")
-            hint = f"pass the address of their folder: {as_root}to predict in place of the table"
+            hint = "pass the address of their folder: as --data.root, or to predict in place of the table"
             faults.append(Fault(row, table.lines[row], column, fault, hint))
             text = ""
             has_scheme = False
@@ -334,7 +332,7 @@ def _read_weights(table: TableFile, column: str | None) -> tuple[np.ndarray | No
             fault = f"'{shown(text)}' is not a weight" if text else "the weight is empty"
             hint = (
                 f"use 0 or a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}"
-                f"{with_option(COLUMNS, ', or ignore the column with {} weight:null')}"
+                ", or ignore the column with --data.columns weight:null"
             )
             faults.append(Fault(row, table.lines[row], column, fault, hint))
         else:
@@ -384,7 +382,7 @@ def _missing_files(rows: TableRows, column: str, root: str, faulty: set[int]) ->
             continue
         path = rows.paths[row]
         what = "is not a file" if rows.stats.sizes[row] >= 0 else "does not exist"
-        hint = f"relative paths are relative to {root}{with_option('data.root', ' ({})')}"
+        hint = f"relative paths are relative to {root} (--data.root)"
         if "\\" in path:
             hint = "write paths with / instead of \\"
         elif not faults and (similar := _similar_file(path, root)):  # only the first is shown
