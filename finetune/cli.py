@@ -27,12 +27,11 @@ from finetune.system.terminal import (
     colored,
     redirect_closed_outputs,
     replace_unencodable,
-    wrapped_page,
 )
 
 # command: text of `--help`; for our own commands also "module:function"
 LIGHTNING = {
-    "fit": "Train a classifier on a folder of labelled images, then test the best checkpoint",
+    "fit": "Train a classifier on labelled images, then test it",
     "validate": "Measure a checkpoint on the validation split",
     "test": "Measure a checkpoint on the test split",
     "predict": "Classify images: CKPT and IMAGES, folders, globs or LIST.txt",
@@ -40,11 +39,11 @@ LIGHTNING = {
 OWN = {
     "demo": (
         "finetune.demo.demo:demo",
-        "Train, test and report offline on generated images, in a few minutes",
+        "Train, test and report offline on generated images, in minutes",
     ),
     "by-hand": (
         "finetune.commands.by_hand:by_hand",
-        "Train LeNet on Fashion-MNIST by data parallelism without a framework",
+        "Train LeNet on Fashion-MNIST by data parallelism by hand",
     ),
     "parity": (
         "finetune.commands.parity:parity",
@@ -76,7 +75,7 @@ OWN = {
     ),
     "report": (
         "finetune.commands.report:report",
-        "Write the report of a run: result, classes, mistakes, how to repeat it",
+        "Write the report of a run: result, classes, mistakes",
     ),
     "compare": (
         "finetune.commands.report:compare",
@@ -84,7 +83,7 @@ OWN = {
     ),
     "runs": (
         "finetune.commands.runs:runs",
-        "List the runs of a folder with their accuracy and size, or delete some",
+        "List the runs of a folder with accuracy and size, or delete some",
     ),
     "serve": (
         "finetune.commands.serve:serve",
@@ -198,11 +197,11 @@ def run(arguments: Sequence[str], began: float | None = None) -> None:
     """
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help", "help"):
-        print(wrapped_page(_help(), sys.stdout))
+        print(_help())
     elif command in ("-V", "--version", "version"):
         print(f"finetune {__version__}")
     elif page := help_page(arguments):
-        print(wrapped_page(page, sys.stdout))
+        print(page)
     elif command in LIGHTNING:
         if undecodable := [
             argument
@@ -294,7 +293,7 @@ def _help() -> str:
     )
     return f"""usage: finetune COMMAND [options]
 
-Turns a folder of labelled images into an image classifier, the same on any number of devices.
+Turns labelled images into a classifier, the same on any number of devices.
 
 {sections}
 

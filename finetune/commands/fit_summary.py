@@ -11,11 +11,10 @@ from finetune.runs.outcome import METRICS, outcome_line
 from finetune.runs.record import RunRecord, validation_outcome
 from finetune.system.messages import shown
 from finetune.system.progress import console
-from finetune.system.terminal import is_interactive, wrapped
+from finetune.system.terminal import is_interactive
 
 _WIDEST = 100  # columns of the panel
-_LABEL = 13  # columns of the longest label, with the space behind it
-_COPIED = ("run", "report", "next")  # paths and a command, which only the terminal itself may break
+_LABEL = 13
 
 
 def has_panel() -> bool:
@@ -97,7 +96,7 @@ class Summary:
         for label, text in self._rows():
             if text:
                 line = f"{label.ljust(_LABEL)}{shown(text)}"
-                row = Text(line if label in _COPIED else wrapped(line, sys.stdout, " " * _LABEL))
+                row = Text(line)
                 row.stylize("cyan", 0, _LABEL)
                 screen.print(row, soft_wrap=True)
         screen.print(Rule(style="cyan"), width=width)

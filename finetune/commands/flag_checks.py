@@ -89,8 +89,8 @@ def _wrong_backbone(value: str, may_be_chosen: bool) -> str:
     wrong = [name for name in named if name not in BACKBONES and not name.startswith(_LATER)]
     if not wrong or not _is_torchvision_known():
         return ""
-    hint = did_you_mean(wrong[0], BACKBONES) or f"; one of timm's is timm/{wrong[0]}"
-    return f"cannot be {wrong[0]!r}{hint}"
+    hint = did_you_mean(wrong[0], BACKBONES) or "."
+    return f"cannot be {wrong[0]!r}{hint} Networks of timm are timm/NAME"
 
 
 def _is_left_to_the_parser(command: str, typed: str, full: str, line: ParsedLine) -> bool:

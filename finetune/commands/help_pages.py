@@ -4,6 +4,7 @@
 parser.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,10 +29,10 @@ class Page(NamedTuple):
     has_all: bool = False
 
 
-_AFTER = (
-    "All options: finetune {command} --help all. A config that --config takes: finetune {command} ... --print_config",
-    "Defaults are in brackets. A short name and the full name after it are the same option, also in configs.",
-)
+_WIDTH = 80  # columns of a page
+_TEXT = 29  # column of the text of an option
+_ALL = "All options: finetune {command} --help all"
+_AFTER = "Defaults are in brackets."
 _CKPT = "CKPT is a checkpoint, or the folder of a run: its best one."
 _CKPT_OR_EXPORT = _CKPT.replace(
     "CKPT is a checkpoint,", "CKPT is a checkpoint, a file of finetune export,"
@@ -49,8 +50,6 @@ its {split}/, or all of its class folders. Images seen in training are skipped o
             f"finetune {command} runs/fit/version_0",
             f"finetune {command} runs/fit/version_0 other_photos",
             f"finetune {command} best.ckpt --batch 256 --devices 2",
-            f"finetune {command} best.ckpt --out runs/again",
-            f"finetune {command} best.ckpt --precision 32-true",
         ),
         ("data", "machine", "run"),
     )
@@ -60,15 +59,11 @@ PAGES = {
     "fit": Page(
         "FOLDER|TABLE [options]",
         """\
-Trains a classifier on a folder of images, then tests the best checkpoint. FOLDER has a folder for each
-class, or train, val and test with these folders; a .tar or .zip stands for the folder in it. TABLE is a .csv,
-.tsv, .jsonl or .parquet with a row for each image: columns path and label, and optionally split, group and
-weight. The defaults are shown.""",
+Trains a classifier, then tests it. FOLDER, or its .tar or .zip, has a folder for each class, or train, val and test
+with these. TABLE has a row for each image: columns path and label, optionally split, group, weight.""",
         (
             "finetune fit photos",
-            "finetune fit photos --epochs 20 --size 128 --backbone resnet50",
-            "finetune fit photos --weights runs/fit/version_0 --freeze layer2 --lr 0.00003",
-            "finetune fit labels.csv --devices 2 --out runs/two --resume",
+            "finetune fit labels.csv --epochs 20 --size 128 --out runs/small --resume",
             "finetune fit --config hotdog.yaml",
         ),
         ("data", "network", "training", "machine", "run"),
@@ -80,9 +75,7 @@ Classifies images. {_CKPT_OR_EXPORT}
 IMAGES are image files, folders, globs, tables, or text files with a path on each line.""",
         (
             "finetune predict runs/fit/version_0 a.jpg",
-            "finetune predict runs/fit/version_0 a.jpg b.jpg more/ 'others/*.png'",
             "finetune predict runs/fit/version_0 photos --out predictions.csv --top_k 2",
-            "finetune predict best.ckpt photos --abstain_below 0.8",
             "finetune predict best.ckpt -- -a-name-with-a-dash.jpg",
         ),
         ("predictions", "data", "machine", "run"),
@@ -139,7 +132,6 @@ decision is a line of corrections.csv. No image is changed, moved or deleted. `f
         (
             "finetune review photos",
             "finetune review photos runs/fit/version_0",
-            "finetune review photos --weights resnet18.pt --out corrections.csv",
             "finetune fit photos --data.corrections corrections.csv",
         ),
         ("what is reviewed", "of a table"),
@@ -152,9 +144,7 @@ Measures a fit, with all its options: images per second, and the share of waitin
 except caches.""",
         (
             "finetune benchmark photos",
-            "finetune benchmark photos --batch 64 --size 128 --backbone resnet50",
             "finetune benchmark photos --devices 1,2",
-            "finetune benchmark --config hotdog.yaml --repeats 10",
             "finetune benchmark photos --out measured.json",
         ),
         ("the measurement", "data", "network", "machine"),
@@ -233,15 +223,18 @@ def page(command: str) -> str:
     lines = [
         f"usage: finetune {command} {shown.usage}",
         "",
-        shown.text,
+        *textwrap.wrap(shown.text, _WIDTH),
         "",
         "for example:",
         *(f"  {line}" for line in shown.examples),
+        "",
     ]
     for title in shown.headings:
-        lines += ["", f"{title}:", *(_line(command, option) for option in _section(command, title))]
-    after = _AFTER[1:] if shown.has_all else _AFTER
-    return "\n".join([*lines, "", *after]).format(command=command)
+        lines.append(f"{title}:")
+        for option in _section(command, title):
+            lines += _lines(command, option)
+    after = _AFTER if shown.has_all else f"{_AFTER} {_ALL}"
+    return "\n".join([*lines, "", *textwrap.wrap(after.format(command=command), _WIDTH)])
 
 
 def options(command: str) -> list[Option]:
@@ -253,8 +246,11 @@ def _section(command: str, title: str) -> list[Option]:
     return [option for option in TABLE if option.title == title and command in option.commands]
 
 
-def _line(command: str, option: Option) -> str:
-    names = [option.word, option.full] if option.word else [option.full]
-    flags = ", ".join(f"--{name}" for name in names)
+def _lines(command: str, option: Option) -> list[str]:
+    flag = f"  --{option.word or option.full} {option.value}".rstrip()
     default = f" [{option.default}]" if option.default is not None else ""
-    return f"  {f'{flags} {option.value}':<40} {option.text.format(command=command)}{default}"
+    text = f"{option.text.format(command=command)}{default}"
+    first = f"{flag} ".ljust(_TEXT)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=" " * _TEXT, break_on_hyphens=False
+    ) or [flag]

@@ -43,7 +43,6 @@ from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.folder import Run, RunFolder
 from finetune.runs.run_logger import run_loggers
 from finetune.system.messages import WrongUsage, as_wrong_usage, be_quiet, check_seed
-from finetune.system.terminal import wrapped_page
 from finetune.training.checkpoint_settings import model_settings
 from finetune.training.classifier import Classifier
 from finetune.training.first_pass import check_fit
@@ -73,7 +72,7 @@ class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
         is_of_command = any(action.dest == "trainer.max_epochs" for action in self._actions)
         if not is_of_command:
             return super().format_help(formatter)
-        return wrapped_page(all_options_page(command, self), sys.stdout)
+        return all_options_page(command, self)
 
 
 class FinetuneCLI(LightningCLI):

@@ -66,6 +66,7 @@ not shown: fit benchmark
       callback
   --data.group_by HOW
       groups group
+  --members, --model.members N             networks that are trained separately and predict together [1]
 not shown: fit
   --folds K
       cv kfold k_fold n_splits num_bag_folds
@@ -88,85 +89,82 @@ the measurement: benchmark
   --out, --output FILE                     also write a .json
       out o output_file
 predictions: predict
-  --out, --output FILE                     a .csv [runs/predict/version_N/predictions.csv]
-  --top_k K                                the k most probable classes, instead of a column for each class
+  --out, --output FILE                     a .csv; default runs/predict/version_N/predictions.csv
+  --top_k K                                only the k most probable classes
       k top topk
   --abstain_below P                        predict unsure if no class is that probable
 the file: export
   --format KIND                            timm: a folder; safetensors: the weights [onnx]
   --out, --output FILE                     by default next to the checkpoint
-  --verify_on IMAGES                       images for the verification; by default 64 synthetic ones
-  --quantize FOLDER                        an .onnx in int8, calibrated on images of this folder
+  --verify_on IMAGES                       by default 64 synthetic images
+  --quantize FOLDER                        int8, calibrated on the images of this folder
 the address: serve
   --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
   --port N                                 0: any free port [8000]
-  --token WORD                             word that requests must send; safer in FINETUNE_TOKEN
+  --token WORD                             which requests must send; safer: FINETUNE_TOKEN
 machine: serve
   --device NAME                            cpu, cuda or cuda:1 [auto]
   --precision KIND                         32-true, bf16-mixed; by default as predict chooses
   --max_batch N                            images classified at a time, at most [32]
 monitoring: serve
-  --log json                               a line for each request: ID, path, status, milliseconds, model
+  --log json                               a line for each request on stdout
 output: check
   --out, --output FOLDER                   folder of check.html and check.json [.]
-  --lists FOLDER                           also write a list of files for each kind of finding
+  --lists FOLDER                           also a list of files for each kind of finding
   --corrections FILE                       labels that were corrected by finetune review
 doubtful labels: check
   --weights FILE                           weights of a network that computes features
   --backbone NAME                          the network of these weights [resnet18]
   --size, --image_size PIXELS              side of its input [96]
-  --ckpt_path CKPT                         or a run or checkpoint, which has seen the labels of its training
+  --ckpt_path CKPT                         or a run, which has seen its training labels
 what is reviewed: review
-  --run FOLDER                             a run (or second argument), whose test mistakes are shown early
-  --out, --output FILE                     the file of decisions; by default corrections.csv in FOLDER
-  --weights FILE                           weights of a ResNet-18; by default the network of the run
+  --run FOLDER                             a run (or second argument) with its mistakes
+  --out, --output FILE                     by default corrections.csv in FOLDER
+  --weights FILE                           of a ResNet-18; by default the run's network
   --port N                                 0: any free port [0]
 of a table: check review
-  --root FOLDER                            folder of relative paths; by default that of the table
-  --columns ROLE:NAME                      columns with unusual names, such as path:photo,label:breed
+  --root FOLDER                            of relative paths; by default that of the table
+  --columns ROLE:NAME                      such as path:photo,label:breed
   --labels HOW                             single or several labels per image [auto]
-  --label_separator CHARACTER              between several labels; ; and | are found without it
+  --label_separator CHARACTER              between labels; ; and | are found without it
 data: fit benchmark
-  --batch, --data.batch_size N             images in a batch, over all devices together [32]
+  --batch, --data.batch_size N             images in a batch, over all devices [32]
       batch bs b
   --size, --data.image_size PIXELS         side of the network's input [224]
       size img_size imgsz input_size resolution crop_size
-  --data.val_fraction SHARE                share of the images for validation, if there is no val [0.1]
-  --data.test_fraction SHARE               share of the images for testing, if there are no splits [0.2]
-  --data.resize HOW                        resize, then crop; pad, whole (squash): without a crop [shorter_side]
-  --data.on_bad_image HOW                  skip: skip unreadable images, and list them [error]
+  --data.val_fraction SHARE                share for validation if there is no val [0.1]
+  --data.test_fraction SHARE               share for testing if there are no splits [0.2]
 data: validate test predict
-  --batch, --data.batch_size N             images in a batch; by default that of its training
-  --tta flip                               average over each image and its mirror image, in twice the time
+  --batch, --data.batch_size N             images in a batch; by default that of training
+  --tta flip                               average with the mirror image, in twice the time
 data: validate test
   --data.on_bad_image HOW                  skip: skip unreadable images
 network: fit
-  --backbone, --model.backbone NAME        of torchvision, or timm/NAME; auto or A,B: chosen by the data [resnet18]
+  --backbone, --model.backbone NAME        or timm/NAME; auto, A,B: by the data [resnet18]
       arch architecture network model_name net
 network: benchmark
   --backbone, --model.backbone NAME        name in torchvision, such as resnet50; timm/convnext_nano [resnet18]
 network: fit benchmark
-  --weights, --model.weights FILE          DEFAULT: published ones; a file, a run; null: random ones [DEFAULT]
+  --weights, --model.weights FILE          published, a file, a run; null: random [DEFAULT]
       pretrained
-  --freeze, --model.freeze STAGE           freeze up to this stage, such as layer2; backbone: only fit the head
-  --members, --model.members N             networks that are trained separately and predict together [1]
+  --freeze, --model.freeze STAGE           such as layer2; backbone: only fit the head
 training: fit benchmark
-  --epochs, --trainer.max_epochs N         passes over the training images; 5 to 50 by their number
+  --epochs, --trainer.max_epochs N         passes over the images; 5 to 50 by their number
       epochs epoch num_epochs n_epochs
-  --lr, --model.optimizer.lr RATE          learning rate; 0.001 if the head starts at random [0.0001]
+  --lr, --model.optimizer.lr RATE          0.001 if the head starts at random [0.0001]
       lr learning_rate rate lr0
-  --optimizer, --model.optimizer NAME      torch optimizer; others, such as SGD, have another default rate [AdamW]
+  --optimizer, --model.optimizer NAME      of torch; others have another default rate [AdamW]
       opt optim
-  --class_weights, --model.class_weights W balanced: each class counts the same; a:2,b:0.5; a .yaml
-  --seed, --seed_everything N              seed of image order, augmentation and random weights [0]
+  --class_weights, --model.class_weights W balanced; a:2,b:0.5; a .yaml
+  --seed, --seed_everything N              of order, augmentation and random weights [0]
       seed
 machine: fit validate test predict
-  --devices, --trainer.devices N           GPUs, or processes on a CPU, that share each batch [auto]
+  --devices, --trainer.devices N           GPUs, or processes on a CPU, per batch [auto]
       gpus gpu num_gpus n_gpu device ngpus
 machine: fit benchmark validate test predict
   --workers, --data.num_workers N          DataLoader workers for each device [auto]
       workers j
-  --precision, --trainer.precision KIND    32-true, bf16-mixed; by default bf16 if that is faster
+  --precision, --trainer.precision KIND    32-true, bf16-mixed; bf16 if that is faster
       amp fp16 bf16 half dtype
 run: fit validate test
   --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
@@ -177,13 +175,13 @@ run: predict
 run: fit validate test predict
   --logger, --trainer.logger NAMES         also log to tensorboard, wandb or mlflow
 run: fit
-  --resume                                 continue the newest run of these images, or --resume RUN; else begin one
+  --resume                                 continue the newest such run, or RUN; else begin
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
   --minutes M                              end after about M minutes: chooses epochs and size
-  --patience N                             end after N validations without a higher accuracy
+  --patience N                             end after N validations without improvement
       early_stopping
-  --threshold AIM                          decision threshold: recall:0.95, precision:0.95, accuracy or f1
+  --threshold AIM                          recall:0.95, precision:0.95, accuracy or f1
 the runs: demo
   --root FOLDER                            where they go [runs/demo]
   --seed N                                 seed of the runs; the images are always the same [0]

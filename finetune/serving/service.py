@@ -26,7 +26,7 @@ from finetune.serving.service_metrics import ServiceMetrics
 from finetune.serving.uploads import Body, Capacity, Limits, Upload
 from finetune.system.html_page import thumbnail
 from finetune.system.machine import num_cores
-from finetune.system.messages import counted, did_you_mean, shown
+from finetune.system.messages import did_you_mean, shown
 from finetune.training.calibration import NotFinite
 from finetune.training.multilabel_calibration import MultilabelCalibration
 
@@ -102,7 +102,6 @@ class Service:
         finally:
             seconds = time.perf_counter() - start
             self.metrics.count_request(status, seconds)
-            log.debug("/predict: status %d after %.1f ms", status, 1000 * seconds)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -276,7 +275,6 @@ class Service:
         rows = self.predictor.classify(images)
         seconds = time.perf_counter() - start
         self.capacity.update_rate(len(images), seconds)
-        log.debug("classified %s in %.1f ms", counted(len(images), "image"), 1000 * seconds)
         return rows
 
     async def _heat_maps(

@@ -12,16 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from finetune.system.terminal import colored, wrapped
+from finetune.system.terminal import colored
 
 # Characters that are escaped on a page or a terminal: control characters, line breaks, and bytes that are not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # begins the paths of our modules
-
-# a command to copy, which only the terminal itself may break
-_COMMAND = re.compile(r"\b(finetune|pip|docker) [a-z]")
 
 
 class WrongUsage(ValueError):
@@ -115,9 +112,7 @@ class _ShownFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         lines = [shown(line) for line in super().format(record).split("\n")]
-        text = "\n".join(
-            line if _COMMAND.search(line) else wrapped(line, sys.stderr) for line in lines
-        )
+        text = "\n".join(lines)
         if record.levelno < logging.WARNING:
             return text
         color = "yellow" if record.levelno < logging.ERROR else "red"

@@ -1,22 +1,15 @@
-"""The width and colours of a terminal, and output that can no longer be written.
+"""The colours of a terminal, and output that can no longer be written.
 
 A closed terminal also sends SIGHUP. In `finetune fit 2>&1 | tee log`, Ctrl-C ends `tee`, too.
 """
 
 import io
 import os
-import re
 import select
 import sys
-import textwrap
 from typing import TextIO
 
 COLORS = {"red": 31, "yellow": 33}
-# columns, below which lines are not wrapped; a pseudo-terminal without a size has 0
-_NARROWEST = 20
-# an option or command on a help page, with the spaces before its text
-_OPTION = re.compile(r"  (--.{38} |\S+ {2,})(?=\S)")
-_MIN_CONTINUED = 80  # columns; a shorter line of a description ends a paragraph
 
 
 def write_line(text: str) -> None:
@@ -71,68 +64,6 @@ def is_interactive(stream: TextIO | None) -> bool:
     if stream is None or not stream.isatty():
         return False
     return os.environ.get("TERM") not in ("dumb", "unknown") and not os.environ.get("CI")
-
-
-def wrapped(text: str, stream: TextIO | None, indent: str = "  ") -> str:
-    """Return a line that is broken between words at the width of the terminal; unchanged if the stream is none.
-
-    Args:
-        text: The line.
-        stream: Where it will be written.
-        indent: Begins the second and further lines.
-    """
-    width = _width(stream)
-    if width is None or width >= len(text):
-        return text
-    return _filled(text, width, indent)
-
-
-def wrapped_page(page: str, stream: TextIO | None) -> str:
-    """Return a help page with its long lines broken at the width of the terminal; unchanged if the stream is none.
-
-    The text of an option continues below its beginning. The description at the top is filled again.
-    """
-    width = _width(stream)
-    lines = page.splitlines()
-    if width is None or width >= max(map(len, lines), default=0):
-        return page
-    result: list[str] = []
-    is_paragraph_open = False  # whether the next line continues the last one
-    is_description = True  # the options are indented
-    for line in lines:
-        is_description = is_description and not line.startswith(" ")
-        if is_paragraph_open and line:
-            result[-1] = f"{result[-1]} {line}"
-        else:
-            result.append(line)
-        is_paragraph_open = is_description and len(line) > _MIN_CONTINUED
-    return "\n".join(_filled(line, width, _hanging_indent(line, width)) for line in result)
-
-
-def _hanging_indent(line: str, width: int) -> str:
-    """Return the indent of the second and further lines into which a line of a help page is broken."""
-    option = _OPTION.match(line)
-    indent = option.end() if option else len(line) - len(line.lstrip())
-    # a narrow terminal has no room below the text of an option
-    return " " * (indent if width - indent >= _NARROWEST else 6)
-
-
-def _filled(text: str, width: int, indent: str) -> str:
-    return textwrap.fill(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _width(stream: TextIO | None) -> int | None:
-    """Return the width of a terminal in columns; None if the stream is none, or does not state a usable width."""
-    stream = getattr(stream, "rich_proxied_file", stream)
-    if stream is None or not is_interactive(stream):
-        return None
-    try:
-        width = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return None
-    return width if width >= _NARROWEST else None
 
 
 def has_color(stream: TextIO | None) -> bool:

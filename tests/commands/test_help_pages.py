@@ -1,11 +1,8 @@
 """The pages of `--help` are short, quick, and agree with the real parser."""
 
 import json
-import os
-import pty
 import subprocess
 import sys
-import termios
 from inspect import signature
 from typing import Any
 
@@ -29,20 +26,21 @@ from finetune.commands.serve import serve
 from finetune.data.datamodule import ImageDataModule
 from finetune.demo.demo import demo
 from finetune.runs.predictions import FILES
-from finetune.system.terminal import wrapped_page
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_it_is_one_screen_with_examples_that_are_understood(command):
     lines = page(command).splitlines()
-    assert len(lines) <= 60 and max(map(len, lines)) <= 115
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
     examples = [line.split()[1:] for line in lines if line.startswith(f"  finetune {command}")]
-    assert len(examples) == (3 if PAGES[command].has_all else 5)
+    assert 2 <= len(examples) <= 3
     for _, *rest in examples:
         check_flags(command, parse_line(rest))
 
 
 def test_the_list_of_commands_has_each_once():
+    lines = _help().splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
     listed = [command for commands in SECTIONS.values() for command in commands]
     assert sorted(listed) == sorted([*LIGHTNING_COMMANDS, *OWN])
 
@@ -213,20 +211,3 @@ def test_the_defaults_of_our_own_commands(command, function):
     for option in options(command):
         default = option.default or "" if option.value else "false"  # a switch has no value
         assert yaml.safe_load(default) == defaults[option.full]
-
-
-def test_pages_are_broken_at_the_width_of_a_terminal_only(tmp_path):
-    pages = [_help(), *map(page, PAGES)]
-    reader, writer = pty.openpty()
-    with os.fdopen(reader), os.fdopen(writer, "w") as terminal:
-        termios.tcsetwinsize(writer, (24, 82))
-        narrow = [wrapped_page(text, terminal) for text in pages]
-    for text, lines in zip(pages, map(str.splitlines, narrow), strict=True):
-        # the control: without it lines are longer
-        assert max(map(len, lines)) <= 82 < max(map(len, text.splitlines()))
-        assert " ".join(lines).split() == text.split()
-        # the text of an option or a command stays in its column
-        below = {len(line) - len(line.lstrip()) for line in lines if line.startswith("    ")}
-        assert below <= {13, 43}
-    with (tmp_path / "help").open("w") as file:
-        assert wrapped_page(pages[0], file) == pages[0]

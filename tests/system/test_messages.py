@@ -1,10 +1,6 @@
 """Parts of messages to the user."""
 
 import logging
-import os
-import pty
-import sys
-import termios
 
 import pytest
 
@@ -63,30 +59,6 @@ def test_what_is_logged_reaches_the_terminal_without_control_characters(capsys, 
     be_quiet()
     logging.getLogger("finetune.some").warning("weights: %s\nand more", "a\x1b[2Jb")
     assert capsys.readouterr().err == "weights: a\\x1b[2Jb\nand more\n"
-
-
-@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
-def test_lines_are_broken_between_words_and_a_command_to_copy_is_not(monkeypatch, level):
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    reader, writer = pty.openpty()
-    with os.fdopen(reader, "rb", 0) as screen, os.fdopen(writer, "w") as terminal:
-        termios.tcsetwinsize(writer, (24, 30))
-        monkeypatch.setattr(sys, "stderr", terminal)
-        be_quiet()
-        for line in (
-            "val has only 26 images. Use a larger --data.val_fraction",
-            "the weights are gone: finetune fit FOLDER --weights FILE",
-        ):
-            logging.getLogger("finetune.some").log(level, line)
-        content = b""
-        while not content.endswith(b"FILE\r\n"):
-            content += screen.read(1000)
-    lines = content.decode().split("\r\n")
-    assert lines[:2] == ["val has only 26 images. Use a", "  larger --data.val_fraction"]
-    assert lines[2:] == ["the weights are gone: finetune fit FOLDER --weights FILE", ""]
 
 
 @pytest.mark.parametrize(

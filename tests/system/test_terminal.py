@@ -4,7 +4,6 @@ import errno
 import os
 import pty
 import sys
-import termios
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from finetune.system.terminal import (
     print_if_read,
     redirect_closed_outputs,
-    wrapped,
     write_line,
 )
 
@@ -97,17 +95,3 @@ def test_it_is_known_whether_somebody_reads(make, closes):
         )  # which `write_line` has seen already
 
     assert code_of(known, make(), closes)[0] == closes
-
-
-def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(tmp_path):
-    line = "network: lenet, random weights; all parameters of /a/long/path/to-a/folder are trained"
-    reader, writer = pty.openpty()
-    with os.fdopen(reader), os.fdopen(writer, "w") as terminal:
-        termios.tcsetwinsize(writer, (24, 30))
-        lines = wrapped(line, terminal).split("\n")
-        termios.tcsetwinsize(writer, (24, len(line)))
-        assert wrapped(line, terminal) == line
-    assert len(lines) == 4 and all(len(part) <= 30 for part in lines)
-    assert " ".join(part.strip() for part in lines) == line
-    with (tmp_path / "log").open("w") as file:
-        assert wrapped(line, file) == line
