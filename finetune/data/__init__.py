@@ -9,8 +9,8 @@ Lists of images:
 - `corrections`: reads and appends to corrections.csv. `corrected_samples` applies it to the lists.
 - `local_folders`: copies `archives` and datasets of the Hugging Face hub to a cache.
 - `storage`: lists folders, stats files and opens them, with the types of `file_entries`; `object_storage` does so at
-  `addresses` such as s3://bucket/x, and `fetching` reads ahead from there. It is a `listed_storage`: it looks files up
-  in an `object_tree`, and reads them by `object_requests`. `prediction_paths`: the images to predict.
+  `addresses` such as s3://bucket/x, and `fetching` reads ahead from there. It looks files up in an
+  `object_tree`, and reads them by `object_requests`. `prediction_paths`: the images to predict.
 - `seen_record`: the record of the training images, by name and by `contents`. `seen` excludes them from evaluation.
 
 One image:

@@ -20,10 +20,11 @@ TEXT = {
 }
 MODE = {"fdopen": 1, "NamedTemporaryFile": 0, "TemporaryFile": 0}
 # What others open: a descriptor, an image, a process, an address; and an archive's members, which are bytes.
-NOT_TEXT = {"os.open", "Image.open", "zipfile.open", "archive.open"}
+NOT_TEXT = {"os.open", "Image.open", "zipfile.open", "tarfile.open", "archive.open"}
 # They rename what no file is in the place of: a folder, or a file of which the run has one of two.
 RENAMES = {
     "system/files.py",
+    "data/archives.py",
     "data/datasets/download.py",
     "data/datasets/fashion_mnist.py",
     "demo/drawing.py",

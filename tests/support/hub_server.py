@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import pytest
 
@@ -21,7 +21,7 @@ from finetune.models import hub
 TOKEN = "hf_ASecretThatNobodyMaySee"
 _FILE = re.compile(r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _DATASET = re.compile(
-    r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree)/(?P<revision>[^/]+)(?:/(?P<folder>.+))?"
+    r"/api/(?P<repo>datasets/[^/]+/[^/]+)/(?P<action>revision|tree)/(?P<revision>[^/]+)"
 )
 
 # Returns what to do with a request, by its method and path: "" to answer it, "unavailable" for status 503, "limited"
@@ -31,14 +31,10 @@ Fault = Callable[[str, str], str]
 
 @dataclass
 class Repository:
-    """A repository with the files of each commit, by the hash of the commit.
-
-    Requests for the files in `large` are redirected to another host.
-    """
+    """A repository with the files of each commit, by the hash of the commit."""
 
     is_private: bool = False
     is_gated: bool = False
-    large: frozenset[str] = frozenset()
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes]) -> str:
@@ -62,7 +58,6 @@ class HubServer:
 
     Attributes:
         repositories: By OWNER/NAME, datasets by datasets/OWNER/NAME.
-        page_size: Number of files in a page of a list.
         requests: Method, path and token of each request; "" for no token.
         fault: The fault of each request.
     """
@@ -72,8 +67,6 @@ class HubServer:
         self.requests: list[tuple[str, str, str]] = []
         self.user_agents: set[str] = set()
         self.fault: Fault = lambda method, path: ""
-        self.objects: dict[str, bytes] = {}
-        self.page_size = 1000
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,7 +77,7 @@ class HubServer:
             def do_GET(self) -> None:
                 server.answer(self)
 
-            do_HEAD = do_POST = do_PUT = do_GET
+            do_HEAD = do_GET
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -104,7 +97,7 @@ class HubServer:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        path, _, query = request.path.partition("?")
+        path = request.path.partition("?")[0]
         self.requests.append((request.command, path, token))
         self.user_agents.add(request.headers.get("User-Agent", ""))
         fault = self.fault(request.command, path)
@@ -113,7 +106,7 @@ class HubServer:
             status = 503 if fault == "unavailable" else 429
             content = b""
         elif match := _DATASET.fullmatch(path):
-            status, headers, content = self._dataset(match, token, query)
+            status, headers, content = self._dataset(match, token)
         else:
             status, headers, content = self._respond(path, token)
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
@@ -135,8 +128,6 @@ class HubServer:
         request.wfile.write(content)
 
     def _respond(self, path: str, token: str) -> tuple[int, dict[str, str], bytes]:
-        if path.startswith("/storage/"):  # which needs no token
-            return 200, {}, self.objects[path.rpartition("/")[2]]
         if token not in ("", TOKEN):
             return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
         match = _FILE.fullmatch(path)
@@ -146,9 +137,7 @@ class HubServer:
             return status, {"X-Error-Code": "RepoNotFound"}, b""
         return self._file(repository, match["revision"], unquote(match["file"]))
 
-    def _dataset(
-        self, match: re.Match[str], token: str, query: str
-    ) -> tuple[int, dict[str, str], bytes]:
+    def _dataset(self, match: re.Match[str], token: str) -> tuple[int, dict[str, str], bytes]:
         """Answer a question about a dataset: the commit of a revision, or its files."""
         repository = self.repositories.get(match["repo"])
         if repository is None or (repository.is_private and token != TOKEN):
@@ -161,26 +150,9 @@ class HubServer:
         if found is None:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         oid, files = found
-        asked = parse_qs(query)
         if match["action"] == "revision":
             return _as_json({"id": match["repo"].partition("/")[2], "sha": oid})
-        prefix = f"{unquote(match['folder'])}/" if match["folder"] else ""
-        names = sorted(name for name in files if name.startswith(prefix))
-        if prefix and not names:
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        start = int(asked.get("cursor", ["0"])[0])
-        end = start + self.page_size
-        answer = _as_json(
-            [
-                {"type": "directory", "oid": "0", "size": 0, "path": prefix + "folder"},
-                *(_description(name, repository, files) for name in names[start:end]),
-            ]
-        )
-        if end < len(names):
-            url = f"{self.address}/api/{match['repo']}/tree/{oid}"
-            url += f"/{match['folder']}" if match["folder"] else ""
-            answer[1]["Link"] = f'<{url}?recursive=true&cursor={end}>; rel="next"'
-        return answer
+        return _as_json([_description(name, files) for name in sorted(files)])
 
     def _file(
         self, repository: Repository, revision: str, name: str
@@ -192,21 +164,13 @@ class HubServer:
         if name not in files:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": oid}, b""
         etag = hashlib.sha256(files[name]).hexdigest()
-        if name in repository.large:
-            self.objects[etag] = files[name]
-            other = self.address.replace("127.0.0.1", "localhost")
-            return 302, {"Location": f"{other}/storage/{etag}"}, b""
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": oid}, files[name]
 
 
-def _description(name: str, repository: Repository, files: dict[str, bytes]) -> dict[str, Any]:
+def _description(name: str, files: dict[str, bytes]) -> dict[str, Any]:
     content = files[name]
     oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    described = {"type": "file", "oid": oid, "size": len(content), "path": name}
-    if name in repository.large:
-        digest = hashlib.sha256(content).hexdigest()
-        described["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
-    return described
+    return {"type": "file", "oid": oid, "size": len(content), "path": name}
 
 
 def _as_json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
