@@ -21,7 +21,7 @@ A fit:
   settings, such as the learning rate of an optimizer; `early_values` checks values; `backbone_choice` chooses among
   several networks by the images; `minutes` chooses a length that ends in time.
 - `fit` prepares, trains, tests and reports, after the checks of `fit_checks`. `best_weights` chooses the weights of
-  best.ckpt, and `fit_summary` prints the result.
+  best.ckpt.
 - `cross_validation` runs a fit for each fold. `fold_data` checks that the images can be split into folds, and
   `fold_results` joins the results.
 

@@ -14,7 +14,6 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.commands.best_weights import is_settled, keep_best_weights
 from finetune.commands.fit_checks import check_begun_from, check_has_positives, check_validated
-from finetune.commands.fit_summary import Summary
 from finetune.commands.plan import Plan
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import continue_record, exclude_seen
@@ -25,7 +24,7 @@ from finetune.runs.folder import Run
 from finetune.runs.licence import is_restricted, licence
 from finetune.runs.lightning_callbacks import Limits
 from finetune.runs.model_checkpoint import Checkpoints
-from finetune.runs.record import RunRecord, read_run
+from finetune.runs.record import RunRecord, read_run, validation_outcome
 from finetune.runs.removal import drop_last
 from finetune.runs.resume import check_changes, continue_run, limit_reached, restore_progress
 from finetune.runs.run_lock import hold
@@ -315,20 +314,20 @@ def report(parts: Parts, calibration: AnyCalibration) -> None:
     record = read_run(folder)
     if not parts.has_test:  # an earlier process may have tested another best.ckpt
         record = replace(record, result={})
-    next_command = ""
+    if not record.result:  # else `Results` has printed it after the test
+        _print_lines(validation_outcome(record), *calibration.describe(parts.model.class_names))
+    if has_best and record.why_best:
+        _print_lines(f"best.ckpt: {record.why_best}")
+    _print_lines(f"run in {run.place}")
+    if parts.options.report and (page := _write_report(run, record, parts.data)):
+        _print_lines(f"report in {page}")
     if has_best and parts.data.splitting.fold is None:  # the folds are used together
-        next_command = f"finetune predict {shlex.quote(run.place)} IMAGES"
-    summary = Summary(
-        record,
-        path=run.place,
-        calibration=calibration.describe(parts.model.class_names),
-        best=record.why_best if has_best else "",
-        next_command=next_command,
-    )
-    summary.print_result()
-    if parts.options.report:
-        summary.report = _write_report(run, record, parts.data)
-    summary.print_rest()
+        _print_lines(f"next: finetune predict {shlex.quote(run.place)} IMAGES")
+
+
+def _print_lines(*lines: str) -> None:
+    for line in filter(None, lines):
+        print(line, flush=True)
 
 
 def _check_threshold(parts: Parts, calibration: AnyCalibration) -> None:

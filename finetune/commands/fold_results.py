@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from finetune.runs.answers import Answers, LabelAnswers
-from finetune.runs.half_samples import half_sample_interval
+from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.outcome import INTERVAL, mean_precision_interval
 from finetune.runs.record import RunRecord
 from finetune.system.files import replacing
@@ -112,7 +112,7 @@ def _label_metrics(runs: Sequence[RunRecord]) -> tuple[dict[str, float], dict[st
         ),
     }
     if not np.isnan(mean):
-        sums[INTERVAL] = list(half_sample_interval(mean, labels.numpy(), probabilities.numpy()))
+        sums[INTERVAL] = list(bootstrap_interval(mean, labels.numpy(), probabilities.numpy()))
     return values, sums
 
 

@@ -13,8 +13,6 @@ from finetune.commands.plain_table import plain_table, table_console
 from finetune.data.addresses import is_address
 from finetune.runs.removal import check_removable, delete_run
 from finetune.runs.run_table import (
-    FINISHED,
-    RUNNING,
     SORT_KEYS,
     RunRow,
     as_json,
@@ -24,8 +22,6 @@ from finetune.runs.run_table import (
 from finetune.system.messages import NotFound, WrongUsage, bytes_text, counted, shown
 
 _WIDTH = 160  # of a table that is not shown on a terminal
-_WIDE = 120  # a narrower terminal has no room for all columns
-_NARROW = 72  # below this, there is room for the accuracy and the folder
 
 _LIST = """\
 Lists the runs of `finetune fit` beneath a folder, the newest first. It reads no checkpoint and writes nothing.
@@ -89,70 +85,28 @@ def _list(arguments: Sequence[str]) -> None:
 
 
 def _print_table(rows: Sequence[RunRow]) -> None:
-    console = table_console(max(_WIDTH, *(len(row.folder) + 120 for row in rows)))
-    is_wide = console.width >= _WIDE
-    columns = [
-        Column("when", no_wrap=True),
-        Column("network", overflow="fold"),
-        Column("accuracy (95 %)", no_wrap=True),
-        Column("size", justify="right", no_wrap=True),
-        Column("folder", overflow="fold"),
-    ]
-    if is_wide:  # in the order of `_cells`
-        columns[1:1] = [Column("data", overflow="fold")]
-        columns[3:3] = [Column("epochs", justify="right")]
-        columns[5:5] = [Column("time", justify="right", no_wrap=True)]
-        columns[7:7] = [Column("state", no_wrap=True)]
-    cells_of = _cells if is_wide else _few_cells
-    if console.width < _NARROW:
-        columns = [Column("accuracy", no_wrap=True), Column("folder", overflow="fold")]
-        cells_of = _two_cells
-    table = plain_table(columns)
+    columns = ("when", "data", "network", "epochs", "accuracy (95 %)", "time", "size", "state")
+    table = plain_table([Column(name, overflow="fold") for name in (*columns, "folder")])
     for row in rows:
-        table.add_row(*cells_of(row))
-    console.print(table)
+        table.add_row(*map(Text, _cells(row)))
+    table_console(max(_WIDTH, *(len(row.folder) + 120 for row in rows))).print(table)
     for row in rows:
         if row.damage:
             print(f"{shown(row.folder)}: {shown(row.damage)}")
 
 
-def _cells(row: RunRow) -> list[Text]:
-    seconds = "" if row.seconds is None else _duration(row.seconds)
-    state = Text(row.state, style="bold" if row.state == RUNNING else "")
+def _cells(row: RunRow) -> list[str]:
     return [
-        Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(row.began))),
-        Text(shown(row.data)),
-        Text(shown(row.network)),
-        Text(str(row.epochs)),
-        Text(_accuracy(row)),
-        Text(seconds),
-        Text(bytes_text(row.size)),
-        state,
-        Text(shown(row.folder)),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(row.began)),
+        shown(row.data),
+        shown(row.network),
+        str(row.epochs),
+        _accuracy(row),
+        "" if row.seconds is None else _duration(row.seconds),
+        bytes_text(row.size),
+        row.state,
+        shown(row.folder),
     ]
-
-
-def _few_cells(row: RunRow) -> list[Text]:
-    """Return the cells for a narrow terminal."""
-    return [
-        Text(time.strftime("%Y-%m-%d", time.localtime(row.began))),
-        Text(shown(row.network)),
-        Text(_accuracy_and_state(row, _accuracy(row))),
-        Text(bytes_text(row.size)),
-        Text(shown(row.folder)),
-    ]
-
-
-def _two_cells(row: RunRow) -> list[Text]:
-    """Return the cells for a very narrow terminal: the accuracy without its interval, and the complete folder."""
-    accuracy = _accuracy(row).partition(" (")[0]
-    return [Text(_accuracy_and_state(row, accuracy)), Text(shown(row.folder))]
-
-
-def _accuracy_and_state(row: RunRow, accuracy: str) -> str:
-    """Return the accuracy, and below it the state of a run that is not finished."""
-    state = "" if row.state == FINISHED else row.state
-    return "\n".join(filter(None, [accuracy, state]))
 
 
 def _accuracy(row: RunRow) -> str:

@@ -12,7 +12,6 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from pytorch_lightning.utilities import rank_zero_only
 
 from finetune import lightning_private
-from finetune.commands.fit_summary import has_panel
 from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
 from finetune.distributed.ranks import take_over
 from finetune.distributed.signals import StopAtOnce
@@ -106,7 +105,7 @@ def complete(
     else:
         callbacks += _callbacks_of_evaluation(run, options)
     # after the predictions of a test, from which an interval is computed
-    callbacks += [Results(run, is_printed=run.command != "fit" or not has_panel()), Skipped(run)]
+    callbacks += [Results(run), Skipped(run)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
     if config["enable_progress_bar"] is not False and not has_bar:
         callbacks.append(ImageProgressBar())

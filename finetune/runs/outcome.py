@@ -133,7 +133,7 @@ def label_trials(about: Mapping[str, Any], num_images: int) -> float:
 def mean_precision_interval(result: Mapping[str, Any], split: str = "test") -> tuple[float, float]:
     """Return the 95 % interval of the mean average precision of an evaluation.
 
-    It is that of `half_samples` if it was computed, and else the approximation of `best_epoch.num_trials_of_labels`.
+    It is that of `bootstrap` if it was computed, and else the approximation of `best_epoch.num_trials_of_labels`.
 
     Args:
         result: The content of test.json or val.json.

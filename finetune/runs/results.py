@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 import torch.distributed as dist
 
 from finetune.runs.answers import read_label_answers
+from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.folder import Run
-from finetune.runs.half_samples import half_sample_interval
 from finetune.runs.outcome import INTERVAL, METRICS, outcome_line
 from finetune.runs.predictions import FILES
 from finetune.runs.result_file import write_result
@@ -26,12 +26,10 @@ class Results(pl.Callback):
 
     Args:
         run: The run.
-        is_printed: False for a fit on a terminal, whose summary has the same metrics.
     """
 
-    def __init__(self, run: Run, is_printed: bool = True) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        self.is_printed = is_printed
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._report(trainer, pl_module, "test")
@@ -75,8 +73,6 @@ class Results(pl.Callback):
             if bounds is not None:
                 details[INTERVAL] = list(bounds)
         write_result(file, {**values, **details})
-        if not self.is_printed:
-            return
         for name in (f"{split}/{metric}" for metric in METRICS):
             if name in values:
                 print(f"{name} {values[name]:.4f}", flush=True)
@@ -93,7 +89,7 @@ class Results(pl.Callback):
         answers = read_label_answers(path, result["class_names"])
         if len(answers.paths) != sum(map(sum, result["label_counts"][0])):
             return None  # of another test
-        return half_sample_interval(result["test/mAP"], answers.labels, answers.probabilities)
+        return bootstrap_interval(result["test/mAP"], answers.labels, answers.probabilities)
 
 
 class Skipped(pl.Callback):

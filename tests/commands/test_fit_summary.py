@@ -59,7 +59,7 @@ def fit(colours: Path, *more: object) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 40])
-def test_a_terminal_shows_a_bar_a_table_and_a_panel(colours, tmp_path, width):
+def test_a_terminal_shows_a_bar_and_a_table(colours, tmp_path, width):
     output = shown(width, tmp_path, *fit(colours))
     lines = lines_of(output)
     is_wide = width == 80
@@ -76,16 +76,8 @@ def test_a_terminal_shows_a_bar_a_table_and_a_panel(colours, tmp_path, width):
     assert all(len(row) <= width for row in rows)
     assert all(len(re.findall(r"\d\.\d{4}\b", row)) == 3 for row in rows)
     assert not any("images/s" in row for row in rows)
-    # the panel
-    assert sum(line.startswith("result ─") for line in lines) == 1
-    end = "\n".join(lines[-12:])
-    assert re.search(HEADLINE, end)
-    assert re.search(r"^metrics +loss \d\.\d{4}, f1 \d\.\d{4},", end, re.M)
-    unbroken = ("test accuracy ", "run ", "report ", "next ")  # paths and a command are copied
-    assert all(len(line) <= width for line in lines[-12:] if not line.startswith(unbroken))
-    assert re.search(r"^run +runs/fit/version_0$", end, re.M)
-    assert re.search(r"^next +finetune predict runs/fit/version_0 IMAGES$", end, re.M)
-    assert "test/accuracy" not in output and output.count("test accuracy") == 1
+    assert any(re.match(HEADLINE, line) for line in lines)
+    assert "run in runs/fit/version_0" in lines
     (warning,) = (line for line in output.split("\n") if "val has only" in line)
     assert "\x1b[33m" in warning
 

@@ -137,7 +137,7 @@ def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_g
     torch.save(checkpoint, last)
     with caplog.at_level("INFO", "finetune"):
         cli(*fit, "--trainer.max_epochs", 2)
-    assert "an older version, has no record of its training images: not checked" in caplog.text
+    assert "the checkpoint has no record of its training images: not checked" in caplog.text
     checkpoint["finetune"] |= {"seen": torch.load(last, weights_only=True)["finetune"]["seen"]}
     torch.save(checkpoint, last)
     with pytest.raises(ValueError, match="other images"):

@@ -130,7 +130,7 @@ def test_a_test_is_reported_from_another_folder(fitted, cli, colours, monkeypatc
         and "images are not shown" not in page
         and "file not found" not in page
     )
-    # An earlier version recorded a relative path, whose folder is unknown.
+    # A relative path whose folder is unknown.
     result = json.loads((run / "test.json").read_text())
     (run / "test.json").write_text(json.dumps({**result, "checkpoint": "some.ckpt"}))
     cli("report", run)

@@ -29,7 +29,6 @@ def test_rows_and_batches():
 
 def test_a_fingerprint_is_that_of_the_labels_in_their_order():
     fingerprint = ClassIndex(LABELS, 4).fingerprint()
-    # as records of earlier versions have it
     assert fingerprint == LABELS.tobytes()
     assert ClassIndex(LABELS[::-1].copy(), 4).fingerprint() != fingerprint
 

@@ -90,7 +90,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "run": RUN,
         "errors": "in skipped.txt at the end of each epoch, and with an exception",
     },
-    "Results": {"run": RUN, "is_printed": SETTING},
+    "Results": {"run": RUN},
     "RunFolder": {"run": RUN, "config": SETTING, "parser": DERIVED},
     "LoggedConfig": {"folder": RUN, "_is_done": "each process writes to its loggers once"},
     "Noise": {"_layers": DERIVED, "_is_checked": "checked once in each process"},

@@ -21,8 +21,8 @@ from finetune.cli import run as run_command
 from finetune.data.decode import decode
 from finetune.inference.export_check import load_exported
 from finetune.inference.predictor import Predictor
+from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.half_samples import half_sample_interval
 from finetune.runs.record import read_run
 from finetune.serving.app import make_app
 from finetune.serving.service import Service
@@ -218,7 +218,7 @@ def test_test_metrics_are_those_of_the_written_rows(run, images):
     assert result["test/f1_macro"] == pytest.approx(metrics.f1_score(y, predicted, average="macro"))
     average = metrics.average_precision_score(y, p, average="macro")
     assert result["test/mAP"] == pytest.approx(average, abs=5e-3)
-    interval = half_sample_interval(result["test/mAP"], y == 1, p)
+    interval = bootstrap_interval(result["test/mAP"], y == 1, p)
     assert result["mAP_interval"] == pytest.approx(interval)
     assert FittedRun(run).interval == tuple(result["mAP_interval"])
     answers = read_run(run).label_answers
