@@ -270,7 +270,7 @@ def _exclude_seen_rows(
     ):
         raise ValueError(
             f"this checkpoint has seen {count} in training, such as {first}. Pass images that it was not trained on, "
-            "or use data.split_seed, val_fraction and test_fraction as in training"
+            "or use data.split_seed, val_fraction, test_fraction and group_by as in training"
         )
     if is_logged:
         log.warning("skipped %s, which the checkpoint was trained on, such as %s", count, first)

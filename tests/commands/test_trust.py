@@ -391,6 +391,20 @@ def test_a_value_out_of_range_is_refused(fitted, tmp_path, read, name):
     assert f"is not a valid checkpoint: {part}." in line and reported in line and "\x1b" not in line
 
 
+def test_a_regular_expression_of_a_checkpoint_groups_no_other_folder(fitted, tmp_path):
+    """This one would be busy with a name of 60 letters for ever."""
+    values = {"group_by": r"(\w+)+$"}
+    hostile = altered(fitted, tmp_path / "hostile.ckpt", "datamodule_hyper_parameters", values)
+    shutil.copytree(fitted / "colours/test", tmp_path / "others")
+    image = next((tmp_path / "others/red").iterdir())
+    image.rename(image.with_name(f"{'a' * 60}.png"))
+    options = ["--ckpt_path", str(hostile), "--data.root", str(tmp_path / "others")]
+    machine = ["--data.num_workers", "0", "--trainer.accelerator", "cpu"]
+    places = ["--trainer.default_root_dir", str(tmp_path / "runs")]
+    done = run_lightning(["test", *options, *machine, *places])
+    assert len(done.datamodule.splits["test"]) == 3
+
+
 # What training needs to continue, and measuring does not.
 PROGRESS = ("epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 

@@ -253,11 +253,12 @@ def test_a_class_without_images_is_named(colours, write):
         data.setup("fit")
 
 
-def test_corrections_belong_to_their_folder(tmp_path):
+def test_corrections_and_groups_belong_to_their_folder(tmp_path):
     arguments = {
         "root": str(tmp_path / "a"),
         "corrections": "c.csv",
         "correct_test": True,
+        "group_by": "folder",
         "batch_size": 3,
     }
     assert for_other_place(arguments, None) == arguments
