@@ -20,10 +20,10 @@ from bounded_calls import faults_of_calls
 from colours import QUICKEST
 from mutated_files import (
     Canary,
+    cut,
     other_bytes,
     other_checkpoint,
     other_csv,
-    other_json,
     other_lines,
     other_yaml,
     other_zip,
@@ -127,10 +127,10 @@ MORE_KINDS = [
     Kind("run/metrics.csv", plain(other_csv), read_run),
     Kind("run/steps.csv", plain(other_csv), read_run),
     Kind("run/test_predictions.csv", plain(other_csv), read_run),
-    Kind("run/test.json", plain(other_json), read_run),
-    Kind("run/about.json", plain(other_json), read_run),
-    Kind("run/seconds.json", plain(other_json), read_run),
-    Kind("run/config.yaml", other_yaml, read_run),
+    Kind("run/test.json", plain(cut), read_run),
+    Kind("run/about.json", plain(cut), read_run),
+    Kind("run/seconds.json", plain(cut), read_run),
+    Kind("run/config.yaml", plain(cut), read_run),
 ]
 
 

@@ -159,6 +159,11 @@ def _other_entries(content: bytes, rng: np.random.Generator, canary: Path) -> by
     return buffer.getvalue()
 
 
+def cut(content: bytes, rng: np.random.Generator) -> bytes:
+    """Return the beginning of a file, as after an error of the disk; a run replaces these files as a whole."""
+    return content[: int(rng.integers(len(content)))]
+
+
 def other_json(content: bytes, rng: np.random.Generator) -> bytes:
     if rng.random() < 0.3:
         return other_bytes(content, rng)
