@@ -42,16 +42,6 @@ def _check_label_kind(trainer: pl.Trainer, model: Classifier, data: Any, command
             )
 
 
-def _check_solved(data: Any) -> None:
-    """Check that no setting augments images: a solved head is fitted on images as prepared for evaluation."""
-    for name in ("mixup", "cutmix"):
-        if data.hparams.get(name):
-            reason = "the head is solved on images as evaluation has them"
-            raise WrongUsage(
-                f"data.{name} has no effect with model.freeze backbone, since {reason}: omit it"
-            )
-
-
 def check_fit(
     trainer: pl.Trainer, model: Classifier, data: Any, command: str = "fit", is_tested: bool = True
 ) -> None:
@@ -68,14 +58,13 @@ def check_fit(
         is_tested: Whether a test follows the fit.
 
     Raises:
-        WrongUsage: There is nothing to do, or a setting has no effect.
+        WrongUsage: There is nothing to do.
         ValueError: Training images are missing, or the network does not take the images or the last batch.
     """
     if command == "fit":
         _check_something_to_train(trainer, data)
     _check_label_kind(trainer, model, data, command)
     if command == "fit":
-        _check_settings(model, data)
         _check_limits(trainer, data, is_tested)
     else:
         split = {"validate": "val", "test": "test", "predict": "predict"}[command]
@@ -99,15 +88,6 @@ def _check_something_to_train(trainer: pl.Trainer, data: Any) -> None:
         data.check_can_train()  # before Lightning starts other processes
     if "train" not in data.splits:
         raise ValueError(missing_split_message(data.root, "train"))
-
-
-def _check_settings(model: Classifier, data: Any) -> None:
-    """Check that no setting of a fit is without effect."""
-    for name in ("source_classes", "class_mapping"):
-        if getattr(model, name) is not None and model.head_init != "source":
-            raise WrongUsage(f"model.{name} is for --model.head_init source, not {model.head_init}")
-    if model.is_solved:
-        _check_solved(data)
 
 
 def _check_limits(trainer: pl.Trainer, data: Any, is_tested: bool) -> None:

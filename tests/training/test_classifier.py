@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from colours import QUICKEST, draw_colours
 from small_fits import SMALL, data, fit
 from torch import nn
-from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as reference
 
 from finetune import Classifier, ImageFolderData
@@ -396,19 +395,3 @@ def test_a_last_batch_of_bad_images_alone_is_no_divergence(tmp_path, cli, monkey
     )
     with pytest.raises(ValueError, match="training has diverged"):  # the control
         cli(*fit)
-
-
-def test_it_trains_with_a_plain_trainer_on_somebody_elses_batches():
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (6, 3, 28, 28), dtype=torch.uint8, generator=generator)
-    batches = [{"image": pixels, "label": torch.tensor([0, 1, 2, 0, 1, 2])}] * 2
-    model = Classifier(["a", "b", "c"], **TINY)
-    before = copy(model.network)
-    options = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "accelerator": "cpu",
-    }
-    pl.Trainer(max_epochs=1, **options).fit(model, DataLoader(batches, batch_size=None))
-    assert moved(model, before)

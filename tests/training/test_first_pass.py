@@ -237,17 +237,6 @@ def test_a_share_that_leaves_nothing_is_reported_before_training(command, limits
         check_fit(trainer(**limits), model, images, command)
 
 
-@pytest.mark.parametrize(
-    "option", [{"source_classes": "names.txt"}, {"class_mapping": {"red": "fire"}}]
-)
-def test_what_only_a_head_of_the_source_reads_is_not_passed_over(option):
-    model = Classifier(NAMES, backbone="small_cnn", weights=None, **option)
-    with pytest.raises(
-        WrongUsage, match=f"model.{next(iter(option))} is for --model.head_init source, not xavier"
-    ):
-        check_fit(trainer(), model, data(24, 8, 28))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [["--trainer.max_epochs", "1"], ["--minutes", "1"]])
 def test_a_fit_needs_a_training_folder_with_all_classes_that_were_given(tmp_path, cli, length):

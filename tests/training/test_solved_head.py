@@ -203,18 +203,10 @@ def test_a_finished_run_is_resumed_to_nothing_and_exported_as_it_is(cli, colours
     [
         (("--model.members", "2"), r"--members \(--model.members\) would all be alike"),
         (("--model.head_init", "source"), "model.head_init source has no effect"),
-        (
-            ("--data.mixup", "0.2"),
-            r"--data.mixup has no effect with --freeze \(--model.freeze\) backbone",
-        ),
-        (
-            ("--data.cutmix", "1"),
-            r"--data.cutmix has no effect with --freeze \(--model.freeze\) backbone",
-        ),
         (("--ckpt_path", "some.ckpt"), "pass it as --weights"),
     ],
 )
-def test_what_would_be_silently_ignored_is_refused(cli, colours, options, reported):
+def test_what_a_solved_head_cannot_do_is_refused(cli, colours, options, reported):
     Path("some.ckpt").touch()
     with pytest.raises(WrongUsage, match=reported):
         cli("fit", colours, *QUICKEST, *SOLVED, *options)
