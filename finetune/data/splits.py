@@ -111,13 +111,14 @@ def folds(units: Units, num_folds: int) -> np.ndarray:
     """Return the fold of a cross-validation that tests each image, (N,), from 1 to `num_folds`.
 
     Each fold is an arc of the circle of `stratified`, so an image that is added moves no other one. The folds of a
-    small class are filled as the parts of `stratified`.
+    small class are filled as the parts of `stratified`. The number of its stratum decides which folds it leaves out,
+    so strata that are hashes leave out different ones.
     """
     return _folds(units, num_folds)[units.of_image]
 
 
 def _folds(units: Units, num_folds: int) -> np.ndarray:
-    parts = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1))
+    parts = _arcs(units.places, units.strata, [1 / num_folds] * (num_folds - 1), is_turned=True)
     return np.where(parts == 0, num_folds, parts)
 
 
@@ -169,8 +170,17 @@ def units_of(
     return Units(places / 2.0**64, of_stratum[rarest], of_image)
 
 
-def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) -> np.ndarray:
-    """Return the part of each group, (M,): 0 for the rest, which is the last arc, then one number per fraction."""
+def _arcs(
+    places: np.ndarray, strata: np.ndarray, fractions: Sequence[float], is_turned: bool = False
+) -> np.ndarray:
+    """Return the part of each group, (M,): 0 for the rest, which is the last arc, then one number per fraction.
+
+    Args:
+        places: Place of each group on the circle, (M,).
+        strata: Stratum of each group, (M,).
+        fractions: Share of each part except the rest.
+        is_turned: Whether a small stratum fills the parts from one that its number decides, not from the first.
+    """
     edges = np.cumsum(fractions)
     num_parts = len(fractions) + 1
     # 0 for the rest, which follows all others
@@ -179,7 +189,8 @@ def _arcs(places: np.ndarray, strata: np.ndarray, fractions: Sequence[float]) ->
     order = np.argsort(strata, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(strata[order])) + 1):
         # Each empty part takes the nearest group of a part that can spare one. The first parts come first.
-        required = wanted[: len(members)]
+        first = int(strata[members[0]]) % num_parts if is_turned else 0
+        required = sorted((wanted[first:] + wanted[:first])[: len(members)])
         for part in required:
             counts = np.bincount(parts[members], minlength=num_parts)
             if counts[part]:

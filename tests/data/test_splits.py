@@ -7,6 +7,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
+from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.splits import fold_parts, folds, group_ids, hashes, stratified, units_of
 
 FRACTIONS = [(0.1,), (0.5,), (0.9,), (0.1, 0.2), (0.3, 0.3)]
@@ -344,6 +345,23 @@ def test_folds_test_each_image_once_in_equal_parts_of_each_class(num_folds, make
             share = np.count_nonzero(labels[test] == 2) / 400
             assert abs(share - 1 / num_folds) < 4 * np.sqrt((1 - 1 / num_folds) / num_folds / 400)
         assert sorted(tested) == list(range(len(names)))
+
+
+@pytest.mark.parametrize(("num_classes", "size"), [(50, 4), (100, 3), (100, 2)])
+def test_small_classes_leave_out_different_folds(tmp_path, num_classes, size):
+    for label in range(num_classes):
+        (tmp_path / f"class {label}").mkdir()
+        for i in range(size):
+            (tmp_path / f"class {label}/{i} von Ä.png").write_text(str((label, i)))
+    tested = []
+    for fold in range(1, 6):
+        data = ImageFolderData(str(tmp_path), num_folds=5, fold=fold)
+        data.check_can_train()
+        tested.append(len(data.splits["test"]))
+    share = num_classes * size / 5
+    assert sum(tested) == 5 * share
+    # a class is tested by a fold with probability p = size / 5; four deviations
+    assert max(abs(num - share) for num in tested) < 4 * np.sqrt(share * (1 - size / 5))
 
 
 def test_a_fold_validates_its_share_of_all_images():

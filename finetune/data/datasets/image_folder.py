@@ -26,6 +26,7 @@ from finetune.data.splits import (
     SET_APART,
     Units,
     fold_parts,
+    hashes,
     stratified,
     units_of,
 )
@@ -147,7 +148,8 @@ class ImageFolderData(ImageDataModule):
         strata = everything.targets.strata()
         lacking = set(empty_classes(everything, class_names))
         if settings.fold is not None and settings.num_folds is not None:
-            units = units_of(names, strata, settings.split_seed, everything.groups)
+            ids = hashes([*class_names, ""], settings.split_seed).view(np.int64)
+            units = units_of(names, ids[strata], settings.split_seed, everything.groups)
             val_share = 0.0 if "val" in found else settings.val_fraction
             fault = fold_fault(everything.targets, units, settings, val_share, class_names)
             parts = fold_parts(units, settings.fold, settings.num_folds, val_share)
