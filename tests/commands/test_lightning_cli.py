@@ -128,22 +128,6 @@ def test_what_changed_since_a_run_began_is_reported_and_config_yaml_says_what_ho
     assert config["data"]["init_args"]["batch_size"] == 8 and config["allow_changes"] is False
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_an_older_version_is_gone_on_with(colours, cli, run_to_go_on, caplog):
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false", "--resume"]
-    last = run_to_go_on / "checkpoints/last.ckpt"
-    checkpoint = torch.load(last, weights_only=True)
-    checkpoint["finetune"] |= {"seen": None, "data_fingerprint": "of another kind"}
-    torch.save(checkpoint, last)
-    with caplog.at_level("INFO", "finetune"):
-        cli(*fit, "--trainer.max_epochs", 2)
-    assert "the checkpoint has no record of its training images: not checked" in caplog.text
-    checkpoint["finetune"] |= {"seen": torch.load(last, weights_only=True)["finetune"]["seen"]}
-    torch.save(checkpoint, last)
-    with pytest.raises(ValueError, match="other images"):
-        cli(*fit, "--trainer.max_epochs", 3)
-
-
 # As a person types it, with image_folder.yaml, in a second.
 TYPED = [
     *("--backbone", "small_cnn", "--weights", "null", "--size", 28, "--epochs", 1, "--workers", 0)

@@ -317,7 +317,7 @@ def test_what_was_found_before_training_is_reported_and_what_was_not_looked_at(r
 
 @pytest.mark.usefixtures("without_charts")
 def test_nothing_is_reported_as_sound_that_was_not_checked(run):
-    text = part(page_of(run, None))  # of an older version
+    text = part(page_of(run, None))  # without a first look
     assert (
         "no record of a check before training" in text
         and "no problems" not in text
