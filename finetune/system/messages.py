@@ -19,6 +19,7 @@ _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # begins the paths of our modules
+_PARSER = f"{os.sep}jsonargparse{os.sep}"  # in the paths of jsonargparse's modules
 
 
 class WrongUsage(ValueError):
@@ -51,7 +52,9 @@ def _origin(error: BaseException) -> tuple[bool, bool] | None:
         last = last.tb_next
     code = last.tb_frame.f_code
     is_raise = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return code.co_filename.startswith(PACKAGE), is_raise
+    # jsonargparse raises errors about values that the user has set
+    is_ours = code.co_filename.startswith(PACKAGE) or _PARSER in code.co_filename
+    return is_ours, is_raise
 
 
 @contextmanager
