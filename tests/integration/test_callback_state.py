@@ -95,6 +95,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "LoggedConfig": {"folder": RUN, "_is_done": "each process writes to its loggers once"},
     "Noise": {"_layers": DERIVED, "_is_checked": "checked once in each process"},
     "StopAtOnce": {},
+    "LimitWaits": {},
     "PredictionWriter": {
         "run": RUN,
         **dict.fromkeys(("output", "top_k", "abstain_below"), SETTING),
