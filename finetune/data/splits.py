@@ -107,6 +107,28 @@ def stratified(
     return [np.flatnonzero(parts[units.of_image] == part) for part in range(len(fractions) + 1)]
 
 
+def with_each_label(
+    labels: np.ndarray, groups: np.ndarray, parts: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return parts of images such that the first one, for training, has images of each label.
+
+    A label whose images are all in other parts, because of their rarer labels, gives its first image to training,
+    with the group of the image.
+
+    Args:
+        labels: Whether each image has each label, (N, K).
+        groups: Group of each image, (N,).
+        parts: The parts, as `stratified` returns them.
+    """
+    part_of = np.zeros(len(labels), np.int64)
+    for number, rows in enumerate(parts):
+        part_of[rows] = number
+    for has_label in labels.astype(bool).T:
+        if part_of[has_label].all() and has_label.any():
+            part_of[groups == groups[has_label.argmax()]] = 0
+    return [np.flatnonzero(part_of == number) for number in range(len(parts))]
+
+
 def folds(units: Units, num_folds: int) -> np.ndarray:
     """Return the fold of a cross-validation that tests each image, (N,), from 1 to `num_folds`.
 

@@ -347,6 +347,25 @@ def test_folds_test_each_image_once_in_equal_parts_of_each_class(num_folds, make
         assert sorted(tested) == list(range(len(names)))
 
 
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_each_of_several_labels_has_training_images(tmp_path, has_groups):
+    """40 labels of 3 images in 60 images: the rarest label of an image says little about its others."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(40), 3)).reshape(60, 2)
+    rows = ["path,label,group" if has_groups else "path,label"]
+    for i, (first, second) in enumerate(labels.tolist()):
+        (tmp_path / f"{i} von Ä.png").write_text(str(i))
+        rows.append(f"{i} von Ä.png,l{first};l{second}" + (f",g{i // 2}" if has_groups else ""))
+    (tmp_path / "table.csv").write_text("\n".join(rows), "utf-8")
+    for seed in range(10):
+        data = ImageFolderData(table=str(tmp_path / "table.csv"), split_seed=seed)
+        assert data.label_kind == "several"
+        assert data.splits["train"].targets.counts().min() > 0
+        parts = [part.groups for part in data.splits.values() if part.groups is not None]
+        assert sum(len(set(ids.tolist())) for ids in parts) == (30 if has_groups else 0)
+        assert len(data.splits["train"]) < 60  # some are held out
+
+
 @pytest.mark.parametrize(("num_classes", "size"), [(50, 4), (100, 3), (100, 2)])
 def test_small_classes_leave_out_different_folds(tmp_path, num_classes, size):
     for label in range(num_classes):

@@ -29,10 +29,11 @@ from finetune.data.splits import (
     hashes,
     stratified,
     units_of,
+    with_each_label,
 )
 from finetune.data.storage import file_stats
 from finetune.data.tables.table_rows import TableOptions
-from finetune.data.targets import Targets
+from finetune.data.targets import MultiHot, Targets
 from finetune.distributed.signals import is_rank_zero
 from finetune.system.file_names import composed
 from finetune.system.messages import WrongUsage, shown
@@ -161,6 +162,9 @@ class ImageFolderData(ImageDataModule):
             parts = stratified(names, strata, fractions, settings.split_seed, everything.groups)
         else:
             parts = [np.arange(len(everything))]
+        if settings.fold is None and isinstance(everything.targets, MultiHot):
+            groups = np.arange(len(names)) if everything.groups is None else everything.groups
+            parts = with_each_label(everything.targets.labels, groups, parts)
         train = everything.take(parts[0])
         if "all" in found:
             train = replace(train, origin=NOT_SET_APART)
