@@ -272,27 +272,3 @@ def test_it_continues_with_as_many(resume):
         last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
         and members_in(run) == 3
     )
-
-
-def test_a_run_of_an_earlier_version_continues(colours, cli, tmp_path):
-    fit = ["fit", colours, *SMALL, "--test_after_fit", "false", "--trainer.max_epochs"]
-    cli(*fit, 1)
-    run = tmp_path / RUN
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["model"].pop("members") == 1
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    last = run / "checkpoints/last.ckpt"
-    known = torch.load(last, weights_only=True)
-    del known["hyper_parameters"]["members"]
-    torch.save(known, last)
-    with pytest.raises(ValueError, match=r"cannot continue with model\.members 2 \(was 1\)"):
-        cli(*fit, 2, "--resume", "--members", 2)
-    assert len(finetune.load(last, "cpu").predict(colours / "test")) == 30
-    cli(*fit, 2, "--resume")
-    assert torch.load(last, weights_only=True)["hyper_parameters"]["members"] == 1
-    assert (
-        torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]["current"][
-            "processed"
-        ]
-        == 2
-    )
