@@ -15,10 +15,11 @@ from finetune.system.messages import NotFound, WrongUsage
 _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
 # The files that a fit, its loggers and `finetune export` write in the folder of a run; with folds also beneath it.
 _OURS = re.compile(
-    r"((fit/fold_\d+|test/version_\d+)/)?"
+    r"((fit|test)/((fold|version)_\d+/)?)?"
     r"((about|folds|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
-    r"|\.lock|\.children\.lock|((fit|test)/)?\.finetune|checkpoints/(best|last|start)\..+|(mlflow|tensorboard|wandb)/.+)",
+    r"|\.finetune|\.lock|\.children\.lock"
+    r"|checkpoints/(best|last|start)\..+|(mlflow|tensorboard|wandb)/.+)",
     re.DOTALL,
 )
 

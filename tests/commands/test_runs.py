@@ -64,6 +64,12 @@ def test_rm_needs_yes(run, cli, capsys):
     assert [path.name for path in run.rglob("*")] == ["notes.txt"]
 
 
+def test_rm_leaves_nothing_of_a_fit(run_to_go_on, cli):
+    (run_to_go_on / ".finetune").touch()
+    cli("runs", "rm", "--yes", run_to_go_on)
+    assert not run_to_go_on.exists()
+
+
 def test_a_wrong_option_is_reported_with_both_words_of_the_command(cli, capsys):
     with pytest.raises(SystemExit):
         cli("runs", "rm", "a", "--failed")
