@@ -31,7 +31,8 @@ chaos: .venv/installed
 mutations: .venv/installed
 	$(BIN)/python tests/support/mutations.py
 
-# The names of all options and the kinds of their values, from the parser, for the checks before torch is imported.
+# The names of all options and the kinds of their values, from the parser, for the checks before torch is imported;
+# and docs/reference.md.
 options: .venv/installed
 	$(BIN)/python tests/support/option_list.py
 	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_page.py
