@@ -34,7 +34,7 @@ LIGHTNING = {
     "fit": "Train a classifier on labelled images, then test it",
     "validate": "Measure a checkpoint on the validation split",
     "test": "Measure a checkpoint on the test split",
-    "predict": "Classify images: CKPT and IMAGES, folders, globs or LIST.txt",
+    "predict": "Classify images with a checkpoint",
 }
 OWN = {
     "demo": (
@@ -67,7 +67,7 @@ OWN = {
     ),
     "cache": (
         "finetune.commands.cache:cache",
-        "List or remove caches, such as decoded images",
+        "List or remove the caches of decoded images",
     ),
     "export": (
         "finetune.commands.export:export",
@@ -79,7 +79,7 @@ OWN = {
     ),
     "compare": (
         "finetune.commands.report:compare",
-        "Compare runs on one page: finetune compare A B",
+        "Compare two or more runs on one page",
     ),
     "runs": (
         "finetune.commands.runs:runs",

@@ -5,7 +5,7 @@ The command line, before torch is imported:
 - `command_line` replaces short words and positional arguments by full flags. `parsed_line` parses it.
 - `flag_checks` expands shorthands such as `--logger wandb`, and refuses wrong flags with the messages of `suggestions`.
 - `explicit_settings` reads which settings configs and flags give. `config_files` finds configs by name and replaces
-  their short words. `flow_yaml` writes values as YAML.
+  their short words. `names` keeps settings that are names as text. `flow_yaml` writes values as YAML.
 - `run_places` resolves addresses of runs in object storage.
 - `help_pages` has the help of the commands. `all_options` is the page of `--help all`.
 - `fold_search` decides whether a fit is a cross-validation, and which one it continues.
@@ -28,7 +28,7 @@ A fit:
 Our own commands:
 - `benchmark` measures a fit.
 - `by_hand` trains in parallel without a framework. `parity` compares ways of using several devices.
-- `cache` lists and removes caches.
+- `cache` lists and removes caches of decoded images.
 - `check` finds faults of a data set. `review` opens a page on which people correct labels.
 - `export` writes files for other programs: `export_verification` compares them with the checkpoint, and
   `export_target` puts them in place.

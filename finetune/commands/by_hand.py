@@ -38,7 +38,7 @@ def by_hand(
         batch_size: Images in a batch, over all devices together; every batch must divide by the number of devices.
         lr: Learning rate of plain SGD, for the mean loss over the batch.
         epochs: Passes over the 60,000 training images.
-        root: Folder with Fashion-MNIST's files, packed or not; missing files are downloaded.
+        root: Folder with Fashion-MNIST's files, as torchvision stores them; missing files are downloaded.
         dtype: Of weights and arithmetic, float32 or float64; with float64 any number of devices gives the same
             accuracies.
         seed: Seed of the initial weights and of the order of images.

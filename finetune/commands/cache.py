@@ -1,4 +1,4 @@
-"""`finetune cache`: list or remove the caches of earlier runs."""
+"""`finetune cache`: list or remove the caches of decoded images."""
 
 import time
 from collections.abc import Sequence
@@ -18,10 +18,9 @@ _WIDTH = 400  # of a table that is not shown on a terminal, with space for long 
 
 
 def cache(remove: Literal["all"] | None = None) -> None:
-    """List the caches of earlier runs, or remove all. A run that uses a removed cache keeps it until its end.
+    """List the caches of decoded images, or remove all. A run that uses a removed cache keeps it until its end.
 
-    Caches hold decoded images. Their folder is that of the variable FINETUNE_CACHE, or else the user's cache folder,
-    ~/.cache/finetune on Linux.
+    Their folder is that of the variable FINETUNE_CACHE, or else the user's cache folder, ~/.cache/finetune on Linux.
 
     Args:
         remove: `all` removes the caches; files that finetune did not write stay.

@@ -76,8 +76,7 @@ def check(
         output: Folder for check.html and check.json.
         lists: Folder for lists of the files that were found, one for each kind: a path on each line, an empty line
             between sets.
-        weights: Weights of a network, as `--model.weights` takes them: labels that it finds improbable are ranked, and
-            larger crops found.
+        weights: Weights of a network, as `--model.weights` takes them: labels that it finds improbable are ranked.
         backbone: The network of these weights.
         image_size: Side in pixels of its input.
         ckpt_path: A checkpoint of `fit` instead: its network, at its size. A network that was trained on wrong labels

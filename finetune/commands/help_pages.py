@@ -191,8 +191,8 @@ test accuracy of each epoch, and draws the curve.""",
     "cache": Page(
         "[options]",
         """\
-Lists the caches of earlier runs, or removes some. They hold decoded images and the faster precision of networks.
-A run that uses a removed cache keeps it until its end. The variable FINETUNE_CACHE sets another folder.""",
+Lists the caches of decoded images, or removes all of them. A run that uses a removed cache keeps it until its
+end. Unpacked archives and copies of runs in object storage stay. The variable FINETUNE_CACHE sets another folder.""",
         (
             "finetune cache",
             "finetune cache --remove all",

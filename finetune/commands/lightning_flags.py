@@ -65,8 +65,7 @@ def _add_fit_flags(parser: LightningArgumentParser) -> None:
         "--allow_changes",
         type=bool,
         default=False,
-        help="Let --resume continue with another seed, batch size, shuffle window or training images, and so in "
-        "another order.",
+        help="Let --resume continue with another seed, batch size or training images, and so in another order.",
     )
     parser.add_argument(
         "--test_after_fit",

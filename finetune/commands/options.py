@@ -86,7 +86,7 @@ not shown: check review
 the measurement: benchmark
   --repeats N                              measurements of each part, of two seconds each [5]
   --devices N,N                            numbers of devices to compare, such as 1,2
-  --out, --output FILE                     also write a .json
+  --out, --output FILE                     also write the result as a .json
       out o output_file
 predictions: predict
   --out, --output FILE                     a .csv; default runs/predict/version_N/predictions.csv
@@ -94,37 +94,37 @@ predictions: predict
       k top topk
   --abstain_below P                        predict unsure if no class is that probable
 the file: export
-  --format KIND                            timm: a folder; safetensors: the weights [onnx]
+  --format KIND                            onnx, safetensors (weights alone) or timm (a folder) [onnx]
   --out, --output FILE                     by default next to the checkpoint
-  --verify_on IMAGES                       by default 64 synthetic images
+  --verify_on IMAGES                       images to compare on; by default synthetic ones
   --quantize FOLDER                        int8, calibrated on the images of this folder
 the address: serve
   --host ADDRESS                           0.0.0.0 accepts other machines [127.0.0.1]
   --port N                                 0: any free port [8000]
-  --token WORD                             which requests must send; safer: FINETUNE_TOKEN
+  --token WORD                             that requests must send; safer: FINETUNE_TOKEN
 machine: serve
   --device NAME                            cpu, cuda or cuda:1 [auto]
-  --precision KIND                         32-true, bf16-mixed; by default as predict chooses
+  --precision KIND                         32-true or bf16-mixed; by default as in predict
   --max_batch N                            images classified at a time, at most [32]
 monitoring: serve
   --log json                               a line for each request on stdout
 output: check
   --out, --output FOLDER                   folder of check.html and check.json [.]
-  --lists FOLDER                           also a list of files for each kind of finding
+  --lists FOLDER                           also write a list of files for each finding
   --corrections FILE                       labels that were corrected by finetune review
 doubtful labels: check
   --weights FILE                           weights of a network that computes features
   --backbone NAME                          the network of these weights [resnet18]
   --size, --image_size PIXELS              side of its input [96]
-  --ckpt_path CKPT                         or a run, which has seen its training labels
+  --ckpt_path CKPT                         instead a run, which may repeat wrong labels
 what is reviewed: review
-  --run FOLDER                             a run (or second argument) with its mistakes
+  --run FOLDER                             same as RUN: its mistakes come early
   --out, --output FILE                     by default corrections.csv in FOLDER
-  --weights FILE                           of a ResNet-18; by default the run's network
+  --weights FILE                           of a ResNet-18; by default the network of RUN
   --port N                                 0: any free port [0]
 of a table: check review
-  --root FOLDER                            of relative paths; by default that of the table
-  --columns ROLE:NAME                      such as path:photo,label:breed
+  --root FOLDER                            that paths start from; by default the table's
+  --columns ROLE:NAME                      unusual names, such as path:photo,label:breed
   --labels HOW                             single or several labels per image [auto]
   --label_separator CHARACTER              between labels; ; and | are found without it
 data: fit benchmark
@@ -135,36 +135,36 @@ data: fit benchmark
   --data.val_fraction SHARE                share for validation if there is no val [0.1]
   --data.test_fraction SHARE               share for testing if there are no splits [0.2]
 data: validate test predict
-  --batch, --data.batch_size N             images in a batch; by default that of training
+  --batch, --data.batch_size N             images in a batch; by default as in training
   --tta flip                               average with the mirror image, in twice the time
 data: validate test
   --data.on_bad_image HOW                  skip: skip unreadable images
 network: fit
-  --backbone, --model.backbone NAME        or timm/NAME; auto, A,B: by the data [resnet18]
+  --backbone, --model.backbone NAME        or timm/NAME; A,B or auto: choose one [resnet18]
       arch architecture network model_name net
 network: benchmark
-  --backbone, --model.backbone NAME        name in torchvision, such as resnet50; timm/convnext_nano [resnet18]
+  --backbone, --model.backbone NAME        such as resnet50 or timm/convnext_nano [resnet18]
 network: fit benchmark
-  --weights, --model.weights FILE          published, a file, a run; null: random [DEFAULT]
+  --weights, --model.weights FILE          name, file or run; null for random [DEFAULT]
       pretrained
-  --freeze, --model.freeze STAGE           such as layer2; backbone: only fit the head
+  --freeze, --model.freeze STAGE           last frozen stage; backbone: only fit the head
 training: fit benchmark
-  --epochs, --trainer.max_epochs N         passes over the images; 5 to 50 by their number
+  --epochs, --trainer.max_epochs N         passes over the images; by default 5 to 50
       epochs epoch num_epochs n_epochs
-  --lr, --model.optimizer.lr RATE          0.001 if the head starts at random [0.0001]
+  --lr, --model.optimizer.lr RATE          learning rate; for a random head 0.001 [0.0001]
       lr learning_rate rate lr0
-  --optimizer, --model.optimizer NAME      of torch; others have another default rate [AdamW]
+  --optimizer, --model.optimizer NAME      such as SGD; has its own default of --lr [AdamW]
       opt optim
-  --class_weights, --model.class_weights W balanced; a:2,b:0.5; a .yaml
-  --seed, --seed_everything N              of order, augmentation and random weights [0]
+  --class_weights, --model.class_weights W balanced, or cat:2,dog:0.5, or a .yaml file
+  --seed, --seed_everything N              for order, augmentation, random weights [0]
       seed
 machine: fit validate test predict
-  --devices, --trainer.devices N           GPUs, or processes on a CPU, per batch [auto]
+  --devices, --trainer.devices N           number of GPUs, or of processes on a CPU [auto]
       gpus gpu num_gpus n_gpu device ngpus
 machine: fit benchmark validate test predict
   --workers, --data.num_workers N          DataLoader workers for each device [auto]
       workers j
-  --precision, --trainer.precision KIND    32-true, bf16-mixed; bf16 if that is faster
+  --precision, --trainer.precision KIND    32-true or bf16-mixed; by default the faster one
       amp fp16 bf16 half dtype
 run: fit validate test
   --out, --trainer.default_root_dir FOLDER where runs go: FOLDER/{command}/version_N [runs]
@@ -175,15 +175,15 @@ run: predict
 run: fit validate test predict
   --logger, --trainer.logger NAMES         also log to tensorboard, wandb or mlflow
 run: fit
-  --resume                                 continue the newest such run, or RUN; else begin
+  --resume                                 continue the newest such run, if any, or RUN
   --name NAME                              name of the run's folder, instead of version_N
       run_name experiment exp_name
   --minutes M                              end after about M minutes: chooses epochs and size
   --patience N                             end after N validations without improvement
       early_stopping
-  --threshold AIM                          recall:0.95, precision:0.95, accuracy or f1
+  --threshold AIM                          choose a threshold for f1, accuracy, recall:0.95
 the runs: demo
-  --root FOLDER                            where they go [runs/demo]
+  --root FOLDER                            folder of the runs [runs/demo]
   --seed N                                 seed of the runs; the images are always the same [0]
 the training: by-hand
   --devices NAMES                          a replica on each: cuda:0,cuda:1; cpu,cpu run in turn [cpu]
@@ -198,7 +198,7 @@ the training: by-hand
 the comparison: parity
   --devices N                              devices of each kind; branch parallelism takes two [2]
   --steps N                                training steps [10]
-  --dtype KIND                             of weights and arithmetic: float64 or float32 [float64]
+  --dtype KIND                             float64 or float32 [float64]
 the caches: cache
   --remove all                             delete all caches
 """

@@ -1,6 +1,6 @@
 """Fetches the content of files at addresses before it is needed, in threads of the main process.
 
-Clients of object storage and of the hub do not survive a fork, so DataLoader workers cannot read from there. The main
+Clients of object storage do not survive a fork, so DataLoader workers cannot read from there. The main
 process sends them the content of the files with the indices of a batch. Errors of the storage are raised in the main
 process.
 """

@@ -1,7 +1,7 @@
 """Keys of a state dict that omit the name of one submodule.
 
 The weights of a `Classifier` are in its submodule `image_classifier`. Checkpoints name them `network.…`, `mean` and
-`std`, since in earlier versions they belonged to the class itself.
+`std`, without the name of this submodule.
 """
 
 from collections import OrderedDict
