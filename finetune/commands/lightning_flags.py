@@ -14,11 +14,16 @@ def add_flags(parser: LightningArgumentParser, subcommand: str) -> None:
             "--tta",
             type=Literal["flip"] | None,
             default=None,
-            help="flip: average the predictions of each image and its mirror image, in twice the time.",
+            help="`flip` averages the predictions of each image and its mirror image, in twice the time.",
         )
         parser.set_defaults({"model.class_names": []})
     if subcommand == "predict":
-        parser.add_argument("--output", type=str | None, default=None, help="A .csv file.")
+        parser.add_argument(
+            "--output",
+            type=str | None,
+            default=None,
+            help="The .csv file of the predictions, in place of the one in the run's folder.",
+        )
         parser.add_argument(
             "--top_k", type=int | None, default=None, help="Write only the k best classes."
         )

@@ -1,4 +1,4 @@
-"""The folder of caches, the suffixes of their files, and how large a cache may be."""
+"""The folder of caches, the suffix of their files, and how large a cache may be."""
 
 import os
 import shutil

@@ -14,7 +14,7 @@ Optimization:
 - `lr_schedulers`: the learning rate over the steps of a run.
 - `fused_optimizers`: optimizers that update all weights in one pass over memory.
 - `precision`: the default precision.
-- `compile`: faster forms of the network.
+- `compile`: compiles the network by torch.
 - `interpolation`: chooses weights between the start and the end of a fit.
 
 Calibration, fitted on the validation split:
