@@ -137,7 +137,9 @@ def _remove(arguments: Sequence[str]) -> None:
     )
     parser.command = "runs rm"  # two words, for messages
     parser.add_argument("runs", nargs="+", metavar="RUN", help="Folder of a run.")
-    parser.add_argument("--yes", action="store_true", help="Delete. Without it, only the size is printed.")
+    parser.add_argument(
+        "--yes", action="store_true", help="Delete. Without it, only the size is printed."
+    )
     options = parser.parse_args(list(arguments))
     if any(map(is_address, options.runs)):
         raise WrongUsage("finetune runs rm deletes runs in local folders, not in object storage")
