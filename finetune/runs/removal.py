@@ -15,11 +15,15 @@ from finetune.system.messages import NotFound, WrongUsage
 _TRAINING_STATE = ("optimizer_states", "lr_schedulers")
 # The files that a fit, its loggers and `finetune export` write in the folder of a run; with folds also beneath it.
 _OURS = re.compile(
-    r"((fit|test)/((fold|version)_\d+/)?)?"
+    r"(fit/fold_\d+/|test/version_\d+/)?"
     r"((about|folds|kept_weights|loggers|seconds|test|val)\.json|config\.yaml|skipped\.txt"
     r"|(metrics|steps|predictions|test_predictions)\.csv|report\.html|augmented\.webp"
-    r"|\.finetune|\.lock|\.children\.lock"
-    r"|checkpoints/(best|last|start)\..+|(mlflow|tensorboard|wandb)/.+)",
+    r"|\.finetune|\.lock|\.children\.lock|\.sync|\.uploaded\.json"
+    r"|checkpoints/(best|last|start)(\.ckpt|(\.int8)?\.(onnx|safetensors)(\.json)?)"
+    r"|checkpoints/(best|last|start)\.timm/(README\.md|(config|finetune)\.json|model\.safetensors)"
+    r"|(checkpoints/((best|last|start)\.timm/)?)?\.[^/]+\.[0-9a-f]{8}\.tmp|checkpoints/\.[^/]+\.lock"
+    r"|(mlflow|tensorboard|wandb)/.+)"
+    r"|(fit|test)/\.finetune",
     re.DOTALL,
 )
 
@@ -28,7 +32,7 @@ def check_removable(run: Path) -> None:
     """Make sure that a folder is a run that may be deleted.
 
     Raises:
-        WrongUsage: `fit` did not write it, or it is a part of a cross-validation.
+        WrongUsage: `fit` did not write it, it is a part of a cross-validation, or it contains another run.
         ValueError: A process writes it.
     """
     if not run.exists():
@@ -41,6 +45,13 @@ def check_removable(run: Path) -> None:
             f"{run} is a part of a cross-validation: finetune runs rm {shlex.quote(str(whole))}"
         )
     check_free(run)
+    for inner in sorted(path.parent for path in run.glob("*/**/about.json")):
+        if has_folds(run) and re.fullmatch(r"fit/fold_\d+", inner.relative_to(run).as_posix()):
+            check_free(inner)
+        elif is_run_folder(inner):
+            raise WrongUsage(
+                f"{run} contains another run: finetune runs rm {shlex.quote(str(inner))}"
+            )
 
 
 def delete_run(run: Path) -> list[Path]:

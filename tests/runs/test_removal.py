@@ -23,7 +23,13 @@ def run(tmp_path) -> Path:
 
 
 def test_a_run_is_deleted_whole(run):
-    for name in ("wandb/run-1/files/a.wandb", "checkpoints/best.timm/model.safetensors"):
+    write_folds(run, FoldRecord(2, [], "."))
+    for name in (
+        *("wandb/run-1/files/a.wandb", "checkpoints/best.timm/model.safetensors", ".sync"),
+        *("checkpoints/best.int8.onnx", "checkpoints/best.int8.onnx.json", ".uploaded.json"),
+        *("fit/.finetune", "fit/fold_1/.finetune", "test/version_0/test_predictions.csv"),
+        *("fit/fold_1/checkpoints/.best.ckpt.0a1b2c3d.tmp", "checkpoints/.best.onnx.lock"),
+    ):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).touch()
     assert delete_run(run) == []
@@ -31,7 +37,14 @@ def test_a_run_is_deleted_whole(run):
 
 
 def test_files_of_others_in_a_run_stay(run, tmp_path):
-    own = ["notes.txt", "checkpoints/mine.pt", "fit/fold_1/thesis.tex", "sub/config.yaml"]
+    own = [
+        *("notes.txt", "checkpoints/mine.pt", "fit/fold_1/thesis.tex", "sub/config.yaml"),
+        *(
+            "checkpoints/best.timm/notes.txt",
+            "checkpoints/last.ckpt.copy",
+            "fit/version_0/test.json",
+        ),
+    ]
     for name in own:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("mine")
@@ -62,11 +75,17 @@ def test_what_is_no_run_is_refused(run, tmp_path, about):
         check_removable(tmp_path / "nowhere")
 
 
-def test_a_run_that_is_being_written_is_refused(run):
-    process = another(run)
+@pytest.mark.parametrize(
+    ("written", "acts"), [(".", (check_removable, delete_run)), ("fit/fold_1", (check_removable,))]
+)
+def test_a_run_that_is_being_written_is_refused(run, written, acts):
+    if written != ".":
+        shutil.copytree(run, run / written)
+        write_folds(run, FoldRecord(2, [], "."))
+    process = another(run / written)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        for act in (check_removable, delete_run):
+        for act in acts:
             with pytest.raises(ValueError, match="another process"):
                 act(run)
     finally:
@@ -85,6 +104,16 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
         check_removable(fold)
     check_removable(full)
     assert delete_run(full) == [] and not full.exists()
+
+
+@pytest.mark.parametrize("inner", ["fit/version_0", "fit/fold_1", "old/mine"])
+def test_a_run_that_contains_another_run_is_refused(run, inner):
+    shutil.copytree(run, run / inner)
+    with pytest.raises(WrongUsage, match=f"contains another run: finetune runs rm \\S+/{inner}$"):
+        check_removable(run)
+    check_removable(run / inner)
+    delete_run(run / inner)
+    check_removable(run)
 
 
 def test_a_name_does_not_take_the_folder_of_another_tool(tmp_path):
