@@ -2,7 +2,9 @@
 
 import csv
 import json
+import resource
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +90,29 @@ def test_parquet_that_unpacks_to_far_more_is_refused_by_its_footer(tmp_path, num
     with pytest.raises(ValueError, match=message):
         read_table(tmp_path / "x.parquet")
     assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("has_lists", [False, True])
+def test_parquet_whose_long_texts_repeat_is_refused_before_they_are_unpacked(tmp_path, has_lists):
+    """A text of 10 MB in a file of 30 kB, 10,000 times."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    num = 10_000
+    label = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * num), ["x" * 10_000_000])
+    if has_lists:
+        label = pyarrow.ListArray.from_arrays(np.arange(num + 1, dtype=np.int32), label)
+    names = [f"{i}.jpg" for i in range(num)]
+    parquet.write_table(pyarrow.table({"path": names, "label": label}), tmp_path / "x.parquet")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, limits[1]))
+    try:
+        with pytest.raises(
+            ValueError, match=r"x\.parquet has texts of more than 1,073,741,824 bytes"
+        ):
+            read_table(tmp_path / "x.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,20 +183,27 @@ def _read_parquet(path: Path) -> TableFile:
         import pyarrow.parquet
     except ImportError as error:
         raise WrongUsage(f"{path}: a .parquet table needs pyarrow: {install('parquet')}") from error
-    types = pyarrow.types
-    skipped = (types.is_binary, types.is_large_binary, types.is_struct, types.is_map)
     try:
         schema = pyarrow.parquet.read_schema(path)
         # Columns may hold complete images, which are not needed.
-        names = [
-            field.name for field in schema if not any(is_kind(field.type) for is_kind in skipped)
-        ]
+        names = [field.name for field in schema if _is_needed(field.type)]
         _check_size(path, pyarrow.parquet.read_metadata(path), names)
+        _check_unpacked_size(path, names)
         content = pyarrow.parquet.read_table(path, columns=names)
         columns = {name: content.column(name).to_pylist() for name in names}
     except (pyarrow.ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path}: not a valid .parquet file ({reason(error)})") from error
     return TableFile(path, columns, list(range(1, content.num_rows + 1)))
+
+
+def _is_needed(kind: Any) -> bool:
+    """Return whether a column of this type has text, numbers or truth values, or lists of them."""
+    from pyarrow import types
+
+    while hasattr(kind, "value_type"):  # of a list or dictionary
+        kind = kind.value_type
+    skipped = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_nested)
+    return not any(is_kind(kind) for is_kind in skipped)
 
 
 def _check_size(path: Path, metadata: Any, names: Collection[str]) -> None:
@@ -223,3 +230,33 @@ def _check_size(path: Path, metadata: Any, names: Collection[str]) -> None:
             f"{path} has {metadata.num_rows:,} rows in {num_bytes:,} bytes: most of them are equal; "
             "write a row for each image"
         )
+
+
+def _check_unpacked_size(path: Path, names: Sequence[str]) -> None:
+    """Check the size of the texts in the columns to read, each counted as often as it occurs.
+
+    Raises:
+        ValueError: They are too large.
+    """
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_metadata(path).schema
+    # equal texts of a batch are stored once
+    texts = [schema.column(i).path for i in range(len(schema))]
+    num_bytes = 0
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for batch in file.iter_batches(batch_size=8192, columns=names):
+            for column in batch.columns:
+                while pyarrow.types.is_nested(column.type):
+                    column = column.flatten()
+                if pyarrow.types.is_dictionary(column.type):
+                    sizes = pyarrow.compute.binary_length(column.dictionary)
+                    num_bytes += pyarrow.compute.sum(sizes.take(column.indices)).as_py() or 0
+                else:
+                    num_bytes += column.nbytes
+            if num_bytes > _MAX_BYTES:
+                raise ValueError(
+                    f"{path} has texts of more than {_MAX_BYTES:,} bytes, because long ones are repeated: "
+                    "write shorter ones"
+                )
