@@ -30,7 +30,12 @@ WRONG = [
     ),
     *(
         ([f"--trainer.{name}", value], f"^--trainer.{name} is not supported: remove it")
-        for name, value in (("min_epochs", "3"), ("max_time", "00:01:00:00"), ("fast_dev_run", "1"))
+        for name, value in (
+            ("min_epochs", "3"),
+            ("max_time", "00:01:00:00"),
+            ("fast_dev_run", "1"),
+            ("sync_batchnorm", "true"),
+        )
     ),
     (
         ["--trainer.callbacks", "EMAWeightAveraging"],

@@ -218,6 +218,7 @@ def settle(monkeypatch, tried):
         )
         trainer.update(Namespace(val_check_interval=None, check_val_every_n_epoch=1))
         trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None, plugins=None))
+        trainer.update(Namespace(callbacks=None))
         config.checkpoint_every_n_steps = None
         trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
         config.trainer = trainer

@@ -64,11 +64,6 @@ def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
     assert is_rank_zero() == (port is None)
 
 
-def test_batch_norm_is_synchronised_once(colours, cli):
-    with pytest.raises(WrongUsage, match=r"remove --trainer\.sync_batchnorm"):
-        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.sync_batchnorm", "true")
-
-
 def made(colours: Path, *options: str) -> pl.Trainer:
     """The Trainer of a fit that does not begin."""
     with patch("finetune.commands.lightning_cli.fit"):
