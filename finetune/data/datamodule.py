@@ -42,7 +42,7 @@ from finetune.data.prediction_paths import unlabelled_samples
 from finetune.data.samplers import EvalBatches, TrainBatches, evenly_spaced, run_seed
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import ScannedData
-from finetune.data.seen_record import SeenRecord, merge_records
+from finetune.data.seen_record import SeenRecord, add_digests, merge_records
 from finetune.data.storage import kind_of
 from finetune.data.tables.table_columns import parse_columns
 from finetune.data.train_loader import TrainLoader
@@ -291,14 +291,20 @@ class ImageDataModule(pl.LightningDataModule):
         self.read()
         self._check_equal_on_ranks()
         self.is_fitted |= stage == "fit"
-        if stage == "fit" and self.seen and self.seen_before:
-            seen = merge_records(self.seen, self.seen_before)
-            self.scanned = replace(self.scanned, seen=seen)
+        if stage == "fit" and self.seen:
+            self.scanned = replace(self.scanned, seen=self._complete_record(self.seen))
         self._ahead = BatchesAhead()  # the old one may belong to an earlier fit
         if stage in ("fit", "validate"):
             self.use_cache()
         if self.trainer is not None and _EVALUATED[stage] in self.splits:
             self._count_limit(_EVALUATED[stage])
+
+    def _complete_record(self, seen: SeenRecord) -> SeenRecord:
+        """Return a record with the digests of its images, and with the images of the checkpoint before."""
+        # only on rank 0, which writes checkpoints
+        if seen.digests is None and is_rank_zero():
+            seen = add_digests(seen, self.splits["train"], self.splits.get("val"))
+        return merge_records(seen, self.seen_before) if self.seen_before else seen
 
     def _check_equal_on_ranks(self) -> None:
         """Check that all ranks have found the same images and labels.

@@ -20,7 +20,7 @@ from finetune.data.datasets.table_source import TableSource
 from finetune.data.groups import has_groups, put_into_groups
 from finetune.data.samples import Samples
 from finetune.data.scanned_data import ScannedData
-from finetune.data.seen_record import add_digests, build_record, fingerprint
+from finetune.data.seen_record import build_record, fingerprint
 from finetune.data.splits import (
     NOT_SET_APART,
     SET_APART,
@@ -194,10 +194,6 @@ class ImageFolderData(ImageDataModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_can_train()
-            # only on rank 0, which writes checkpoints
-            if self.seen and self.seen.digests is None and is_rank_zero():
-                seen = add_digests(self.seen, self.splits["train"], self.splits.get("val"))
-                self.scanned = replace(self.scanned, seen=seen)
         super().setup(stage)
 
     def check_can_train(self) -> None:
