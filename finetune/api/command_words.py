@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from finetune.commands.flow_yaml import flow_yaml
+from finetune.commands.names import holds_names
 from finetune.commands.options import OPTIONS, WORDS, flag_names, in_full
 from finetune.commands.parsed_line import ALONE, ParsedLine, format_line, is_flag
 from finetune.commands.suggestions import nearest_option
@@ -119,6 +120,8 @@ def _append(line: ParsedLine, command: str, name: object, value: Any, shown: str
         raise WrongUsage(f"--{name} only prints: it is for the command line")
     if value is None and full in ("data.exclude", "data.merge"):
         value = []  # the text null is a name
+    elif value is None and holds_names(full):
+        return
     if name not in _SWITCHES:
         line.flags.append((name, _text(value, shown)))
     elif value:

@@ -16,7 +16,7 @@ from finetune.commands.explicit_settings import flag_settings
 from finetune.commands.flag_checks import check_flags, replace_shorthands
 from finetune.commands.flow_yaml import flow_yaml
 from finetune.commands.options import PATHS, POSITIONS, flag_names, in_full
-from finetune.commands.parsed_line import SWITCHES, ParsedLine, format_line, parse_line
+from finetune.commands.parsed_line import ParsedLine, format_line, parse_line
 from finetune.commands.run_places import (
     check_run_address,
     is_run_address,
@@ -116,8 +116,6 @@ def _flag_in_full(
         NotFound: A checkpoint does not exist, although it must.
     """
     full = in_full(command, name)
-    if value is None and full in SWITCHES:
-        value = "true"
     if value and full in PATHS:
         value = os.path.expanduser(value)
     if value and (is_address(value) or _takes_images(command, full)):

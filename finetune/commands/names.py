@@ -10,6 +10,11 @@ _LISTS = frozenset({"exclude", "merge", "class_names"})
 _MAPPINGS = frozenset({"columns", "class_mapping"})
 
 
+def holds_names(full: str) -> bool:
+    """Return whether a setting holds names."""
+    return full.rpartition(".")[2] in _LISTS | _MAPPINGS
+
+
 def names_in_text(full: str, text: str) -> str:
     """Return the value of a flag as YAML in which names are quoted; that of other settings as it is."""
     last = full.rpartition(".")[2].rstrip("+")
@@ -43,7 +48,8 @@ def _put(content: dict[Any, Any], texts: Mapping[str, Any]) -> None:
     for key, value in content.items():
         if key not in texts or value is None:  # a key of a merged mapping, or no names
             continue
-        if str(key).rpartition(".")[2] in _LISTS | _MAPPINGS:
+        # Weights of classes become text, too, which their parser takes.
+        if holds_names(str(key)) or str(key).rpartition(".")[2] == "class_weights":
             content[key] = texts[key]
         elif isinstance(value, dict) and isinstance(texts[key], dict):
             _put(value, texts[key])

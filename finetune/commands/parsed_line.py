@@ -4,10 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Flags of our own commands that are on without a value.
-SWITCHES = frozenset({"private", "dry_run"})
 # Flags of all commands that take no value from the next argument.
-ALONE = frozenset({"h", "help", "print_config", "resume", *SWITCHES})
+ALONE = frozenset({"h", "help", "print_config", "resume"})
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")  # as in argparse: negative numbers are values
 
 

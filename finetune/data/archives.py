@@ -5,6 +5,7 @@ An archive may be hostile. Only plain files inside of its own folder are written
 
 import gzip
 import logging
+import lzma
 import os
 import shutil
 import stat
@@ -45,6 +46,7 @@ _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
     gzip.BadGzipFile,
 )
 

@@ -1,5 +1,6 @@
 """Read untrusted files of torch without running code from them."""
 
+import os
 import pickle
 import re
 import zipfile
@@ -41,15 +42,22 @@ _STAND_INS: list[Any] = [
 
 
 COMPRESSED = (
-    "is a compressed archive, and torch writes without compression: save it again with torch.save"
+    "is a compressed archive, or one whose entries overlap, unlike those of torch: save it again "
+    "with torch.save"
 )
 
 
 def is_compressed(path: str | Path) -> bool:
-    """Return whether a file is a compressed archive. Unpacked, a small one could take all memory."""
+    """Return whether a file is an archive that is compressed or has overlapping entries.
+
+    Unpacked, a small one could take all memory.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+            entries = archive.infolist()
+        if sum(entry.file_size for entry in entries) > os.path.getsize(path):
+            return True
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
         return False  # another kind of file, or damaged: its reader says so
 

@@ -22,7 +22,8 @@ def wilson(num_right: float, num: float) -> tuple[float, float]:
     centre = (share + z2 / (2 * num)) / (1 + z2 / num)
     scale = 1 / (1 + z2 / num)
     half = _Z * scale * math.sqrt(share * (1 - share) / num + z2 / (4 * num**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Rounding must not leave the share outside: at 0 and at 1 it is an end of the interval.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def interval(num_right: float, num: int) -> str:

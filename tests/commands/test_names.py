@@ -59,6 +59,12 @@ def test_other_names_are_text(name, text, value, tmp_path):
     assert getattr(parsed.data.init_args, name) == value
 
 
+def test_the_names_of_class_weights_are_text(tmp_path):
+    (tmp_path / "some.yaml").write_text("model: {class_weights: {no: 2, 007: 3}}")
+    parsed = parse_typed(["fit", str(tmp_path), "--config", str(tmp_path / "some.yaml")])
+    assert parsed.model.class_weights == {"no": 2, "007": 3}
+
+
 def test_a_fit_leaves_them_out_and_its_run_keeps_them(images, cli):
     cli("fit", images, *QUICKEST, "--data.exclude", NUMBER_LIKE, "--test_after_fit", "false")
     run = finetune.load("runs/fit/version_0")

@@ -331,8 +331,9 @@ def test_a_run_without_a_result_leaves_nothing(server, colours, cli, monkeypatch
         raise ValueError("it fails")
 
     monkeypatch.setattr(Classifier, "training_step", fail)
-    text = error_line(cli, "fit", colours, *QUICKEST, "--out", f"{server.address}/runs")
-    assert "it fails" in text and server.requests["PUT"] > 2  # lock, config.yaml, about.json
+    with pytest.raises(ValueError, match="it fails"):
+        cli("fit", colours, *QUICKEST, "--out", f"{server.address}/runs")
+    assert server.requests["PUT"] > 2  # lock, config.yaml, about.json
     assert not server.objects and not local_copy(f"{server.address}/runs/fit").exists()
 
 

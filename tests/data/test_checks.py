@@ -53,13 +53,6 @@ def test_a_name_that_fit_refuses_is_named(folder):
     }
 
 
-def test_names_that_differ_by_composition_alone_are_named(folder):
-    found = rows(
-        class_findings(folder(train={"café": 12, "cafe\u0301": 12}, test={"cafe\u0301": 2}))
-    )
-    assert found["alike_names"] == ["'cafe\\u0301' and 'café'"]
-
-
 def test_one_composition_in_each_split_is_one_class(folder):
     assert (
         rows(

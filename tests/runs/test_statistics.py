@@ -30,6 +30,13 @@ def test_intervals_are_scipys(num_right, num):
     assert np.subtract(*wilson(num_right, num)[::-1]) > 1e-4
 
 
+@pytest.mark.parametrize("num", range(1, 1000))
+def test_no_share_is_outside_of_its_interval(num):
+    for num_right in (0, num):
+        low, high = wilson(num_right, num)
+        assert 0 <= low <= num_right / num <= high <= 1
+
+
 def test_of_nothing_all_is_possible():
     assert wilson(0, 0) == (0, 1)
 

@@ -225,8 +225,8 @@ def class_findings(listing: Listing) -> Iterator[Finding]:
     yield from findings_of_classes(
         "alike_names",
         "bad",
-        f"{counted(len(alike), 'class', 'classes')} whose names differ only by case, spaces, signs or composition",
-        "Each folder becomes a separate class, or fit refuses them. Merge them.",
+        f"{counted(len(alike), 'class', 'classes')} whose names differ only by case, spaces or signs",
+        "Each folder becomes a separate class. Merge them.",
         [(text, 0) for text in alike],
     )
     trained = {names[c]: int(counts[first, c]) for c in range(len(names)) if counts[first, c]}
