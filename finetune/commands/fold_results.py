@@ -62,6 +62,7 @@ def merged_result(runs: Sequence[RunRecord], joined: AnyCalibration) -> dict[str
         **{f"test/{name}": None if np.isnan(v) else float(v) for name, v in values.items()},
         "checkpoint": "checkpoints/best.ckpt",
         "folder": results[0].get("folder"),
+        "image_folder": results[0].get("image_folder"),
         "class_names": results[0]["class_names"],
         **sums,
         "calibration": None,

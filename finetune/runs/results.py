@@ -66,8 +66,10 @@ class Results(pl.Callback):
         }
         # without a data module there are no corrections
         scanned = getattr(getattr(trainer, "datamodule", None), "scanned", None)
-        if scanned is not None and scanned.corrections is not None:
-            details["corrections"] = scanned.corrections.plain()
+        if scanned is not None:
+            details["image_folder"] = scanned.folder
+            if scanned.corrections is not None:
+                details["corrections"] = scanned.corrections.plain()
         if split == "test" and "label_counts" in details:
             bounds = self._interval({**values, **details})
             if bounds is not None:

@@ -11,7 +11,8 @@ def tested_names(run: RunRecord) -> list[str]:
 
     A data folder that was moved or copied has images of the same names.
     """
-    prefix = os.path.join(data_folder(run), "")
+    folder = run.result.get("image_folder")  # for an archive or a dataset of the hub, in the cache
+    prefix = os.path.join(_absolute(run, str(folder)) if folder else data_folder(run), "")
     answers = run.answers or run.label_answers
     paths = answers.paths if answers else []
     return [_absolute(run, path).removeprefix(prefix) for path in paths]

@@ -30,14 +30,19 @@ def write_tar(folder: Path) -> Path:
     return Path("photos.tar.gz")
 
 
-def test_weights_are_those_of_the_folder(server, colours, cli):
+def test_weights_are_those_of_the_folder(server, colours, cli, capsys):
     local = fit(cli, colours, "local")
     path = write_tar(colours)
     assert are_equal(local, fit(cli, path, "archive"))
     server.put("x/photos.tar.gz", path.read_bytes())
     assert are_equal(local, fit(cli, f"{server.address}/x/photos.tar.gz", "there"))
     assert server.requests["GET"] == 1 and server.requests["LIST"] == 0
+    write_tar(colours)  # another version, in another folder of the cache
     assert not are_equal(local, fit(cli, path, "other", "--seed", 1))  # the control
+    for run in ("local", "other", "there"):
+        capsys.readouterr()
+        cli("compare", "runs/fit/archive", f"runs/fit/{run}")
+        assert "alone is correct on" in capsys.readouterr().out
     text = error_line(cli, "test", "runs/fit/there")
     assert "a checkpoint may not choose an address" in text
 
