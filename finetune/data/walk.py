@@ -140,8 +140,20 @@ def dangling_links(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def holds_runs(folder: str) -> bool:
-    """Return whether `folder` contains runs of `finetune`, or is one: its images are no data."""
-    return kind_of(os.path.join(folder, RUNS_MARK)) == "file"
+    """Return whether `folder` is marked as one of runs of `finetune`, or has such folders only: no images are data."""
+    if kind_of(os.path.join(folder, RUNS_MARK)) == "file":
+        return True
+    is_empty = True
+    try:
+        for entry in storage_of(folder).entries(folder):
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_folder or entry.is_link or not holds_runs(entry.path):
+                return False
+            is_empty = False
+    except OSError:  # reported when its images are read
+        return False
+    return not is_empty
 
 
 def is_image_file(name: str) -> bool:

@@ -449,11 +449,17 @@ def test_a_folder_of_everything_names_a_few_of_its_folders(tmp_path):
     assert len(str(error.value)) < 600
 
 
-@pytest.mark.parametrize("folder", ["runs", "fit", "cat/runs"])
-def test_marked_folders_of_runs_are_no_class(tmp_path, folder):
+@pytest.mark.parametrize(
+    ("folder", "mark"),
+    [
+        *(("runs", "runs"), ("fit", "fit"), ("cat/runs", "cat/runs")),
+        *(("runs", "runs/fit"), ("runs", "runs/fit/version_0"), ("cat/runs", "cat/runs/fit")),
+    ],
+)
+def test_marked_folders_of_runs_are_no_class(tmp_path, folder, mark):
     make(tmp_path, "cat/1.png", "dog/1.png", f"{folder}/fit/version_0/augmented.webp")
     num_before = len(scan(tmp_path)[1]["all"])
-    make(tmp_path, f"{folder}/.finetune")
+    make(tmp_path, f"{mark}/.finetune")
     names, files = scan(tmp_path)
     assert names == ["cat", "dog"] and len(files["all"]) == 2 == num_before - 1
 

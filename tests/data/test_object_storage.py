@@ -114,6 +114,7 @@ def test_the_mark_of_an_empty_folder_is_a_folder_and_no_image_is_hidden_by_one(s
     server.put("marks/x/a.png", b"1")
     server.put("marks/x/a.png/b.png", b"2")
     server.put("marks/empty/", b"")
+    server.put("marks/runs/fit/version_0/.finetune", b"")  # of --out s3://BUCKET/marks/runs
     server.put("marks/_SUCCESS", b"")  # the control
     place = f"{server.address}/marks"
     refresh(place)
