@@ -407,14 +407,28 @@ def test_a_split_column_that_is_not_understood_is_named(tmp_path, added, message
         of_table(write(tmp_path / "x.csv", rows))
 
 
-def test_columns_of_0_and_1_that_are_called_like_a_split_may_be_labels(tmp_path):
+@pytest.mark.parametrize("column", ["train", "Training", "valid", "dev", "testing", "fold"])
+def test_columns_of_0_and_1_that_are_called_like_a_split_may_be_labels(tmp_path, caplog, column):
     """A train is a vehicle, too."""
     rows = [
-        {"path": row["path"], "car": i % 2, "train": int(i > 3)}
+        {"path": row["path"], "car": i % 2, "bus": int(i % 3 > 0), column: int(i > 3)}
         for i, row in enumerate(sound(tmp_path))
     ]
-    data = of_table(write(tmp_path / "x.csv", rows))
-    assert sorted(data.class_names) == ["car", "train"] and "split" not in data.scanned.remark
+    table = write(tmp_path / "x.csv", rows)
+    data = of_table(table)
+    assert set(data.class_names) == {"car", "bus", column} and "split" not in data.scanned.remark
+    line = f"the column {column!r} of 0 and 1 is a label; if it is the split, pass --data.columns split:{column}"
+    assert caplog.text.count(line) == 1
+    caplog.clear()
+    of_table(table, columns="split:null")
+    assert "is a label" not in caplog.text
+    if column in ("valid", "dev", "testing"):
+        data = of_table(table, columns=f"split:{column}", val_fraction=0)
+        assert [len(part) for part in data.splits.values()] == [4, 8]
+        assert data.class_names == ["bus", "car"]
+    else:
+        with pytest.raises(ValueError, match=r"'0' is not a split .*use train, val or test"):
+            of_table(table, columns=f"split:{column}")
 
 
 @pytest.mark.parametrize(
@@ -463,17 +477,23 @@ def test_an_image_of_two_groups_is_a_fault(tmp_path):
     assert len(data.splits["train"]) == 11
 
 
+@pytest.mark.parametrize("is_tested", [False, True])
 @pytest.mark.parametrize("is_single", [False, True])
-def test_a_column_of_zeros_does_not_disappear(tmp_path, is_single):
+def test_a_column_of_zeros_does_not_disappear(tmp_path, is_single, is_tested):
     rows = [
         {"path": row["path"], "a": int(i < 6), "b": int(i > 5 or not is_single), "c": 0}
         for i, row in enumerate(sound(tmp_path))
     ]
+    if is_tested:
+        rows = [{**row, "split": "train"} for row in rows]
+        rows[0] |= {"a": 0, "b": 0, "c": 1, "split": "test"}
     table = write(tmp_path / "x.csv", rows)
     with pytest.raises(
-        ValueError, match=r"x\.csv has no training image of the label c: .*--data\.exclude c"
+        ValueError,
+        match=r"x\.csv has no training image of the label c: no row that is trained on has 1 in its column; "
+        r"add some, or skip it with --data\.exclude c",
     ):
-        of_table(table)  # fmt: skip
+        of_table(table)
     assert of_table(table, exclude="c").class_names == ["a", "b"]
     assert of_table(table, merge="b,c:d").class_names == ["a", "d"]
 

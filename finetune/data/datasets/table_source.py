@@ -20,6 +20,7 @@ from finetune.data.datasets.listing import Listing, listing_of, with_label_sets
 from finetune.data.samples import PathList, Samples
 from finetune.data.splits import group_ids
 from finetune.data.tables.row_faults import Fault, describe, error_line, skipped_line
+from finetune.data.tables.table_columns import may_be_split
 from finetune.data.tables.table_labels import combining_mark
 from finetune.data.tables.table_rows import TableContent, TableOptions, TableRows, read_content
 from finetune.data.targets import ClassIndex, MultiHot, Targets
@@ -59,6 +60,14 @@ class TableSource:
         parts = _by_split(content.rows)
         if class_names is None:
             class_names = self._class_names(content, parts)
+            if is_logged and "split" not in self.options.columns:
+                for name in filter(may_be_split, content.declared):
+                    log.warning(
+                        "%s: the column %r of 0 and 1 is a label; if it is the split, pass --data.columns split:%s",
+                        self.path,
+                        name,
+                        name,
+                    )
             if content.kind == "single" and is_logged and (mark := combining_mark(class_names)):
                 log.warning(
                     "%s: many classes combine other classes; if images have several labels, "
@@ -119,7 +128,8 @@ class TableSource:
             raise ValueError(f"{self.path} has {only}; a classifier needs at least two")
         if unused := sorted(set(content.declared) - set(names)):
             raise ValueError(
-                f"{self.path} has no training image of the label {unused[0]}: its column is 0 everywhere; "
+                f"{self.path} has no training image of the label {unused[0]}: "
+                "no row that is trained on has 1 in its column; "
                 f"add some, or skip it with --data.exclude {shlex.quote(unused[0])}"
             )
         return names

@@ -271,11 +271,16 @@ def _has_splits(table: TableFile, name: str) -> bool:
 
 def split_of_values(column: str) -> dict[str, str]:
     """Return the splits that the values of a column mean, by value in lower case."""
-    flag = _FLAGS.get(_plain(column))
+    flag = {**SPLIT_NAMES, **_FLAGS}.get(_plain(column))
     if flag is None:
         return SPLIT_NAMES
     rest = {} if flag == "train" else dict.fromkeys(_FALSE, "train")  # not train may be val or test
     return {**SPLIT_NAMES, **dict.fromkeys(_TRUE, flag), **rest}
+
+
+def may_be_split(column: str) -> bool:
+    """Return whether a column that is used as a label is called like a split."""
+    return _plain(column) in (*SPLIT_NAMES, "fold")
 
 
 def _plain(name: str) -> str:
