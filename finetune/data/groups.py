@@ -1,5 +1,6 @@
 """Groups of images that share a split, such as the images of one patient, video or tile, from their paths."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -88,30 +89,30 @@ def straddling_groups(splits: Mapping[str, Samples]) -> Iterator[str]:
 
 
 def unequal_shares(splits: Mapping[str, Samples], fractions: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each split whose share is far from its fraction, because groups are not divided.
+    """Yield a line for each split whose share is far from its fraction: groups, or many rare classes, can cause that.
 
     Args:
         splits: The splits of a data set.
         fractions: The requested fraction of all images for each split.
     """
     apart = {name: part for name, part in splits.items() if part.origin == SET_APART}
-    if not has_groups(splits):
-        return
     train = splits["train"]
-    for name in ("val", "test"):
-        is_drawn = name == "val" or train.origin == NOT_SET_APART
-        if name not in splits and is_drawn and fractions[name] > 0:
-            num_groups = len(np.unique(train.groups)) if train.groups is not None else 0
-            yield (
-                f"{name} has no images, because groups are not divided and are too few: "
-                f"{counted(num_groups, 'group')} in train"
-            )
+    if has_groups(splits):
+        for name in ("val", "test"):
+            is_drawn = name == "val" or train.origin == NOT_SET_APART
+            if name not in splits and is_drawn and fractions[name] > 0:
+                num_groups = len(np.unique(train.groups)) if train.groups is not None else 0
+                yield (
+                    f"{name} has no images, because groups are not divided and are too few: "
+                    f"{counted(num_groups, 'group')} in train"
+                )
     total = len(train) + sum(map(len, apart.values()))
     for name, part in apart.items():
         share = len(part) / total
         wanted = fractions[name]
-        if abs(share - wanted) > _FAR_OFF * wanted:
+        by_chance = 2 * math.sqrt(wanted * (1 - wanted) / total)
+        if abs(share - wanted) > max(_FAR_OFF * wanted, by_chance):
             yield (
-                f"{name} has {share:.0%} of the images, not {wanted:.0%}, because groups are not divided: "
-                "another --data.split_seed draws other groups"
+                f"{name} has {share:.0%} of the images, not {wanted:.0%}, because images are split by class "
+                "and groups are not divided: another --data.split_seed draws other images"
             )

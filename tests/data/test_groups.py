@@ -158,6 +158,21 @@ def test_a_share_that_is_far_off_is_stated(tmp_path):
     assert list(unequal_shares(data(tmp_path).splits, {"val": 0.1, "test": 0.2})) == []
 
 
+@pytest.mark.parametrize(("num_labels", "num_lines"), [(40, 2), (4, 0)])
+def test_a_share_that_rare_labels_move_far_off_is_stated(tmp_path, num_labels, num_lines):
+    """60 images of two labels each: each of 40 labels is so rare that its images go to all splits."""
+    write(tmp_path, *(f"{i}.png" for i in range(60)))
+    lines = [f"{i}.png,{i % num_labels};{(i * 7 + 3) % num_labels}" for i in range(60)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,labels", *lines]))
+    drawn = ImageFolderData(table=str(tmp_path / "labels.csv"))
+    stated = list(unequal_shares(drawn.splits, {"val": 0.1, "test": 0.2}))
+    assert len(stated) == num_lines, stated
+    if stated:
+        assert re.match(
+            r"val has 4\d% of the images, not 10%, because images are split by", stated[0]
+        )
+
+
 def test_a_split_that_is_empty_because_groups_are_few_is_stated(tmp_path):
     write(
         tmp_path, *(f"{name}/{group}/{i}.png" for name in "ab" for group in "xy" for i in range(9))
