@@ -164,9 +164,10 @@ class FinetuneCLI(LightningCLI):
                 f"finetune {subcommand} needs a checkpoint: {flag_names(subcommand, 'ckpt_path')}"
             )
         self.checkpoint = read_checkpoint(ckpt_path)
-        self._subcommand_parsers[subcommand].set_defaults(
-            {"data": data_settings(self.checkpoint, explicit)}
-        )
+        data = data_settings(self.checkpoint, explicit)
+        # the parser reports a class of the command line that cannot be imported
+        with suppress(ImportError, AttributeError):
+            self._subcommand_parsers[subcommand].set_defaults({"data": data})
 
     def _check_options(self, subcommand: str) -> None:
         """Check the parsed options that no image is needed for.

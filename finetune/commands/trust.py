@@ -48,6 +48,7 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
     class_path = checkpoint["finetune"].get("data_class")
     if _module(class_path) != _OURS:
         _check_is_trusted(class_path, modules)
+        class_path = named  # the user's class may have another name now
     for transform in class_paths(settings):
         _check_is_trusted(transform, [_TRANSFORMS, *modules])
     return {

@@ -192,6 +192,8 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
             ]
             == "mine.Data"
         )
+    renamed = read_explicit_settings(["test", "--data", "mine.Renamed"])
+    assert data_settings(checkpoint, renamed)["class_path"] == "mine.Renamed"
     for given in ("yours.Data", str(tmp_path / "other.yaml")):
         with pytest.raises(ValueError, match="would import mine"):
             data_settings(checkpoint, read_explicit_settings(["test", "--data", given]))
