@@ -53,6 +53,7 @@ def fit(
     precision: str | None = None,
     seed: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    logger: str | None = None,
     config: str | os.PathLike[str] | None = None,
     resume: bool | str | os.PathLike[str] = False,
     options: Mapping[str, Any] | None = None,
@@ -89,6 +90,7 @@ def fit(
         precision: Such as bf16-mixed or 32-true.
         seed: Seed of order, augmentation and new weights.
         out: Folder of runs; this one is in `fit/version_N` below it.
+        logger: Where metrics are also logged: tensorboard, wandb or mlflow, or several, such as "wandb,mlflow".
         config: A .yaml file, or the name of one that is shipped.
         resume: Continue the newest run of the same data and network beneath `out`, or start a new one if there is none;
             or the folder of the run to continue. A run keeps the settings that are not passed.

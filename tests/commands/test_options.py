@@ -28,13 +28,13 @@ from finetune.commands.options import (
 )
 
 FROZEN = {
-    "fit": "backbone batch class_weights devices epochs freeze lr members optimizer out precision seed size "
+    "fit": "backbone batch class_weights devices epochs freeze logger lr members optimizer out precision seed size "
     "weights workers",
     "benchmark": "backbone batch class_weights epochs freeze lr members optimizer out precision seed size "
     "weights workers",
-    "validate": "batch devices out precision workers",
-    "test": "batch devices out precision workers",
-    "predict": "batch devices out pictures precision workers",
+    "validate": "batch devices logger out precision workers",
+    "test": "batch devices logger out precision workers",
+    "predict": "batch devices logger out pictures precision workers",
     "export": "out",
     "serve": "",
     "check": "out size",
@@ -75,7 +75,7 @@ VALUES = {
         "class_weights": "{blue: 2}",
         "devices": "2",
     },
-    **{"precision": "bf16-mixed", "seed": "5", "out": "elsewhere"},
+    **{"precision": "bf16-mixed", "seed": "5", "out": "elsewhere", "logger": "finetune.MLFlowLogger"},
 }
 
 
