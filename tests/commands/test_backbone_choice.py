@@ -118,7 +118,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     assert list(ranking["unusable"]) == [f"small_cnn={files.lenet}"]
     (line,) = [text for text in caplog.messages if text.startswith("backbone ")]
     assert (
-        f"backbone small_cnn={files.seeing}, chosen in" in line and "of 53 training images" in line
+        f"backbone small_cnn={files.seeing}, chosen in" in line and "of 56 training images" in line
     )
     for row in (seeing, blind):
         assert f"{row['name']} {row['loss']:.3f}, {100 * row['accuracy']:.1f} % (" in line

@@ -25,9 +25,9 @@ def test_list_and_remove(colours, cli, tmp_path, capsys, monkeypatch):
         read_from_cache({"train": reduced}, colours, 1, build=True)
     first, second = (path.stem for path in sorted(folder.glob("*.pictures")))
     (folder / "other.txt").write_text("not ours")
-    (folder / ".x.pictures.1234.tmp").write_bytes(MARK + b"half a cache")
-    (folder / ".x.pictures.stopped.tmp").touch()
-    users = ["my.pictures", ".my.pictures.1234.tmp", "empty.pictures"]
+    (folder / ".x.pictures.1234abcd.tmp").write_bytes(MARK + b"half a cache")
+    (folder / ".x.pictures.00000000.tmp").touch()
+    users = ["my.pictures", ".my.pictures.1234abcd.tmp", "empty.pictures"]
     for name in users:
         (folder / name).write_text("" if name.startswith("empty") else "of the user")
     os.utime(folder / f"{first}.pictures", (0, time.mktime((2020, 2, 3, 4, 5, 0, 0, 0, -1))))

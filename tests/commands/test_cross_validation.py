@@ -101,7 +101,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
     lines = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
     (out / "images.csv").write_text("\n".join(["path,label", *lines]) + "\n")
-    fit(out / "images.csv", out, *OPTIONS)
+    fit(out / "images.csv", out, *OPTIONS, "--data.root", str(images))
     return out / "fit/version_0"
 
 

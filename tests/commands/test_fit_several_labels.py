@@ -29,18 +29,18 @@ def fit_words(root: Path, *more: str) -> list[str]:
 
 def test_a_fit_reports_the_mean_average_precision(root, cli, capsys, caplog):
     with caplog.at_level("INFO"):
-        cli("fit", *fit_words(root, "--trainer.max_epochs", "2", "--threshold", "recall:0.9"))
+        cli("fit", *fit_words(root, "--trainer.max_epochs", "2", "--threshold", "recall:1"))
     printed = capsys.readouterr()
     assert (
         " labels per image, " in caplog.text and " without any; 4 labels in train: " in caplog.text
     )
     assert printed.err.count("  val/mAP 0.") == 2 and "accuracy" not in printed.out + printed.err
     assert "calibration of each label, fitted on " in printed.out
-    assert "thresholds for recall 0.9: blue 0." in printed.out
+    assert "thresholds for recall 1: blue 0." in printed.out
     checkpoint = read_checkpoint(RUN / "checkpoints/best.ckpt")
     assert checkpoint["hyper_parameters"]["label_kind"] == "several"
     calibration = read_calibration(checkpoint)
-    assert calibration.aim == LabelAim("recall", 0.9) and len(calibration.thresholds) == 4
+    assert calibration.aim == LabelAim("recall", 1) and len(calibration.thresholds) == 4
     rows = read_metrics(RUN / "metrics.csv")
     assert len(rows) == 2 and float(rows[0]["train/f1_micro"]) >= 0
     columns = [f"val/average_precision/{name}" for name in LABELS]

@@ -75,7 +75,12 @@ VALUES = {
         "class_weights": "{blue: 2}",
         "devices": "2",
     },
-    **{"precision": "bf16-mixed", "seed": "5", "out": "elsewhere", "logger": "finetune.MLFlowLogger"},
+    **{
+        "precision": "bf16-mixed",
+        "seed": "5",
+        "out": "elsewhere",
+        "logger": "finetune.MLFlowLogger",
+    },
 }
 
 

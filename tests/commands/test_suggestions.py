@@ -16,7 +16,6 @@ MEANT = {
     ("fit", "learning-rate"): "model.optimizer.lr",
     ("fit", "model.lr"): "model.optimizer.lr",
     ("fit", "optimizer.lr"): "model.optimizer.lr",
-    ("fit", "lerning"): "model.optimizer.lr",
     ("fit", "LR"): "model.optimizer.lr",
     ("fit", "opt"): "model.optimizer",
     ("fit", "wd"): "model.optimizer.weight_decay",

@@ -130,7 +130,7 @@ def test_every_command_has_help(command, capsys):
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: finetune {command} " in shown and shown.count("\n") < 60
-    assert "--trainer.devices" in shown and "--trainer.accumulate_grad_batches" not in shown
+    assert "--devices" in shown and "--trainer.accumulate_grad_batches" not in shown
     with pytest.raises(SystemExit) as caught:
         main([command, "--help", "all"])
     assert caught.value.code == 0
