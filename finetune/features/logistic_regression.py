@@ -32,9 +32,10 @@ STRENGTHS = tuple(10.0 ** np.arange(0, -6.5, -0.5))
 NUM_FOLDS = 5
 
 # Gradient norm at which a fit counts as converged; the weights are then within norm / strength of the optimum. For the
-# final fit this distance is 1e-10 at any strength, or ten times that if rounding does not allow less. So runs that
-# round differently find the same head. Fits for cross-validation are solved less precisely.
+# final fit this distance is 1e-10 at any strength, or as small as rounding allows. So runs that round differently find
+# the same head. Fits for cross-validation are solved less precisely.
 _TOLERANCE = 1e-12
+_ROUNDING = 1e-13  # a gradient norm below it that no step reduces consists of rounding
 _TOLERANCE_OF_FOLDS = 1e-8
 _MAX_DISTANCE = 1e-10
 
@@ -585,16 +586,18 @@ def _solve(
 
     logits = _logits(images.x, w)
     values = losses(logits, w)
-    norms = torch.full_like(values, math.inf)
+    best = w
+    norms = torch.full_like(values, math.inf)  # of the best
     for _ in range(_MAX_STEPS):
         p = problem.probabilities(logits)
         gradient = _sums(problem.residual(p), images.x) + penalty * w
-        before = norms
-        norms = gradient.flatten(1).norm(dim=1)
+        is_better = gradient.flatten(1).norm(dim=1) < norms
+        best = torch.where(is_better[:, None, None], w, best)
+        norms = torch.where(is_better, gradient.flatten(1).norm(dim=1), norms)
         # converged, or limited by rounding
-        is_done = (norms <= tolerance) | ((before / 2 < norms) & (norms <= 10 * tolerance))
+        is_done = (norms <= tolerance) | (~is_better & (norms <= max(10 * tolerance, _ROUNDING)))
         if is_done.all():
-            return w
+            return best
         gradient[is_done] = 0.0  # their steps are 0
         hessian = _Hessian(images, problem, p, penalty)
         step = _newton_step(hessian, gradient, tolerance)
