@@ -37,7 +37,7 @@ from finetune.training.progress_bar import ImageProgressBar
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
 # Settings and callbacks of Lightning with which a run could not be resumed exactly, or would test other weights.
-_UNSUPPORTED = ("min_epochs", "min_steps", "max_time", "fast_dev_run", "sync_batchnorm")
+UNSUPPORTED = ("min_epochs", "min_steps", "max_time", "fast_dev_run", "sync_batchnorm")
 _UNSUPPORTED_CALLBACKS = (
     "EMAWeightAveraging",
     "GradientAccumulationScheduler",
@@ -170,7 +170,7 @@ def check_allowed(config: Any) -> None:
     Raises:
         WrongUsage: A setting is not supported.
     """
-    names = [name for name in _UNSUPPORTED if config.get(name)]
+    names = [name for name in UNSUPPORTED if config.get(name)]
     names += [
         name for name in _callback_names(config["callbacks"]) if name in _UNSUPPORTED_CALLBACKS
     ]
