@@ -308,7 +308,7 @@ class Run:
             # no worker of validation's, or the test's, is alive: nothing would be tried
             os._exit(98)
         if s.failure == "exception":
-            raise ValueError("the network fails")
+            raise OSError("the network fails")
         if s.failure in ("idle_killed", "busy_killed"):
             os.kill(self._worker_to_kill(), signal.SIGKILL)
         elif s.failure in SIGNALS or s.failure == "main_killed":

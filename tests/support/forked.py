@@ -29,6 +29,9 @@ assert (
 def run_forked(function: Callable[[], object]) -> NoReturn:
     """Call a function in a forked process and exit as Python would: nothing ever returns to the parent's code."""
     code = 1
+    # Those of the parent have buffers for its own files, and other ones are in their place now.
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
     try:
         function()
         code = 0
