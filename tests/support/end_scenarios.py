@@ -36,6 +36,7 @@ from finetune.data import image_cache, loader
 from finetune.data.loader import Loader
 from finetune.data.samples import Samples
 from finetune.data.train_loader import TrainLoader
+from finetune.models.checkpoint_values import refuse
 from finetune.training.classifier import Classifier
 
 DEADLINE = 10.0  # seconds from a signal or a message to the end of the last process
@@ -308,7 +309,7 @@ class Run:
             # no worker of validation's, or the test's, is alive: nothing would be tried
             os._exit(98)
         if s.failure == "exception":
-            raise OSError("the network fails")
+            refuse("the batch", "the network fails")  # an error that finetune raises for the user
         if s.failure in ("idle_killed", "busy_killed"):
             os.kill(self._worker_to_kill(), signal.SIGKILL)
         elif s.failure in SIGNALS or s.failure == "main_killed":
