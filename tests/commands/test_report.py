@@ -43,7 +43,7 @@ def test_fit_leaves_what_the_page_is_made_of(fitted):
     } <= names
     about = json.loads((run / "about.json").read_text())
     counts = [sum(about["splits"][split]["counts"].values()) for split in ("train", "val", "test")]
-    assert counts == [53, 7, 30] and set(about["splits"]["test"]["counts"].values()) == {10}
+    assert counts == [56, 4, 30] and set(about["splits"]["test"]["counts"].values()) == {10}
     assert about["command"].startswith("finetune fit --data.root") and len(about["lines"]) == 3
     text = (run / "report.html").read_text()
     assert "test accuracy " in text and "data:image/webp" in text and "No heat maps: " in text
