@@ -281,12 +281,10 @@ def _warn_of_changes(data: Any, record: SeenRecord, is_gone: np.ndarray) -> None
     train = data.splits["train"].hashes() if "train" in data.splits else record.names[:0]
     num_new = np.count_nonzero(~np.isin(train, record.names))
     num_gone = counted(int(np.count_nonzero(is_gone)), "image is", "images are")
-    log.warning(
-        "%s has changed since training: %s gone, %d would be new to training",
-        data.root,
-        num_gone,
-        num_new,
-    )
+    changes = f"{num_gone} gone, {num_new} would be new to training"
+    if not num_new and not is_gone.any():
+        changes = "some images have another size, label or group"
+    log.warning("%s has changed since training: %s", data.root, changes)
 
 
 def _seen_rows(

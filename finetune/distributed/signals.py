@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from finetune.distributed.collectives import cpu_group
-from finetune.system.terminal import write_line
+from finetune.system.terminal import redirect_closed_outputs, write_line
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 10.0  # seconds; schedulers kill a process about 30 seconds after SIGTERM
@@ -64,6 +64,7 @@ def find_interruption(error: BaseException) -> BaseException:
 
 def stop_at_once(signum: int, frame: FrameType | None = None) -> None:
     """Signal handler that ends the command at once, for commands that have nothing to save."""
+    redirect_closed_outputs()  # a terminal that has closed, or an error of writing would hide the signal
     raise Interrupted(signum, hint="")
 
 
