@@ -70,7 +70,8 @@ SPLITS = {"decode": "train", "train": "train", "validate": "val", "test": "test"
 SPLITS |= {"only_validate": "val", "only_test": "test"}
 LINES = re.compile(  # what a run may say
     r"|(images|network|training): .*|predicting \d.*|(val|test) has only \d+ images?: .*"
-    r"|.* has changed since training: some images .*|epoch \d.*|decoded \d.*|the images of .* are decoded again .*|finetune: error: .*|stopp(ed by|ing after) .*"
+    r"|.* has changed since training: some images .*"
+    r"|epoch \d.*|decoded \d.*|the images of .* are decoded again .*|finetune: error: .*|stopp(ed by|ing after) .*"
     r"|(test|run in|predictions|temperature|no temperature|best.ckpt|next)\b.*|\d+ ((of \d+ )?\w+ )?images.*"
 )
 BASE = [
