@@ -205,7 +205,9 @@ class CorrectionsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._forget()
+        self.lines: list[Correction] = []
+        self._columns: Sequence[str] = COLUMNS
+        self._state: tuple[int, ...] = ()  # of the file that was read
         self.refresh()
 
     def refresh(self) -> None:
@@ -261,9 +263,9 @@ class CorrectionsFile:
         self._state = state
 
     def _forget(self) -> None:
-        self.lines: list[Correction] = []
-        self._columns: Sequence[str] = COLUMNS
-        self._state: tuple[int, ...] = ()  # of the file that was read
+        self.lines = []
+        self._columns = COLUMNS
+        self._state = ()
 
 
 def _state(descriptor: int) -> tuple[int, ...]:
