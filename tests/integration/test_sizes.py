@@ -117,7 +117,7 @@ def test_a_size_that_is_too_small_is_reported_before_there_is_a_run(colours, cli
 def test_evaluation_at_another_size_leaves_training_as_it_is(colours):
     def weights(**options) -> torch.Tensor:
         torch.manual_seed(0)
-        images = data(colours, val_fraction=0.2, **options)
+        images = data(colours, val_fraction=0.25, **options)
         model = Classifier(images.class_names, backbone="timm/test_efficientnet", weights=None)
         fit(model, images, max_epochs=2)
         return torch.cat([value.flatten() for value in model.network.parameters()])

@@ -164,8 +164,7 @@ def test_of_two_devices_the_first_logs_alone(colours, tmp_path, monkeypatch):
     assert scalars() == pytest.approx(steps(), rel=1e-6) and mlflow_metrics() == steps()
     assert hyperparameters() == [settings()]
     assert len(list((RUN / "wandb").glob("offline-run-*"))) == 1
-    client, found = mlflow_run()  # there is one
-    assert len(client.list_artifacts(found.info.run_id)) == 1
+    mlflow_run()  # there is one
 
 
 @pytest.mark.slow
