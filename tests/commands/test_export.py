@@ -216,7 +216,7 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
     put_file_in_place(tmp_path / "old", {"of": "old"}, target, about_file)
-    (tmp_path / ".best.onnx.f00d.tmp").write_text("of a process that was killed")
+    (tmp_path / ".best.onnx.0000f00d.tmp").write_text("of a process that was killed")
 
     fail_to_replace(ends_at, monkeypatch)
     with pytest.raises(OSError, match="the end"):

@@ -76,7 +76,7 @@ dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, wor
 dist.get_backend = lambda: sys.argv[2]
 dist.destroy_process_group = lambda: print("left", flush=True) or time.sleep(600 if sys.argv[2] == "nccl" else 0)
 def run(*_):
-    raise {"line": ValueError("no image"), "traceback": KeyError("ours"), "signal": SystemExit(143)}[sys.argv[3]]
+    raise {"line": OSError("no image"), "traceback": KeyError("ours"), "signal": SystemExit(143)}[sys.argv[3]]
 cli.run = run
 cli.main()
 """
@@ -88,7 +88,7 @@ cli.main()
     ("failure", "code", "reported"),
     [
         ("line", 1, "finetune: error: no image\n"),
-        ("traceback", 1, "KeyError: 'ours'\n"),
+        ("traceback", 1, "open an issue with the lines above\n"),
         ("signal", 143, ""),
     ],
 )

@@ -188,5 +188,5 @@ def test_a_weighted_run_is_resumed_exactly_and_not_with_other_weights(
     command("runs/fit/parts", "weighted.csv", 2, "--resume")
     assert all(value.equal(weights("parts")[name]) for name, value in weights("whole").items())
     Path("weighted.csv").write_text(Path("weighted.csv").read_text().replace(",3", ",4"))
-    with pytest.raises(ValueError, match="with other images"):
+    with pytest.raises(ValueError, match="on other images"):
         command("runs/fit/parts", "weighted.csv", 3, "--resume")

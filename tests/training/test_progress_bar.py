@@ -280,19 +280,3 @@ def test_a_notebook_gets_the_bar_too_and_loses_it_at_the_end(tmp_path, monkeypat
     assert any(re.search(r"epoch 2/2 .*step 1/\d .*loss \d\.\d{4}", str(text)) for text in drawn)
     assert sum(str(text).startswith("epoch 2/2  train/loss 1.5000") for text in drawn) == 1
     assert drawn[-1] == {"text/plain": ""} and shown._cell is None
-
-
-@pytest.mark.slow
-def test_epochs_of_larger_images_are_taken_to_last_longer(tmp_path, now):
-    class ImageData(pl.LightningDataModule):
-        sizes = (96, 192)
-
-        def train_dataloader(self):
-            return loader()
-
-    shown, text = bar(is_terminal=False)
-    trainer(tmp_path, shown, Takes(now, lambda _: 10), max_epochs=4).fit(
-        Tiny(), datamodule=ImageData()
-    )
-    found = [line.partition(", ")[2] for line in text.getvalue().splitlines()]
-    assert found == ["about 90 s left", "", "", ""]  # 10, then twice 40
