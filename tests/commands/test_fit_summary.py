@@ -76,7 +76,7 @@ def test_a_terminal_shows_a_bar_and_a_table(colours, tmp_path, width):
     assert all(len(row) <= width for row in rows)
     assert all(len(re.findall(r"\d\.\d{4}\b", row)) == 3 for row in rows)
     assert not any("images/s" in row for row in rows)
-    assert any(re.match(HEADLINE, line) for line in lines)
+    assert re.search(HEADLINE, " ".join(" ".join(lines).split())) or not is_wide
     assert "run in runs/fit/version_0" in lines
     (warning,) = (line for line in output.split("\n") if "val has only" in line)
     assert "\x1b[33m" in warning
