@@ -94,7 +94,10 @@ def drop_last(run: Path) -> int:
     # Imported here, since it imports torch, which takes seconds.
     from finetune.runs.checkpoint_parts import drop_parts
 
-    best, last, start = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last", "start"))
+    folder = run / "checkpoints"
+    best = folder / "best.ckpt"
+    last = folder / "last.ckpt"
+    start = folder / "start.ckpt"
     if not best.is_file():
         return 0
     before = _size([best, last, start])
