@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only distributes them imports nothing, and so starts at once."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
+    from hypothesis import settings
+
     # These import torch, before a warning is an error.
     from known_libraries import (
         find_arguments_quickly,
@@ -47,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     find_arguments_quickly()
     import_timm()
     never_wait_for_the_disk()
+    settings.register_profile(
+        "push", derandomize=True, max_examples=25, deadline=None, database=None
+    )
+    settings.register_profile("nightly", max_examples=500, deadline=None)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "push"))
     # Lightning's advice, which the command line silences, too. Here, since pytest imports what a filter names.
     config.addinivalue_line(
         "filterwarnings", "ignore::lightning_fabric.utilities.warnings.PossibleUserWarning"
@@ -69,6 +76,16 @@ def pytest_make_collect_report(
     if isinstance(collector, pytest.Dir) and number % 2 == 1:
         report.result.reverse()
     return report
+
+
+NIGHTLY = Path(__file__).with_name("nightly")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects tests
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of the folder nightly/ as slow."""
+    if NIGHTLY in item.path.parents:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have deselected tests
