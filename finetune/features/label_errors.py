@@ -1,7 +1,8 @@
 """A ranking of likely label errors, by out-of-fold probabilities. It is not a judgement.
 
 The probabilities of each fold come from a logistic regression on the other four folds, so no image was trained on with
-its own label. Copies of one photograph are in the same fold. The image whose label has the lowest probability is first.
+its own label. Copies of one photograph, and images of one group, are in the same fold. The image whose label has the
+lowest probability is first.
 
 Source: "self-confidence" of confident learning (Northcutt, Jiang, Chuang: arXiv:1911.00068), the simplest of their
 rankings and the best in their comparison.
@@ -19,7 +20,12 @@ from finetune.data.checking.duplicates import Pair, connected
 from finetune.data.checking.findings import Finding, Row
 from finetune.data.datasets.listing import Listing
 from finetune.data.targets import MultiHot
-from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
+from finetune.features.logistic_regression import (
+    NUM_FOLDS,
+    deal_folds,
+    first_of_groups,
+    fit_head,
+)
 from finetune.system.messages import counted
 from finetune.system.progress import track
 
@@ -31,6 +37,25 @@ STRENGTH = 3e-4
 
 def _with_progress(folds: Sequence[int]) -> Iterable[int]:
     return track(folds, NUM_FOLDS, "labels that are improbable")
+
+
+def fold_groups(listing: Listing, copies: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return a number for each image, (N,). Images with the same number must be in one fold.
+
+    These are copies of one photograph and images of one group, such as a patient.
+
+    Args:
+        listing: The data set.
+        copies: Pairs of images that show the same photograph.
+    """
+    numbers = np.arange(len(listing.paths))
+    edges = list(copies)
+    if listing.groups is not None:
+        first, group_of = first_of_groups(listing.groups)
+        edges += zip(first[group_of].tolist(), numbers.tolist(), strict=True)
+    for members in connected(edges, len(numbers)):
+        numbers[members] = members[0]
+    return numbers
 
 
 def out_of_fold(
@@ -45,7 +70,7 @@ def out_of_fold(
     Args:
         features: (N, D).
         labels: Class index of each image, (N,). If images have several labels, (N, K), 0 or 1.
-        groups: Index of the set of copies of each image, (N,).
+        groups: Number of each image, as `fold_groups` returns it, (N,).
         num_classes: K.
         watch: Yields the folds that it gets, to show the progress or to stop.
     """
@@ -69,7 +94,7 @@ def rank_labels(
 ) -> NDArray[np.int64]:
     """Return the indices of the images by the probability of their labels, lowest first.
 
-    Classes with fewer sets of copies than `NUM_FOLDS` are skipped, because a head cannot learn them in every fold.
+    Classes with fewer groups than `NUM_FOLDS` are skipped, because a head cannot learn them in every fold.
     """
     self_confidence = probabilities[np.arange(len(labels)), labels]
     order = np.argsort(self_confidence, kind="stable")
@@ -79,11 +104,11 @@ def rank_labels(
 def learnable_classes(
     labels: NDArray[np.integer], groups: NDArray[np.integer], num_classes: int
 ) -> NDArray[np.bool_]:
-    """Return which classes have at least `NUM_FOLDS` sets of copies, so that a head can learn them in every fold, (K,).
+    """Return which classes have at least `NUM_FOLDS` groups, so that a head can learn them in every fold, (K,).
 
     Args:
         labels: Class index of each image, (N,).
-        groups: Index of the set of copies of each image, (N,).
+        groups: Number of each image, as `fold_groups` returns it, (N,).
         num_classes: K.
     """
     of_sets = np.unique(np.column_stack([labels, groups]), axis=0)[:, 0]
@@ -93,15 +118,18 @@ def learnable_classes(
 def learnable_labels(
     has_label: NDArray[np.integer], groups: NDArray[np.integer]
 ) -> NDArray[np.bool_]:
-    """Return which labels at least `NUM_FOLDS` sets of copies have, and as many lack, (K,).
+    """Return which labels at least `NUM_FOLDS` groups have, and as many lack, (K,).
 
     Args:
         has_label: Whether each image has each label, (N, K), 0 or 1.
-        groups: Index of the set of copies of each image, (N,).
+        groups: Number of each image, as `fold_groups` returns it, (N,).
     """
-    of_sets = has_label[np.unique(groups, return_index=True)[1]]
-    num_present = of_sets.sum(axis=0)
-    return np.minimum(num_present, len(of_sets) - num_present) >= NUM_FOLDS
+    first, group_of = first_of_groups(groups)
+    is_present = has_label[first]
+    is_lacking = 1 - is_present
+    np.maximum.at(is_present, group_of, has_label)
+    np.maximum.at(is_lacking, group_of, 1 - has_label)
+    return np.minimum(is_present.sum(axis=0), is_lacking.sum(axis=0)) >= NUM_FOLDS
 
 
 def label_findings(
@@ -118,9 +146,7 @@ def label_findings(
         features: Features of the chosen images, (N, D).
         near: Pairs of copies.
     """
-    groups = np.arange(len(listing.paths))
-    for members in connected([pair[:2] for pair in near], len(groups)):
-        groups[members] = members[0]
+    groups = fold_groups(listing, [pair[:2] for pair in near])
     if listing.label_sets is not None:
         has_label = listing.label_sets[listing.class_of[chosen]].astype(np.int64)
         yield from _several_label_findings(
@@ -162,7 +188,7 @@ def rank_label_pairs(
 ) -> NDArray[np.int64]:
     """Return pairs of an image and a label (P, 2) by the probability that the pair is as stated, lowest first.
 
-    Labels are skipped that fewer sets of copies than `NUM_FOLDS` have or lack.
+    Labels are skipped that fewer groups than `NUM_FOLDS` have or lack.
     """
     is_learnable = learnable_labels(has_label, groups)
     self_confidence = np.where(has_label == 1, probabilities, 1 - probabilities)
@@ -186,7 +212,7 @@ def _several_label_findings(
         has_label: Whether each image has each label, (N, K), 0 or 1.
         chosen: Indices of the images, (N,).
         features: Features of the images, (N, D).
-        groups: Index of the set of copies of each image, (N,).
+        groups: Number of each image, as `fold_groups` returns it, (N,).
     """
     probabilities = out_of_fold(features, has_label, groups, len(names))
     rows = []

@@ -18,6 +18,7 @@ from finetune.data.checking.image_facts import collect_facts, inspect_images
 from finetune.data.datasets.listing import Listing
 from finetune.features.image_features import Features, image_features
 from finetune.features.label_errors import (
+    fold_groups,
     learnable_classes,
     learnable_labels,
     out_of_fold,
@@ -217,7 +218,7 @@ class RankingJob(threading.Thread):
         """Return the out-of-fold probabilities of all images, (N, K).
 
         They are NaN for images without features, excluded images, and classes that a head cannot learn in every fold,
-        because they have fewer sets of copies than there are folds.
+        because they have fewer groups than there are folds.
         """
         if facts.coordinates is None:
             return None
@@ -227,9 +228,7 @@ class RankingJob(threading.Thread):
         if len(np.unique(labels, axis=0)) < 2:
             return None
         num = len(self.listing.paths)
-        groups = np.arange(num)
-        for members in connected(facts.copies, num):
-            groups[members] = members[0]
+        groups = fold_groups(self.listing, facts.copies)
         num_classes = len(self.listing.class_names)
         probabilities = np.full((num, num_classes), np.nan)
         probabilities[chosen] = out_of_fold(

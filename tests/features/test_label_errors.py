@@ -3,10 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from reviews import begin_review, job_of
 from sklearn.linear_model import LogisticRegression
 
 from finetune.data.checking.duplicates import Pair
 from finetune.data.datasets.listing import list_images
+from finetune.data.datasets.table_source import TableSource
+from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import MultiHot
 from finetune.features import label_errors
 from finetune.features.label_errors import (
@@ -17,6 +21,7 @@ from finetune.features.label_errors import (
     rank_labels,
 )
 from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
+from finetune.review.ranking_job import ImageFacts
 
 
 def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1.0):
@@ -182,9 +187,46 @@ def test_doubtful_labels_of_a_table_are_named(tmp_path):
         label_sets=sets,
         label_names=["a", "b", "c", "d"],
         class_of=class_of.reshape(-1),
+        groups=None,
     )
     (found,) = label_findings(listing, np.arange(300), features, [])
     assert found.rows[0].images == [20] and not found.is_judged
     what = "has" if stated[20, 1] else "lacks"
     assert found.rows[0].note.startswith(f"{what} b, which is predicted with probability 0.")
     assert "label to look at first" in found.title or "labels to look at first" in found.title
+
+
+@pytest.mark.parametrize("has_groups", [True, False])
+@pytest.mark.parametrize("has_several", [False, True])
+def test_other_images_of_a_group_do_not_hide_its_wrong_label(tmp_path, has_groups, has_several):
+    """Each of 12 patients has 5 near-copies; the label of the first one is wrong."""
+    patients = np.repeat(np.arange(12), 5)
+    is_ill = patients % 2
+    features = np.column_stack([4 * is_ill, 9 * np.eye(12)[patients]])
+    rows = ["path,label,group" if has_groups else "path,label"]
+    for i, patient in enumerate(patients.tolist()):
+        (tmp_path / f"{i:02}.jpg").touch()
+        label = ("well", "ill")[is_ill[i] if patient else 1]
+        if has_several:
+            label = f"any;{label}"
+        rows.append(f"{i:02}.jpg,{label},{patient}" if has_groups else f"{i:02}.jpg,{label}")
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+
+    # the ranking of finetune check
+    listing = TableSource(tmp_path / "table.csv", TableOptions()).listing()
+    order = [int(path[-6:-4]) for path in listing.paths]
+    findings = [*label_findings(listing, np.arange(60), features[order], [])]
+    doubted = {order[row.images[0]] for finding in findings for row in finding.rows}
+
+    # the ranking of finetune review
+    session = begin_review(tmp_path / "table.csv")
+    job = job_of(session, has_network=False)
+    shown = [int(name[:2]) for name in session.images.names]
+    job.facts = ImageFacts([], {}, np.arange(60), features[shown])
+    job.rank()
+    assert not job.error
+    reviewed = {shown[i] for i in session.order.reasons}
+
+    # the control: without the column the near-copies of the patient confirm its label
+    wrong = set(range(5)) if has_groups else set()
+    assert doubted == reviewed == wrong

@@ -45,6 +45,7 @@ class Listing:
         label_names: If images have several labels, the names of the labels. Then a class is a set of labels.
         label_counts: The number of images per split and label, (splits, labels).
         label_sets: Whether each class, which is a set of labels, has each label, (classes, labels).
+        groups: Group of each image, as in `Samples`, (N,); None if there are no groups.
     """
 
     root: str
@@ -59,6 +60,7 @@ class Listing:
     label_names: Sequence[str] = ()
     label_counts: np.ndarray | None = None
     label_sets: np.ndarray | None = None
+    groups: np.ndarray | None = None
 
     @property
     def has_several_labels(self) -> bool:
@@ -184,6 +186,7 @@ def correct_listing(
         listing,
         paths=PathList(listing.paths[i] for i in rows.tolist()),
         split_of=listing.split_of[rows],
+        groups=None if listing.groups is None else listing.groups[rows],
     )
     if listing.label_sets is None:
         corrected = replace(corrected, class_of=labels)
@@ -201,6 +204,7 @@ def listing_of(
     skipped: SkippedFiles,
 ) -> Listing:
     """Return the images of several splits as one listing; see `Listing` for the arguments."""
+    groups = [samples.groups for samples in splits.values() if samples.groups is not None]
     return Listing(
         root=root,
         paths=PathList(path for samples in splits.values() for path in samples.paths),
@@ -210,4 +214,5 @@ def listing_of(
         class_of=np.concatenate([_class_of(samples.targets) for samples in splits.values()]),
         folders=folders,
         skipped=skipped,
+        groups=np.concatenate(groups) if groups else None,
     )
