@@ -33,6 +33,15 @@ STRENGTH = 0.1  # scikit-learn's C in the ten lines
 LABELS = {"regression": "logistic regression", "fit": "`finetune fit FOLDER`"}
 
 
+def candidates(weights: str) -> list[Candidate]:
+    """Return networks with their weights: NAME=FILE, runs or folders of timm, separated by commas."""
+    found: list[Candidate] = []
+    for part in weights.split(","):
+        name, equals, file = part.partition("=")
+        found += [Candidate(name, file)] if equals else candidates_of("auto", part)
+    return found
+
+
 class Run(NamedTuple):
     """What identifies a record; `what` is a key of LABELS."""
 
@@ -116,7 +125,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=IMAGE_SIZE)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    for candidate in [] if args.document else candidates_of("auto", args.weights):
+    for candidate in [] if args.document else candidates(args.weights):
         for what, num_seeds in (("regression", 1), ("fit", args.seeds)):
             for seed in range(num_seeds):
                 for folder in args.sets:

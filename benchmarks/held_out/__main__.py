@@ -25,8 +25,7 @@ from typing import NamedTuple
 from benchmarks.common.documents import markdown, publish
 from benchmarks.common.driver import Benchmark
 from benchmarks.common.records import where_and_when
-from benchmarks.defaults.__main__ import regression
-from finetune.commands.backbone_choice import candidates_of
+from benchmarks.defaults.__main__ import candidates, regression
 from finetune.models.candidates import Candidate
 
 RECORDS = Path(__file__).with_name("held_out.json")
@@ -148,7 +147,7 @@ def main() -> None:
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    for candidate in [] if args.document else candidates_of("auto", args.weights):
+    for candidate in [] if args.document else candidates(args.weights):
         for seed in range(args.seeds):
             for folder in args.sets:
                 for recipe in RECIPES:

@@ -79,7 +79,7 @@ def fit(
         backbone: A torchvision network, such as resnet50, or timm's, such as timm/convnext_nano. With several, or
             `auto` for a short list of our own, the one that suits the images best is chosen first.
         weights: Initial weights: a name of torchvision's, a file, a run, or a folder of timm's; None for random
-            weights. With `backbone="auto"` also several, to choose from: folders of timm's, runs, or NAME=FILE.
+            weights. With `backbone="auto"` also several, to choose from: runs or folders of timm's.
         freeze: The last frozen stage, such as layer2; None for nothing. With `backbone` the head is solved exactly, as
             a logistic regression: `epochs`, `minutes` and `lr` then have no effect.
         members: Number of networks that are trained independently and predict as an ensemble.
@@ -109,6 +109,8 @@ def fit(
         words.pop(name, None)
     if "backbone" in words and not isinstance(backbone, str):
         words["backbone"] = ",".join(backbone or ())
+    if isinstance(weights, Sequence) and not isinstance(weights, str):
+        words["weights"] = ",".join(map(os.fsdecode, weights))
     line = command_line(folder, words, options or {})
     return FittedRun(_run_here(line, "fit(…, resume=True) continues from its last checkpoint"))
 

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from finetune.commands.dependent_defaults import settle_preparation
 from finetune.commands.explicit_settings import ExplicitSettings
-from finetune.commands.flag_checks import network_name
 from finetune.commands.minutes import check_minutes
 from finetune.commands.options import flag_names
 from finetune.commands.resumption import data_module
@@ -62,8 +60,6 @@ _BUDGET_SECONDS = 120.0
 _WEIGHTS = "model.weights"
 _ACCURACY = "accuracy"
 _ACCURACY_OF_RAREST = "accuracy on the rarest label of each image"
-# Suffixes of weights that are paths, not the names of published weights.
-_FILES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 class BackboneChoice(NamedTuple):
@@ -164,7 +160,7 @@ def _rank_candidates(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # subprocesses may train on this GPU
     if not ranking.standings:
-        hint = "pass existing files or folders: --weights A,B"
+        hint = "pass runs or folders of timm's: --weights A,B"
         raise OSError(f"{_option()}: no network can be used: {_reasons(ranking.unusable)}; {hint}")
     chosen = by_name[ranking.standings[0].name]
     record = _record(ranking, chosen, len(split), time.monotonic() - began, budget)
@@ -331,62 +327,35 @@ def candidates_of(backbone: str, weights: str | None) -> list[Candidate]:
             if weights == DEFAULT
             else [_candidate_of_weights(part) for part in _parts(weights)]
         )
-    if "," in weights or "=" in weights or os.path.exists(os.path.expanduser(weights)):
+    if "," in weights or os.path.exists(os.path.expanduser(weights)):
         raise WrongUsage(
-            f"{flag_names('fit', _WEIGHTS)} {weights} is not for several networks: pass each its own with "
-            "--backbone auto --weights NAME=FILE,NAME=FILE"
+            f"{flag_names('fit', _WEIGHTS)} {weights} is not for several networks: pass runs or folders of timm's "
+            f"with {_option()}"
         )
-    listed = list(dict.fromkeys(part.strip() for part in backbone.split(",") if part.strip()))
+    listed = _parts(backbone)
     for name in listed:
         check_name(name)
     return [Candidate(name, weights) for name in listed]
 
 
 def _candidate_of_weights(part: str) -> Candidate:
-    """Return the candidate that a part of `--weights` names: a folder of timm's, a checkpoint, or NAME=WEIGHTS."""
-    option = flag_names("fit", _WEIGHTS)
+    """Return the candidate that a part of `--weights` names: a folder of timm's, or a checkpoint."""
     path = os.path.expanduser(part)
     folder = folder_of(path)
     if folder is not None and (is_hub(path) or os.path.isfile(os.path.join(folder, "config.json"))):
         return Candidate(backbone_of(folder), path)
-    if os.path.exists(path):
-        path, _ = checkpoint_of(path)
-        try:
-            return Candidate(read_checkpoint(path)["hyper_parameters"]["backbone"], path)
-        except ValueError as error:
-            if "is not a checkpoint" not in str(error):  # it is damaged
-                raise
-            message = f"{option} {part} does not name its network"
-            raise WrongUsage(f"{message}: name the network, such as resnet18={part}") from error
-    name, equals, weights = part.partition("=")
-    if not equals:
-        kinds = "a folder of timm's, a checkpoint of finetune, or NAME=FILE"
+    if not os.path.exists(path):
         raise NotFound(
-            f"{option} {part}: there is no such file or folder; with {_option()} pass {kinds}"
+            f"{flag_names('fit', _WEIGHTS)} {part}: there is no such file or folder; with {_option()} pass runs or "
+            "folders of timm's"
         )
-    backbone = network_name(name.strip())
-    check_name(backbone)
-    weights = os.path.expanduser(weights.strip())
-    if os.path.isdir(weights) and not os.path.isfile(os.path.join(weights, "config.json")):
-        weights, _ = checkpoint_of(weights)
-    is_path = not is_hub(weights) and (os.sep in weights or weights.endswith(_FILES))
-    if is_path and not os.path.exists(weights):
-        raise NotFound(f"{option} {part}: there is no file or folder {weights}")
-    return Candidate(backbone, weights)
+    path, _ = checkpoint_of(path)
+    return Candidate(read_checkpoint(path)["hyper_parameters"]["backbone"], path)
 
 
-def _parts(weights: str) -> list[str]:
-    """Return the parts of a list that is separated by commas, or of a YAML list, which paths with commas need."""
-    if weights.startswith("["):
-        try:
-            parts = yaml.safe_load(weights)
-        except yaml.YAMLError as error:
-            raise WrongUsage(
-                f"{flag_names('fit', _WEIGHTS)} {weights} is not a list: {reason(error)}"
-            ) from error
-    else:
-        parts = weights.split(",")
-    return list(dict.fromkeys(str(part).strip() for part in parts if str(part).strip()))
+def _parts(text: str) -> list[str]:
+    """Return the different parts of a list that is separated by commas."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _needs_download(candidate: Candidate) -> bool:

@@ -56,7 +56,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     checkpoint = _load(path)
     if not _is_ours(checkpoint):
         raise ValueError(
-            f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights go to --model.weights"
+            f"{str(path)!r} is not a checkpoint of `finetune fit`; plain weights need their network: "
+            "--backbone NAME --weights FILE"
         )
     return checkpoint
 

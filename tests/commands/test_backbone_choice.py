@@ -26,6 +26,7 @@ from finetune.commands.flag_checks import check_flags
 from finetune.commands.parsed_line import parse_line
 from finetune.features.backbone_ranking import Ranking, Standing
 from finetune.models.backbones import build
+from finetune.models.candidates import Candidate
 from finetune.runs import run_lock
 from finetune.system.messages import WrongUsage
 
@@ -42,18 +43,19 @@ LINE = ["--test_after_fit", "false", *REST]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Weights of small_cnn: one that sees colours, one that sees nothing, one of another network."""
+def files(untested_run, tmp_path_factory):
+    """Checkpoints of small_cnn: one that sees colours, one that sees nothing, one that names another network."""
     folder = tmp_path_factory.mktemp("weights")
-    torch.manual_seed(0)
-    network = build("small_cnn", 2)
-    torch.save(network.state_dict(), folder / "seeing.pt")
-    blind = {name: torch.zeros_like(value) for name, value in network.state_dict().items()}
-    torch.save(blind, folder / "blind.pt")
-    torch.save(build("lenet", 2).state_dict(), folder / "lenet.pt")
-    return SimpleNamespace(
-        seeing=folder / "seeing.pt", blind=folder / "blind.pt", lenet=folder / "lenet.pt"
-    )
+    seeing = untested_run / "checkpoints/best.ckpt"
+    content = torch.load(seeing, weights_only=True)
+    blind = {
+        name: value if name in ("mean", "std") else torch.zeros_like(value)
+        for name, value in content["state_dict"].items()
+    }
+    torch.save({**content, "state_dict": blind}, folder / "blind.ckpt")
+    settings = {**content["hyper_parameters"], "backbone": "lenet"}
+    torch.save({**content, "hyper_parameters": settings}, folder / "lenet.ckpt")
+    return SimpleNamespace(seeing=seeing, blind=folder / "blind.ckpt", lenet=folder / "lenet.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def settings(run: Path) -> dict:
 def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     files, colours, cli, tmp_path, caplog
 ):
-    given = f"small_cnn={files.blind},small_cnn={files.seeing},small_cnn={files.lenet}"
+    given = f"{files.blind},{files.seeing},{files.lenet}"
     cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
     run = tmp_path / "runs/fit/version_0"
     model = settings(run)["model"]
@@ -115,7 +117,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     seeing, blind = ranking["rows"]
     assert seeing["name"] == f"small_cnn={files.seeing}" and seeing["accuracy"] > 0.9
     assert blind["accuracy"] < 0.5  # of three classes: the control
-    assert list(ranking["unusable"]) == [f"small_cnn={files.lenet}"]
+    assert list(ranking["unusable"]) == ["lenet"]
     (line,) = [text for text in caplog.messages if text.startswith("backbone ")]
     assert (
         f"backbone small_cnn={files.seeing}, chosen in" in line and "of 56 training images" in line
@@ -123,7 +125,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
     for row in (seeing, blind):
         assert f"{row['name']} {row['loss']:.3f}, {100 * row['accuracy']:.1f} % (" in line
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
-    assert str(files.lenet) in skipped and "does not fit" in skipped
+    assert "lenet" in skipped and "does not fit" in skipped
     assert "; log loss and accuracy there: " in line
     # with several labels the head predicts the rarest one
     (line, *_) = describe_ranking({**ranking, "metric": "accuracy on the rarest label"})
@@ -133,7 +135,7 @@ def test_the_network_that_sees_the_classes_is_chosen_and_written_down(
 def test_the_ranking_does_not_recognise_the_patients_of_held_out_images(files, tmp_path):
     """Near copies of an image tell its patient, and nothing tells the class: a network is right by chance."""
     folder = draw_patients(tmp_path / "patients")
-    asked = config(folder, weights=f"small_cnn={files.seeing},small_cnn={files.blind}")
+    asked = config(folder, weights=f"{files.seeing},{files.blind}")
     asked["fit"].data.init_args.group_by = "folder"
     asked["fit"].data.init_args.image_size = 28
     choice = settle_backbone(asked, ExplicitSettings())
@@ -144,7 +146,7 @@ def test_the_ranking_does_not_recognise_the_patients_of_held_out_images(files, t
 def test_a_run_that_continues_or_is_repeated_does_not_rank_again(
     files, colours, cli, tmp_path, request
 ):
-    given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing},lenet={files.lenet}"]
+    given = ["--backbone", "auto", "--weights", f"{files.seeing},{files.lenet}"]
     cli("fit", colours, *given, *LINE)
     run_lock.release()
     run = tmp_path / "runs/fit/version_0"
@@ -168,7 +170,7 @@ def test_resume_passes_over_a_run_whose_network_was_named(
 ):
     cli("fit", colours, *LINE, *OF_NETWORK)
     run_lock.release()
-    given = ["--backbone", "auto", "--weights", f"small_cnn={files.seeing}"]
+    given = ["--backbone", "auto", "--weights", str(files.seeing)]
     cli("fit", colours, *given, *LINE, "--resume")
     assert (tmp_path / "runs/fit/version_1").is_dir() and len(budgets) == 1
     assert any("of a chosen network, small_cnn" in text for text in caplog.messages)
@@ -184,7 +186,7 @@ def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
         "--backbone",
         "auto",
         "--weights",
-        f"small_cnn={files.blind},small_cnn={files.seeing}",
+        f"{files.blind},{files.seeing}",
         *LINE,
     )
     run_lock.release()
@@ -197,14 +199,12 @@ def test_the_random_numbers_of_the_fit_are_those_of_a_fit_without_a_choice(
 
 
 @pytest.mark.slow
-def test_checkpoints_folders_of_timm_and_pairs_are_candidates(
+def test_runs_checkpoints_and_folders_of_timm_are_candidates(
     files, timm_folder, untested_run, colours, cli, tmp_path, budgets
 ):
-    given = f"{untested_run},small_cnn={files.seeing},{timm_folder}"
+    given = f"{untested_run},{files.lenet},{timm_folder}"
     cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE, "--size", 48)
-    best = untested_run / "checkpoints/best.ckpt"
-    named = [f"small_cnn={best}", f"small_cnn={files.seeing}", "timm/test_resnet"]
-    assert budgets[0].names == named
+    assert budgets[0].names == ["small_cnn", "lenet", "timm/test_resnet"]
     found = settings(tmp_path / "runs/fit/version_0")
     assert (found["model"]["backbone"], found["model"]["weights"]) == (
         "timm/test_resnet",
@@ -226,7 +226,7 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
 
     monkeypatch.setattr(backbone_choice, "eval_transform", eval_transform)
     Path("auto.yaml").write_text(
-        f"model: {{backbone: auto, weights: '{timm_folder},small_cnn={files.seeing}'}}\n"
+        f"model: {{backbone: auto, weights: '{timm_folder},{files.seeing}'}}\n"
         "data: {init_args: {resize: whole}}"
     )
     cli("fit", colours, "--config", "auto.yaml", *REST, "--test_after_fit", "false")
@@ -242,9 +242,7 @@ def test_images_are_ranked_as_the_fit_prepares_them(timm_folder, files, colours,
 def test_the_budget_is_a_fifth_of_the_minutes_or_two_minutes(
     files, colours, tmp_path, budgets, minutes, seconds
 ):
-    settle_backbone(
-        config(colours, minutes=minutes, weights=f"small_cnn={files.seeing}"), ExplicitSettings()
-    )
+    settle_backbone(config(colours, minutes=minutes, weights=str(files.seeing)), ExplicitSettings())
     assert budgets[0].seconds == pytest.approx(seconds) and budgets[0].seed == 7
 
 
@@ -284,7 +282,7 @@ def test_two_processes_have_one_choice(files, colours, tmp_path):
         "--backbone",
         "auto",
         "--weights",
-        f"small_cnn={files.blind},small_cnn={files.seeing}",
+        f"{files.blind},{files.seeing}",
         *LINE,
     ]
     result = processes.finetune("fit", colours, *given, "--devices", 2, cwd=tmp_path)
@@ -315,15 +313,13 @@ def test_a_checkpoint_to_continue_from_decides(untested_run, colours, cli, tmp_p
 @pytest.mark.slow
 def test_python_takes_lists(files, colours, tmp_path, monkeypatch, budgets):
     monkeypatch.chdir(tmp_path)
-    with_comma = tmp_path / "a,b.pt"
-    with_comma.write_bytes(files.seeing.read_bytes())
     words = {
         **QUICK,
         "backbone": "auto",
-        "weights": [f"lenet={files.lenet}", f"small_cnn={with_comma}"],
+        "weights": [files.lenet, str(files.seeing)],
     }
     run = finetune.fit(colours, **words)
-    assert settings(run.path)["model"]["weights"] == str(with_comma)
+    assert settings(run.path)["model"]["weights"] == str(files.seeing)
     assert budgets[0].names == ["lenet", "small_cnn"]
     lines = []
     monkeypatch.setattr(fitting, "_run_here", lambda line, _: lines.append(line) or run.path)
@@ -355,10 +351,15 @@ def test_what_is_on_this_machine_is_tried_first(colours, monkeypatch, budgets):
 @pytest.mark.slow
 def test_offline_what_is_not_here_is_skipped_and_named(files, colours, cli, monkeypatch, caplog):
     asked = []
+    some = [
+        Candidate("small_cnn", str(files.seeing)),
+        Candidate("resnet18"),
+        Candidate("resnet50", "IMAGENET1K_V1"),
+    ]
+    monkeypatch.setattr(backbone_choice, "built_in_candidates", lambda: some)
     monkeypatch.setattr(backbone_choice, "cached_file", lambda candidate: None)
     monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: asked.append(address))
-    given = f"small_cnn={files.seeing},resnet18=DEFAULT,resnet50=IMAGENET1K_V1"
-    cli("fit", colours, "--backbone", "auto", "--weights", given, *LINE)
+    cli("fit", colours, "--backbone", "auto", "--model.weights", "DEFAULT", *LINE)
     (skipped,) = [text for text in caplog.messages if text.startswith("not ranked: ")]
     why = "not on this machine, and https://download.pytorch.org cannot be reached"
     assert skipped == f"not ranked: resnet18, resnet50 ({why})"
@@ -413,29 +414,27 @@ def test_what_does_not_go_with_a_choice_is_reported_in_a_line(
         (
             "auto",
             "nowhere",
-            "nowhere: there is no such file or folder; with --backbone auto pass a folder of timm's",
-        ),
-        ("auto", "resnet18=nowhere.pt", "there is no file or folder nowhere.pt"),
-        (
-            "auto",
-            "resnet81=DEFAULT",
-            "there is no classification network 'resnet81'; did you mean 'resnet18'",
+            "nowhere: there is no such file or folder; with --backbone auto pass runs or folders of timm's",
         ),
         (
             "auto",
-            "{seeing},{seeing}",
-            "seeing.pt does not name its network: name the network, such as resnet18=",
+            "{plain}",
+            "weights.pt' is not a checkpoint of `finetune fit`; plain weights need",
         ),
         (
             "resnet18,resnet50",
             "{seeing}",
-            "is not for several networks: pass each its own",
+            "is not for several networks: pass runs",
         ),
     ],
 )
-def test_candidates_that_cannot_be_are_reported_in_a_line(files, backbone, weights, message):
-    with pytest.raises(WrongUsage, match=message) as reported:
-        candidates_of(backbone, weights.format(seeing=files.seeing))
+def test_candidates_that_cannot_be_are_reported_in_a_line(
+    files, tmp_path, backbone, weights, message
+):
+    plain = tmp_path / "weights.pt"
+    torch.save(build("lenet", 2).state_dict(), plain)
+    with pytest.raises(ValueError, match=message) as reported:
+        candidates_of(backbone, weights.format(seeing=files.seeing, plain=plain))
     assert len(str(reported.value).splitlines()) == 1
 
 
@@ -462,7 +461,7 @@ def test_other_commands_name_their_network(colours, cli, capsys, command):
 def test_an_unreadable_image_does_not_end_the_ranking(files, colours, cli, tmp_path):
     folder = shutil.copytree(colours, tmp_path / "some")
     (folder / "train/red/00.png").write_bytes(b"no image")
-    given = f"small_cnn={files.blind},small_cnn={files.seeing}"
+    given = f"{files.blind},{files.seeing}"
     cli(
         "fit",
         folder,
@@ -480,7 +479,7 @@ def test_an_unreadable_image_does_not_end_the_ranking(files, colours, cli, tmp_p
 def test_the_environment_of_an_earlier_choice_is_no_choice(files, colours, budgets, monkeypatch):
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["lenet", None]))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    asked = config(colours, weights=f"small_cnn={files.seeing}")
+    asked = config(colours, weights=str(files.seeing))
     settle_backbone(asked, ExplicitSettings())
     assert asked["fit"].model.backbone == "small_cnn"
     assert json.loads(os.environ["FINETUNE_BACKBONE"])[0] == "small_cnn"

@@ -195,7 +195,7 @@ def test_a_reader_never_sees_a_part(target):
 def test_the_error_for_weights_alone_names_where_they_go(tmp_path, content):
     torch.save(content, tmp_path / "weights.pt")
     with pytest.raises(
-        ValueError, match="not a checkpoint of `finetune fit`; plain weights go to --model.weights"
+        ValueError, match="not a checkpoint of `finetune fit`; plain weights need their network"
     ):
         read_checkpoint(tmp_path / "weights.pt")
 
