@@ -63,8 +63,10 @@ class ImageClassifier(nn.Module):
         """Freeze the stages of each network up to `last` and return the frozen modules; see `stages.freeze`."""
         return [stage for network in self.members for stage in stages.freeze(network, last)]
 
-    def load_checkpoint_state(self, state: Mapping[str, Any]) -> None:
-        """Load the weights and the normalization from the state dict of a checkpoint.
+    def load_checkpoint_state(
+        self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the weights and the normalization from the state dict of a checkpoint, as `load_state_dict` does.
 
         Raises:
             RuntimeError: Names or shapes differ.
@@ -72,7 +74,7 @@ class ImageClassifier(nn.Module):
         # A shallow copy keeps torch's version numbers of modules. MNASNet does not load without them.
         copied: Any = copy.copy(state)
         copied.pop(_LOSS_BUFFER, None)
-        self.load_state_dict(copied)
+        return self.load_state_dict(copied, strict, assign)
 
 
 def build_image_classifier(

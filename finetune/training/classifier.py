@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -26,7 +27,7 @@ from finetune.models.heads import LabelKind, resolved_head_init
 from finetune.models.image_classifier import build_image_classifier
 from finetune.runs.checkpoint_facts import check_fits, origin
 from finetune.system.messages import as_wrong_usage
-from finetune.training import checkpoint_keys, param_groups
+from finetune.training import param_groups
 from finetune.training.calibration import check_evaluated, read_calibration
 from finetune.training.compile import Compile
 from finetune.training.dropout import Noise
@@ -171,7 +172,6 @@ class Classifier(pl.LightningModule):
             label_kind=label_kind,
             head_stages=head_stages,
         )
-        checkpoint_keys.omit_name(self, "image_classifier")
         # Before DDP wraps the module: DDP would not average gradients of parameters that are unfrozen later.
         self.frozen = self.image_classifier.freeze(freeze)
         self.always_eval = [
@@ -200,11 +200,17 @@ class Classifier(pl.LightningModule):
         """The network or `Ensemble`. To replace it, assign to `image_classifier.network`."""
         return self.image_classifier.network
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the state with keys `network.…`, `mean`, `std` and `class_weight`, as checkpoints have them."""
+        state = super().state_dict(*args, **kwargs)
+        consume_prefix_in_state_dict_if_present(state, "image_classifier.")
+        return state
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        with_versions = checkpoint_keys.with_versions(state_dict, "image_classifier")
-        return super().load_state_dict(with_versions, strict=strict, assign=assign)
+        self.class_weight.copy_(state_dict["class_weight"])
+        return self.image_classifier.load_checkpoint_state(state_dict, strict, assign)
 
     def train(self, mode: bool = True) -> "Classifier":
         super().train(mode)

@@ -23,8 +23,6 @@ OF_BASE_CLASSES = {
     },
     # a name of torch's DataLoader, which a class of Lightning has, too
     "data/train_loader.py": {"_iterator"},
-    # where torch attaches the versions of modules to a state dict; Lightning has the name, too
-    "training/checkpoint_keys.py": {"_metadata"},
     # loggers are written by overriding `experiment`, which keeps its object in a private attribute
     "runs/mlflow_logger.py": {"_run_id"},
     "runs/tensorboard_logger.py": {"_experiment", "_kwargs"},
