@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import promise
 import pytest
 from disk import never_wait_for_the_disk
 
@@ -60,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(promise)
     parser.addoption(
         "--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}"
     )

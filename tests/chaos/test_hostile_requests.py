@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mutated_files import other_bytes, other_json
 from mutated_images import mutated
+from promise import promise
 from reviews import begin_review, client_of, copy_with_wrong_labels
 from small_fits import write_checkpoints
 from starlette.testclient import TestClient
@@ -66,6 +67,7 @@ def hostile_upload(client: TestClient, number: int) -> httpx.Response:
     return client.request(str(rng.choice(_METHODS)), f"/{rng.choice(_PATHS)}", headers={"X": kind})
 
 
+@promise("hostile-requests")
 def test_serve_answers_good_requests_among_hostile_ones(predictor, colours, trials, record_row):
     paths = sorted(Path(colours, "test").rglob("*.png"))
     app = make_app(Service(predictor, LIMITS, max_batch=4), None, "127.0.0.1")
@@ -113,6 +115,7 @@ def hostile_decision(client: TestClient, number: int) -> httpx.Response:
     return client.post("decide", content=body, headers=headers)
 
 
+@promise("hostile-requests")
 def test_review_saves_each_good_decision_among_hostile_ones(colours, tmp_path, trials, record_row):
     folder = copy_with_wrong_labels(colours, tmp_path / "wrong")
     number = trials(100, 10_000)

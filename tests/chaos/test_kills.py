@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from colours import draw_colours
 from processes import run_script
+from promise import promise
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +17,7 @@ SCRIPT = Path(__file__).parents[1] / "support/kill_moments.py"
 SECONDS = 3000.0  # of the long part
 
 
+@promise("kills")
 @pytest.mark.timeout(SECONDS)
 def test_a_disturbed_command_that_is_started_again_ends_as_any_other(tmp_path, trials, record_row):
     data = draw_colours(tmp_path / "data", train=30, test=4)

@@ -28,6 +28,7 @@ from mutated_files import (
     other_yaml,
     other_zip,
 )
+from promise import control, promise
 
 from finetune.commands.error_lines import one_line
 from finetune.commands.export import export
@@ -211,6 +212,7 @@ def link_run(run: Path, target: Path) -> None:
             link.hardlink_to(path)
 
 
+@promise("damaged-files")
 def test_mutated_files_give_one_line_and_run_nothing(
     originals, tmp_path, trials, record_row, monkeypatch
 ):
@@ -237,6 +239,7 @@ def test_mutated_files_give_one_line_and_run_nothing(
     assert named == {}
 
 
+@control("damaged-files")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_control_an_intact_file_is_read(originals, kind):
     try:
@@ -245,6 +248,7 @@ def test_control_an_intact_file_is_read(originals, kind):
         assert end.code == 0
 
 
+@control("damaged-files")
 def test_control_code_that_runs_is_seen(originals, tmp_path):
     import pickle
 

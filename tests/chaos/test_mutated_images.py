@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from bounded_calls import faults_of_calls
 from mutated_images import MAX_PIXELS, fault_of_reading, mutated, mutation_of
+from promise import control, promise
 
 from finetune.data.decode import silence_pillow
 
@@ -20,6 +21,7 @@ def low_limit(monkeypatch):
     monkeypatch.setattr("finetune.data.decode.MAX_PIXELS", MAX_PIXELS)
 
 
+@promise("damaged-files")
 def test_mutated_images_are_decoded_or_refused(tmp_path, low_limit, trials, record_row):
     # each kind and each mutation, also in the short part
     numbers = range(0, 10_000, trials(49, 1))
@@ -37,6 +39,7 @@ def test_mutated_images_are_decoded_or_refused(tmp_path, low_limit, trials, reco
     assert named == {}
 
 
+@control("damaged-files")
 def test_control_each_kind_of_fault_is_seen():
     def misbehave(i: int) -> str:
         if i == 0:

@@ -8,6 +8,7 @@ import pytest
 from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit
 from object_server import ObjectServer, begin_test, object_server
+from promise import control, promise
 
 from finetune.commands.command_line import in_full_spelling
 from finetune.review.review_images import list_images
@@ -30,6 +31,8 @@ def write_tar(folder: Path) -> Path:
     return Path("photos.tar.gz")
 
 
+@promise("archives")
+@control("archives")
 def test_weights_are_those_of_the_folder(server, colours, cli, capsys):
     local = fit(cli, colours, "local")
     path = write_tar(colours)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from colours import QUICKEST
 from processes import finetune
+from promise import promise
 
 from finetune.cli import run as run_command
 from finetune.runs import run_lock
@@ -45,6 +46,7 @@ def checkpoint(name: str, run: Path | None = None) -> dict:
     return read_checkpoint((run or versions("runs", "fit")[-1]) / f"checkpoints/{name}.ckpt")
 
 
+@promise("best-weights")
 def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
     cli("fit", colours, *QUICKEST, *PROBE, "--trainer.max_epochs", 1)
     best, start, last = (checkpoint(name) for name in ("best", "start", "last"))
@@ -71,6 +73,7 @@ def test_what_is_kept_lies_between_the_start_and_the_end(cli, colours, capsys):
     assert measured["val/accuracy"] == pytest.approx(chosen["accuracy"], abs=1e-7)
 
 
+@promise("best-weights")
 def test_training_that_harms_is_reported_and_the_start_is_kept(cli, colours, caplog):
     with caplog.at_level("WARNING", logger="finetune"):
         cli(

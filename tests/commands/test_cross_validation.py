@@ -19,6 +19,7 @@ import torch
 from colours import QUICKEST, draw_colours
 from labelled_files import LABELS, draw_labelled
 from labelled_runs import write_table
+from promise import control, promise
 from sklearn import metrics
 
 import finetune
@@ -143,6 +144,7 @@ def fold_rows(run: Path) -> Iterator[tuple[Path, list[dict[str, str]]]]:
         yield fold, [row for row in rows if row["fold"] == str(number)]
 
 
+@promise("groups")
 def test_each_image_is_tested_once(images, finished):
     rows = rows_of(finished / "predictions.csv")
     assert sorted(row["path"] for row in rows) == sorted(map(str, images.rglob("*.png")))
@@ -153,6 +155,7 @@ def test_each_image_is_tested_once(images, finished):
         ]
 
 
+@control("groups")
 def test_control_a_fold_twice_is_refused(finished, tmp_path):
     runs = fold_runs(finished, NUM_FOLDS)
     with pytest.raises(ValueError, match="tested in more than one fold"):
@@ -160,6 +163,7 @@ def test_control_a_fold_twice_is_refused(finished, tmp_path):
     assert not (tmp_path / "all.csv").exists()
 
 
+@promise("folds")
 def test_metrics_are_those_of_all_images(finished):
     """Computed from predictions.csv, by their definitions."""
     rows = rows_of(finished / "predictions.csv")
@@ -200,6 +204,7 @@ def probabilities_of(rows: list[dict[str, str]], names: Sequence[str] = LABELS) 
     return np.array([[float(row[f"p_{name}"]) for name in names] for row in rows])
 
 
+@promise("folds")
 def test_metrics_of_several_labels_are_those_of_all_images(labelled):
     """Computed from predictions.csv, by scikit-learn."""
     rows = rows_of(labelled / "predictions.csv")
@@ -232,6 +237,8 @@ def test_metrics_of_several_labels_are_those_of_all_images(labelled):
     assert abs(np.mean([row["mAP"] for row in result["folds"]]) - result["test/mAP"]) > 1e-3
 
 
+@promise("folds")
+@control("folds")
 def test_no_image_is_measured_with_a_threshold_that_was_chosen_on_it(labelled, finished):
     for fold, rows in fold_rows(labelled):
         thresholds = read_calibration(read_checkpoint(best(fold))).thresholds

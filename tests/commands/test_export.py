@@ -19,6 +19,7 @@ import pytest
 import torch
 from colours import QUICKEST
 from PIL import Image
+from promise import control, promise
 from small_fits import scramble
 
 from finetune.cli import main
@@ -90,6 +91,7 @@ def own(run, colours, tmp_path_factory) -> tuple[list[dict[str, str]], dict[str,
     )
 
 
+@promise("export")
 @pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
 def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_path, own, suffix):
     rows, result = predicted_and_measured(run / f"checkpoints/best{suffix}", colours, tmp_path)
@@ -123,6 +125,7 @@ def test_plain_onnxruntime_says_what_predict_says(run, colours):
     np.testing.assert_allclose(probabilities, predictor([image]), rtol=0, atol=1e-5)
 
 
+@control("export")
 def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
     load_exported, there = export_check.load_exported, []
 

@@ -10,6 +10,7 @@ import pytest
 from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit
 from hub_server import TOKEN, HubServer, environment, hub_server, put_folder
+from promise import control, promise
 
 NAME = "owner/photos"
 PLACE = f"hf://datasets/{NAME}/set"
@@ -35,6 +36,8 @@ def about(run: str) -> str:
     return Path("runs/fit", run, "about.json").read_text()
 
 
+@promise("hub-datasets")
+@control("hub-datasets")
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_workers):
     options = ["--data.num_workers", num_workers, "--data.mixup", 0.2]
@@ -82,6 +85,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
     assert not server.requests and not Path("hf:").exists()
 
 
+@promise("no-code")
 def test_a_checkpoint_chooses_no_dataset(server, colours, cli):
     fit(cli, PLACE, "run", *UNTESTED)
     server.requests.clear()

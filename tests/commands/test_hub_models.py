@@ -9,6 +9,7 @@ import torch
 import yaml
 from colours import QUICK
 from hub_server import HubServer, Repository, hub_server
+from promise import promise
 from small_fits import write_checkpoints
 
 from finetune import load
@@ -40,6 +41,7 @@ def upload(server: HubServer, checkpoint: Path, cli) -> str:
     return server.repositories[NAME].commit(files)
 
 
+@promise("timm")
 def test_predict_and_python_take_an_uploaded_model(colours, checkpoint, server, cli):
     upload(server, checkpoint, cli)
     cli("predict", f"hf://{NAME}", colours / "test", "--out", "hub.csv", "--workers", "0")

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from promise import promise
 
 from finetune.models.network_list import ListedNetwork
 from finetune.system.messages import NotFound
 
 
+@promise("backbones")
 def test_table(cli, capsys, monkeypatch):
     monkeypatch.setattr(ListedNetwork, "is_local", lambda network: network.name == "resnet18")
     cli("backbones", "resnet18*")

@@ -14,6 +14,7 @@ from colours import QUICKEST
 from fitted_weights import are_equal, error_line, fit, weights
 from object_server import ObjectServer, begin_test, object_server
 from processes import _free_port, finetune, rank_environment, start
+from promise import control, promise
 
 from finetune import Classifier
 from finetune.data import fetching, image_cache, object_requests
@@ -41,6 +42,8 @@ UNTESTED = ("--test_after_fit", "false")
 NO_CACHE = ("--data.cache_limit_gb", 0)  # another test of this folder may have left one
 
 
+@promise("object-storage")
+@control("object-storage")
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_weights_are_those_of_the_folder_on_a_disk(server, colours, cli, num_workers):
     options = ["--data.num_workers", num_workers, "--data.mixup", 0.2]
@@ -90,6 +93,7 @@ class Overlap:
         return ""
 
 
+@promise("object-storage")
 @pytest.mark.parametrize("num_ahead", [fetching._NUM_AHEAD, pytest.param(0, id="control")])
 def test_requests_are_sent_ahead_also_before_the_first_step(server, cli, monkeypatch, num_ahead):
     monkeypatch.setattr(fetching, "_NUM_AHEAD", num_ahead)
@@ -160,6 +164,7 @@ def fit_on_processes(place: str, world_size: int, folder: Path, *more: object) -
         assert rank.wait() == 0, rank.stderr
 
 
+@promise("object-storage")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_train_the_weights_of_the_folder_on_a_disk(
@@ -198,6 +203,7 @@ class Outage:
         self.server.start()
 
 
+@promise("object-storage-failures")
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_run_survives_ten_seconds_without_the_server(
@@ -293,6 +299,7 @@ def test_what_is_wrong_is_reported_in_one_line(server, cli, monkeypatch):
     assert not Path("runs/fit").exists() and not Path("s3:").exists()
 
 
+@promise("no-code")
 def test_a_checkpoint_chooses_no_address(server, colours, cli):
     fit(cli, f"{server.address}/set", "run")
     STORAGES.pop("s3", None)
@@ -376,6 +383,7 @@ def test_a_server_that_is_gone_for_a_moment_is_waited_for(server, colours, cli, 
     assert are_equal(local, fit(cli, f"{server.address}/set", "there", *options))
 
 
+@promise("object-storage-failures")
 @pytest.mark.slow
 def test_a_server_that_is_gone_ends_the_run_in_one_line(
     server, colours, cli, monkeypatch, in_second_epoch
@@ -395,6 +403,7 @@ def test_a_server_that_is_gone_ends_the_run_in_one_line(
     assert are_equal(local, weights("run"))
 
 
+@promise("object-storage-failures")
 def test_an_object_that_is_replaced_in_mid_run_is_named(server, colours, cli, in_second_epoch):
     other = Path(colours, "train/red/01.png").read_bytes()
 

@@ -15,6 +15,7 @@ import yaml
 from colours import QUICKEST
 from object_server import CREDENTIALS, ObjectServer, begin_test, object_server
 from processes import _free_port, rank_environment, start
+from promise import control, promise
 
 from finetune import Classifier
 from finetune.api.child_process import _run_of
@@ -96,6 +97,8 @@ def error_line(cli: Cli, *arguments: object) -> str:
     return line
 
 
+@promise("object-storage-runs")
+@control("object-storage-runs")
 def test_a_run_there_has_the_files_and_weights_of_a_local_one(server, colours, cli, capsys):
     cli("fit", colours, *QUICKEST)
     out = ("--out", f"{server.address}/runs")
@@ -169,6 +172,7 @@ def resumed(server, colours, cli, states, move) -> Callable[[], None]:
     return resume
 
 
+@promise("object-storage-runs")
 def test_a_run_that_is_killed_during_an_upload_continues(server, states, resumed):
     has_last = [f"runs/fit/version_0/{LAST}" in state for state in states]
     first = has_last.index(True)
@@ -176,6 +180,7 @@ def test_a_run_that_is_killed_during_an_upload_continues(server, states, resumed
     resume_from_each(server, [states[0], states[first - 1], states[first + 2]], resumed)
 
 
+@promise("object-storage-runs")
 @pytest.mark.slow
 def test_a_run_that_is_killed_after_any_upload_continues(server, states, resumed):
     resume_from_each(server, list(states), resumed)
@@ -244,6 +249,7 @@ def test_failed_requests_are_repeated(server, colours, cli):
     assert "version_1" not in "".join(server.objects)
 
 
+@promise("one-writer")
 def test_a_server_that_is_gone_ends_the_run_and_the_checkpoint_is_kept(
     server, colours, cli, monkeypatch
 ):
@@ -405,6 +411,7 @@ def test_what_a_link_leads_out_to_is_not_uploaded(server, tmp_path):
     assert b"secret" not in server.objects.values()
 
 
+@promise("one-writer")
 def test_one_process_writes_a_run(server, move):
     first = upload_of(server, "first")
     assert server.objects[f"runs/fit/version_0/{LAST}"] == b"first"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from colours import QUICKEST, draw_colours
+from promise import promise
 
 from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -27,6 +28,7 @@ def fit(cli, colours):
     return run
 
 
+@promise("run-name")
 def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
     fit(colours, *QUICKEST, *NO_TEST, "--name", "exp1", "--resume")
@@ -51,6 +53,7 @@ def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, ca
     assert (tmp_path / "runs/fit/version_0").is_dir()
 
 
+@promise("keep-last")
 def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
     fit(colours, *QUICKEST, *NO_TEST, "--keep_last", "false")
     small = tmp_path / "runs/fit/version_0"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from promise import promise
 from rich.console import Console
 from run_folders import write_run
 
@@ -20,6 +21,7 @@ def run(tmp_path) -> Path:
     return run
 
 
+@promise("runs")
 def test_table(run, cli, capsys, tmp_path):
     cli("runs")
     header, row = capsys.readouterr().out.splitlines()
@@ -54,6 +56,7 @@ def test_there_may_be_no_runs(cli, capsys, tmp_path):
         cli("runs", "--sort", "colour")
 
 
+@promise("runs-rm")
 def test_rm_needs_yes(run, cli, capsys):
     with pytest.raises(WrongUsage, match=r"pass --yes to delete 1 run, 2\.0 MB"):
         cli("runs", "rm", run)

@@ -19,6 +19,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from processes import start
+from promise import promise
 
 from finetune.cli import main
 from finetune.commands.serve import Precision
@@ -81,6 +82,7 @@ def service(run):
         yield service
 
 
+@promise("serve")
 def test_answers_are_those_of_predict(service, run, colours, tmp_path):
     output = tmp_path / "said.csv"
     with pytest.raises(SystemExit) as ended:

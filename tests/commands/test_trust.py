@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
+from promise import promise
 from tiers import sweep
 
 from finetune import Classifier, load
@@ -129,6 +130,7 @@ def predict(ckpt: Path, fitted: Path, *more: str) -> None:
     run_lightning(["predict", *options, "--trainer.accelerator", "cpu", *more])
 
 
+@promise("no-code")
 @pytest.mark.parametrize(
     "place",
     sweep(
@@ -199,6 +201,7 @@ def test_a_class_path_on_the_command_line_is_the_users_own_however_it_is_given(f
             data_settings(checkpoint, read_explicit_settings(["test", "--data", given]))
 
 
+@promise("no-code")
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["test", "validate"])
 def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_path, command):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from promise import promise
 
 from finetune.data import archives
 from finetune.data.local_folders import local_folder
@@ -139,6 +140,7 @@ HOSTILE = {
 }
 
 
+@promise("hostile-archives")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_or_damaged_archive_is_one_line_and_leaves_nothing(
     cache, tmp_path, monkeypatch, name
@@ -182,6 +184,7 @@ local_folder("photos.tar")
 """
 
 
+@promise("hostile-archives")
 def test_a_killed_process_leaves_nothing_that_is_taken_for_complete(cache):
     Path("photos.tar").write_bytes(GOOD)
     done = subprocess.run([sys.executable, "-c", KILLED], timeout=120)

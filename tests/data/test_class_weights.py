@@ -1,6 +1,7 @@
 """Class weights are the same as text, in a file and as a mapping; each fault is one line."""
 
 import pytest
+from promise import promise
 
 from finetune.data.class_weights import check_weighted, parse_class_weights, weights_of_classes
 from finetune.system.messages import WrongUsage
@@ -8,6 +9,7 @@ from finetune.system.messages import WrongUsage
 WEIGHTS = {"cat": 2.0, "1": 0.1, "no": 1e-05}
 
 
+@promise("class-weights")
 def test_all_forms_give_the_same_weights(tmp_path):
     path = tmp_path / "w.yaml"
     path.write_text("\ufeffcat: 2\n1: 0.1\nno: 1e-5\n", "utf-8")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_files import paths, small
+from promise import control, promise
 
 from finetune.data.corrected_samples import for_other_place
 from finetune.data.corrections import Correction, CorrectionsFile, read_corrections
@@ -47,6 +48,7 @@ ROWS = {
 }
 
 
+@promise("corrections")
 def test_labels_change_and_images_go_but_none_moves(colours, write):
     before = labels(small(colours, val_fraction=0.3))
     file = write(ROWS)
@@ -65,6 +67,7 @@ def test_labels_change_and_images_go_but_none_moves(colours, write):
     )
 
 
+@control("corrections")
 def test_control_moved_files_would_change_the_split(colours, tmp_path):
     """Why corrections keep the names: files of other names may come into another split."""
     from finetune.data.splits import stratified

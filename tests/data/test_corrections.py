@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from promise import control, promise
 
 from finetune.data import corrections
 from finetune.data.corrections import (
@@ -47,6 +48,7 @@ def file(tmp_path) -> CorrectionsFile:
     return CorrectionsFile(tmp_path / "corrections.csv")
 
 
+@promise("corrections")
 def test_every_line_is_read_as_it_was_written(file):
     lines = [line(path) for path in PATHS]
     for each in lines:
@@ -129,6 +131,7 @@ def test_lines_of_processes_that_write_at_once_are_all_there_and_whole(tmp_path)
         assert own == [f"{name}/{i}" for i in range(60)]
 
 
+@control("corrections")
 def test_control_without_a_lock_and_one_write_a_file_would_not_be_whole(tmp_path):
     """What the test above would see of a writer that writes a line in two parts."""
     with pytest.raises(ValueError, match="expected 5"):

@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from data_files import small
+from promise import control, promise
 from pytorch_lightning.trainer.connectors.data_connector import _parse_num_batches
 from pytorch_lightning.trainer.states import RunningStage
 
@@ -49,6 +50,7 @@ def on_device(
 # Splits
 
 
+@promise("equal-ranks")
 def test_ranks_that_found_different_labels_all_raise(colours, tmp_path, monkeypatch):
     """As with a file of corrections that grows while the ranks start."""
     file = tmp_path / "corrections.csv"
@@ -105,6 +107,7 @@ def two_epochs(data: ImageDataModule) -> list[dict]:
     return batches
 
 
+@promise("random-numbers")
 # A real warning for a person who asks for it, and here the purpose: more workers than cores.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("num_workers", [1, 3])
@@ -122,6 +125,7 @@ def test_the_number_of_workers_changes_no_pixel(few, num_workers):
     assert not torch.equal(expected[0]["image"], expected[4]["image"])  # the epochs differ
 
 
+@control("random-numbers")
 def test_control_without_a_seed_for_each_image_the_pixels_differ(few, monkeypatch):
     options = {"batch_size": 5, "val_fraction": 0, "on_bad_image": "skip"}
     expected = two_epochs(small(few, **options))

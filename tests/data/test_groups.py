@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_files import read
+from promise import control, promise
 
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.groups import put_into_groups, straddling_groups, unequal_shares
@@ -52,6 +53,7 @@ def splits_of_patients(data: ImageFolderData) -> dict[str, set[str]]:
     return found
 
 
+@promise("groups")
 @pytest.mark.parametrize("group_by", ["folder", r"(p\d+)\.png", r"p\d+"])
 def test_the_images_of_a_patient_share_a_split(tmp_path, group_by):
     grouped = data(patients(tmp_path), group_by=group_by)
@@ -63,6 +65,7 @@ def test_the_images_of_a_patient_share_a_split(tmp_path, group_by):
     grouped.check_can_train()
 
 
+@control("groups")
 def test_control_without_groups_patients_are_in_several_splits(tmp_path):
     found = splits_of_patients(data(patients(tmp_path)))
     assert sum(len(splits) > 1 for splits in found.values()) > 10

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from image_files import encode
 from PIL import ExifTags, Image
+from promise import promise
 
 from finetune.data.decode import DecodeError, begins_like_image, decode, stored_size
 
@@ -39,6 +40,7 @@ def test_pixels_are_those_that_were_written(format):
     np.testing.assert_array_equal(found, np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
 
 
+@promise("heif")
 @pytest.mark.parametrize("orientation", [3, 5, 6, 8])
 def test_an_image_is_turned_upright_once(format, orientation, tmp_path):
     tags = exif(orientation).tobytes()
@@ -58,6 +60,7 @@ def test_transparency_becomes_white(format):
     assert decode(encode(pixels, format)).min() == 255
 
 
+@promise("heif")
 def test_a_truncated_file_is_an_error_and_so_is_a_large_one(format):
     noise = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
     content = encode(noise, format)
@@ -68,6 +71,7 @@ def test_a_truncated_file_is_an_error_and_so_is_a_large_one(format):
         decode(content, max_pixels=5000)
 
 
+@promise("heif")
 def test_without_pillow_heif_a_line_says_what_to_install(without_heic):
     heic = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(100)
     install = r"pip install '.\[heic\]' in a checkout of finetune"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from image_files import random_image
+from promise import promise
 from scipy import stats
 from torchvision.transforms import v2
 
@@ -28,6 +29,7 @@ def drawn(mixing: Mixing, num_images: int = 10, num: int = NUM) -> list[Mix]:
 # What is drawn
 
 
+@promise("random-numbers")
 def test_a_draw_is_a_function_of_seed_epoch_and_index():
     mixing, keys = Mixing(0.4, 1.0), list(product(range(3), range(3), range(3)))
     once = {key: mixing.draw(*key, 1000) for key in keys}

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from object_server import ObjectServer, begin_test, object_server
+from promise import promise
 from storage_checks import check_is_the_folder
 
 from finetune import ImageFolderData
@@ -208,6 +209,7 @@ def test_two_rows_of_an_image_have_the_same_path():
     assert set(paths) == {"s3://photos/set/x/a.png"} and not faults
 
 
+@promise("object-storage-failures")
 def test_a_signal_ends_the_wait_for_an_answer(server):
     class Stopped(Exception):
         pass
@@ -225,6 +227,7 @@ def test_a_signal_ends_the_wait_for_an_answer(server):
     assert time.monotonic() - began < 2
 
 
+@promise("object-storage-failures")
 def test_a_blocked_signal_ends_a_long_wait_for_the_next_images(server, monkeypatch):
     refresh(f"{server.address}/set")
     files = {f"{server.address}/set/train/red/00.png": 0}

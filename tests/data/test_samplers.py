@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric.utilities.data import _set_sampler_epoch
+from promise import control, promise
 from torch.utils.data import DataLoader, DistributedSampler
 
 from finetune.data.mixing import Mixing
@@ -36,6 +37,7 @@ def test_shares_are_contiguous_parts_of_nearly_equal_size(num, world_size):
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
+@promise("random-numbers")
 def test_order_is_a_permutation_that_depends_on_seed_and_epoch_alone():
     orders = {}
     for seed, epoch in product(range(3), range(3)):
@@ -75,6 +77,7 @@ def test_shares_of_all_devices_joined_are_the_global_batches(num_images, batch_s
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@control("each-image-once")
 def test_control_distributed_sampler_counts_images_twice():
     devices = [DistributedSampler(range(13), num_replicas=3, rank=rank) for rank in range(3)]
     assert sorted(chain(*devices)) != list(range(13))
@@ -102,6 +105,7 @@ def test_started_anywhere_the_sequence_continues_as_it_would_have(
         assert passes(resumed, range(epoch, 3)) == full[epoch * num_batches + batch :]
 
 
+@control("resume")
 def test_control_epoch_begun_again_differs():
     batches = TrainBatches(12, 4, 0, 0, 1, epoch=1, batch=2)
     assert (
@@ -118,6 +122,7 @@ def test_lightning_sets_the_epoch_through_the_loader():
     assert batches.epoch == 5 and [epoch for epoch, _ in next(iter(batches))] == [5] * 4
 
 
+@promise("random-numbers")
 def test_augmentation_seeds_differ_between_all_images_and_epochs():
     seeds = [augmentation_seed(*key) for key in product(range(3), range(10), range(100))]
     # 3,000 draws of 2**32 meet with a chance of 0.1 %, and they are the same at each run: none do.
@@ -184,6 +189,7 @@ def test_the_run_seed_is_lightnings(monkeypatch):
     assert run_seed() == 42
 
 
+@promise("each-image-once")
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_evaluation_gives_every_image_once_in_order(world_size, batch_size):
@@ -209,6 +215,7 @@ def test_images_that_a_limit_leaves_lie_evenly(num, num_images):
     assert set(np.diff([*places, num_images])) <= {num_images // num, -(-num_images // num)}
 
 
+@control("each-image-once")
 def test_control_distributed_sampler_pads_evaluation():
     devices = [
         DistributedSampler(range(11), num_replicas=3, rank=rank, shuffle=False) for rank in range(3)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from colours import QUICKEST
 from data_files import read
+from promise import promise
 
 from finetune.data.contents import UNKNOWN
 from finetune.data.datasets.image_folder import ImageFolderData
@@ -162,6 +163,7 @@ def test_the_training_folder_itself_is_refused(tmp_path):
         held(checkpoint, data(root / "train"))
 
 
+@promise("unseen")
 def test_images_moved_from_training_into_the_test_folder(tmp_path):
     root = plain(tmp_path / "a/train").parent
     write(root, *(f"test/{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(100, 105)))
@@ -173,6 +175,7 @@ def test_images_moved_from_training_into_the_test_folder(tmp_path):
         held(checkpoint, data(root))
 
 
+@promise("unseen")
 @pytest.mark.parametrize("command", ["test", "validate"])
 def test_another_folder_is_measured_whole(tmp_path, lines, command):
     checkpoint = checkpoint_of(data(plain(tmp_path / "a")))
@@ -392,6 +395,7 @@ def test_copies_elsewhere_under_other_names_are_refused(tmp_path, split, command
     assert held(unread(checkpoint), data(other), command)  # control: only the digests tell
 
 
+@promise("unseen")
 def test_copies_among_new_images_are_left_out(tmp_path, lines):
     fitted = data(plain(tmp_path / "a"))
     checkpoint, num = checkpoint_of(fitted), len(fitted.splits["train"])

@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
+from promise import control, promise
 
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.splits import fold_parts, folds, group_ids, hashes, stratified, units_of
@@ -210,6 +211,7 @@ def part_by_group(parts: Sequence[np.ndarray], groups: np.ndarray) -> dict[int, 
     return dict(found)
 
 
+@promise("groups")
 @pytest.mark.parametrize("spelling", ["patient {}", "patient {} of Ä"])
 @pytest.mark.parametrize("fractions", FRACTIONS)
 def test_a_group_is_never_split_and_its_share_is_as_by_lot(fractions, spelling):
@@ -222,6 +224,7 @@ def test_a_group_is_never_split_and_its_share_is_as_by_lot(fractions, spelling):
             assert abs(count - 600 * fraction) < 4 * np.sqrt(600 * fraction * (1 - fraction))
 
 
+@control("groups")
 def test_control_without_groups_nearly_each_large_group_is_split():
     names, labels, groups = patients(200, 400)
     parts = stratified(names, labels, (0.3, 0.3), 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_files import read, small
+from promise import control, promise
 
 from finetune.data.datasets.fashion_mnist import FashionMNIST
 from finetune.data.datasets.folders import scan
@@ -71,6 +72,7 @@ def names_of_many(rng: random.Random, splits: list[str]) -> list[str]:
     ]
 
 
+@promise("table")
 @pytest.mark.parametrize("splits", [[""], ["train/"], ["train/", "val/"], ["Train/", "test/"]])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("place", ["inside", "above", "far"])
@@ -101,6 +103,7 @@ def test_a_table_is_the_same_data_set_as_its_folders(tmp_path, splits, seed, pla
         assert samples.hashes().tolist() == other.hashes().tolist()
 
 
+@control("table")
 def test_control_a_wrong_label_is_another_data_set(tmp_path):
     folder = make(tmp_path / "data", *names_of_many(random.Random(0), [""]))
     rows = rows_of(folder)
@@ -133,6 +136,7 @@ def lines(*faulty: str, header: str = "path,label") -> str:
     return "\n".join([header, *good[:1], *faulty, *good[1:]]) + "\n"
 
 
+@promise("faulty-rows")
 @pytest.mark.parametrize(
     "case",
     [

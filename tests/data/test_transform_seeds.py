@@ -6,6 +6,7 @@ import albumentations as A
 import numpy as np
 import pytest
 from image_files import random_image
+from promise import control, promise
 from scipy import stats
 
 from finetune.data.samplers import augmentation_seed
@@ -96,6 +97,7 @@ def pairs() -> list[tuple[str, str]]:
     return [*between, *combinations(PARTS["jitter"][1:], 2)]
 
 
+@promise("random-numbers")
 @pytest.mark.slow
 def test_no_part_knows_what_another_drew(draws):
     # Quarters by quarters see any dependence, not only one that rises: 56 pairs, each at a 56th of the level.
@@ -112,6 +114,7 @@ def test_no_part_knows_what_another_drew(draws):
         )
 
 
+@control("random-numbers")
 def test_control_with_one_seed_for_all_they_copy_each_other():
     copied = drawn(400, all_alike)
     # both are one number, held against 0.5

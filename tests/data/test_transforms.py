@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from image_files import assert_alike, pillow, random_image
 from PIL import Image, ImageOps
+from promise import control, promise
 from timm.data import create_transform
 
 from finetune.data.resize import PADDING
@@ -31,6 +32,7 @@ def reference(image: np.ndarray, image_size: int, mode: str) -> np.ndarray:
     return pillow(image, *new)[top : top + image_size, left : left + image_size]
 
 
+@promise("preparation")
 @pytest.mark.parametrize("mode", ["shorter_side", "squash"])
 @pytest.mark.parametrize("image_size", [32, 33, 224])
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_control_bilinear_is_something_else_than_bicubic():
         assert_alike(bilinear, bicubic)
 
 
+@promise("preparation")
 def test_training_resizes_as_evaluation_does():
     image = random_image(300, 400)
     for kernel in ("bilinear", "bicubic"):
@@ -109,6 +112,7 @@ def test_whole_crops_nothing_and_leaves_an_image_of_the_size_as_it_is():
     assert_alike(eval_transform(28, "whole")(image=wide)["image"], pillow(wide, 28, 28))
 
 
+@promise("pad")
 @pytest.mark.parametrize("size", [(100, 300), (300, 100), (33, 32), (20, 7), (1, 400)])
 def test_pad_equals_pillow_and_keeps_the_complete_image_in_the_middle(size):
     image = random_image(*size)
@@ -162,6 +166,7 @@ def test_prepared_images_are_neither_cropped_nor_flipped():
     )
 
 
+@control("preparation")
 def test_control_the_two_ways_to_resize_differ_and_squash_keeps_more():
     image = np.zeros((100, 300, 3), np.uint8)
     image[:, :50] = image[:, -50:] = 255  # the ends of a long image

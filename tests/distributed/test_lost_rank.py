@@ -7,10 +7,13 @@ import torch
 from colours import draw_colours
 from paths import ROOT
 from processes import finetune, left_after, start_script
+from promise import promise
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_devices", "rank"), [(2, 1), (3, 2)])
+@promise("lost-rank")
+@pytest.mark.parametrize(
+    ("num_devices", "rank"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)]
+)
 def test_a_suspended_rank_ends_the_run_with_one_line_and_a_complete_checkpoint(
     tmp_path: Path, num_devices: int, rank: int
 ):

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from promise import control, promise
 from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +33,7 @@ def flag_names(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
     return network, shared
 
 
+@promise("batch-norm")
 @pytest.mark.parametrize(
     ("norm", "shape"),
     [
@@ -65,6 +67,7 @@ def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, 
     torch.testing.assert_close(shared(x), expected(x), rtol=0, atol=1e-12)
 
 
+@control("batch-norm")
 def test_the_control_a_gradient_without_the_statistics_is_another(group_of_one):
     """A backward that treats mean and variance as constants must be far outside the tolerance."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from promise import promise
 
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exported_network import ExportedNetwork
@@ -81,6 +82,7 @@ def test_a_graph_of_other_classes_than_it_names_is_reported(exported):
     assert network(pixels).shape == (2, 3)
 
 
+@promise("nothing-sent")
 @pytest.mark.slow  # an interpreter, which waits
 def test_onnxruntime_writes_nothing_of_its_own(exported, tmp_path):
     """It has telemetry (1.32), which puts an identifier of the machine into the user's folders."""

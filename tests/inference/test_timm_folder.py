@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+from promise import promise
 from torchvision import models
 
 from finetune.inference.timm_folder import _OF_TORCHVISION, check_supported
@@ -53,6 +54,7 @@ def logits_of_both(name, images):
 LARGE = sorted(_OF_TORCHVISION.keys() - {"resnet18"})
 
 
+@promise("timm")
 @pytest.mark.parametrize(
     "name", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
 )

@@ -20,6 +20,7 @@ import torch
 import yaml
 from colours import QUICKEST
 from processes import finetune, run_script, start
+from promise import control, promise
 
 from finetune import __version__
 from finetune.cli import LIGHTNING, OWN, main, run
@@ -200,6 +201,7 @@ def test_a_mistake_in_a_config_is_reported_in_one_line(tmp_path, monkeypatch, ca
     assert err.count("\n") == 1
 
 
+@promise("one-line")
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
@@ -308,6 +310,7 @@ def test_a_value_that_no_option_takes_is_wrong_usage(
     ), shown.err
 
 
+@control("one-line")
 def test_control_data_that_is_wrong_is_no_wrong_usage(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from colours import QUICKEST
+from promise import promise
 
 from finetune.commands.error_lines import one_line
 from finetune.data.corrections import Correction, CorrectionsFile
@@ -23,6 +24,7 @@ def file(tmp_path: Path) -> CorrectionsFile:
     return file
 
 
+@promise("corrections")
 @pytest.mark.slow
 def test_a_fit_records_corrections_a_test_applies_them_and_resume_needs_them(
     cli, colours, file, tmp_path

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
+from promise import control, promise
 from scenario_results import distance, draw_scenarios, load
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ SCENARIOS = [
 ]
 
 
+@promise("any-number-of-devices")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "tolerance"), SCENARIOS)
 def test_weights_are_the_same_on_any_number_of_processes(results, scenario, tolerance):
@@ -71,11 +73,13 @@ def test_training_moved_the_weights(results, scenario):
     assert all(load(results[k], f"{scenario}_moved") > 1e-4 for k in WORLD_SIZES)
 
 
+@control("any-number-of-devices")
 @pytest.mark.parametrize("control", ["control_order", "control_sum"])
 def test_wrong_variants_are_caught(results, control):
     assert distance(load(results[1], "small_float64"), load(results[3], control)) > 1e-4
 
 
+@control("batch-norm")
 def test_statistics_of_each_device_s_own_share_are_caught(results):
     assert (
         distance(load(results[1], "trained_batch_norm"), load(results[3], "control_own_statistics"))
@@ -83,6 +87,7 @@ def test_statistics_of_each_device_s_own_share_are_caught(results):
     )
 
 
+@control("solved-head")
 def test_a_head_solved_on_the_images_of_one_process_is_caught(results):
     assert (
         distance(load(results[1], "solved_head"), load(results[3], "control_own_features")) > 1e-4
@@ -139,10 +144,12 @@ def test_averaging_the_weighted_means_of_devices_is_caught(results):
     assert distance(load(results[1], "weighted"), control) > 1e-4
 
 
+@control("exact-metrics")
 def test_averaging_the_means_of_devices_is_caught_for_several_labels(results):
     assert distance(load(results[1], "labels"), load(results[3], "control_label_means")) > 1e-4
 
 
+@promise("exact-metrics")
 def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(results):
     alone = load(results[1], "labels_measured")
     for counts, num in zip(alone["counts"], alone["nums"], strict=True):
@@ -156,6 +163,7 @@ def test_metrics_and_calibration_of_several_labels_are_those_of_one_process(resu
         assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
 
 
+@promise("exact-metrics")
 def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(results):
     alone = load(results[1], "calibrated")
     assert alone["num_pictures"] == 6 and alone["threshold"]["value"] is not None
@@ -169,6 +177,7 @@ def test_temperature_and_threshold_are_the_same_on_any_number_of_processes(resul
         assert found["threshold"] == {k: v for k, v in alone["threshold"].items() if k != "value"}
 
 
+@promise("each-image-once")
 @pytest.mark.parametrize("num", [*NUM_EVALUATED, "flipped", "larger"])
 def test_every_image_counts_once(results, num):
     name, num = f"evaluated_{num}", num if isinstance(num, int) else NUM_EVALUATED[-1]

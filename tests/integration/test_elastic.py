@@ -11,6 +11,7 @@ import pytest
 import torch
 from elastic_scenarios import CASES
 from processes import launch
+from promise import promise
 from scenario_results import distance, draw_scenarios, load
 
 pytestmark = pytest.mark.slow
@@ -32,6 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@promise("random-numbers")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CASES)
 def test_noise_does_not_depend_on_the_number_of_processes(results, name):
@@ -41,6 +43,8 @@ def test_noise_does_not_depend_on_the_number_of_processes(results, name):
         assert distance(alone, shared) <= TOLERANCES.get(name, EXACT)
 
 
+@promise("any-number-of-devices")
+@promise("resume")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.get("at", True)])
 def test_going_on_with_another_number_of_processes_ends_where_one_does_that_was_left_alone(
     results, name

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import launch
+from promise import control, promise
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text())
 
 
+@promise("stop")
 @pytest.mark.timeout(900)
 def test_every_process_ends_in_time_with_one_line_and_the_right_code(results):
     reported = {
@@ -24,6 +26,7 @@ def test_every_process_ends_in_time_with_one_line_and_the_right_code(results):
     assert reported == {}
 
 
+@control("stop")
 def test_that_is_caught_where_workers_ignore_the_first_sigterm(results):
     (control,) = results["control"]
     assert control["codes"] == [None]

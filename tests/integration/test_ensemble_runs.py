@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from promise import promise
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -123,6 +124,7 @@ def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
         assert np.abs(predicted - wrong).max() > 1e-3
 
 
+@promise("export")
 @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
 def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_path, kind):
     about = json.loads((folder / f"best.{kind}.json").read_text())

@@ -13,6 +13,7 @@ import torch
 from colours import QUICKEST, draw_colours
 from labelled_files import draw_labelled
 from processes import finetune
+from promise import control, promise
 
 from finetune.cli import run
 from finetune.commands.lightning_cli import run_lightning
@@ -91,6 +92,7 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copied
 
 
+@promise("table")
 def test_the_weights_of_a_table_are_those_of_its_folders(place):
     assert differences(place / "runs/fit/folders", place / "runs/fit/table") == []
 
@@ -104,6 +106,7 @@ def test_the_first_line_says_how_the_table_was_read(place):
     )
 
 
+@control("table")
 def test_control_another_label_gives_other_weights(here):
     text = Path("labels.csv").read_text().splitlines()
     text[1] = text[1].replace("blue\n", "red\n").rpartition(",")[0] + (
@@ -263,6 +266,7 @@ def test_a_table_of_several_labels_is_fitted_tested_and_checked(cli, tmp_path, c
     assert "60 images in 4 classes, several labels per image" in capsys.readouterr().out
 
 
+@promise("table")
 @pytest.mark.slow
 def test_two_processes_train_on_a_table_as_on_its_folders(here):
     for name, data in ("folders2", "."), ("table2", "labels.csv"):

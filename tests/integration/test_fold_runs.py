@@ -15,6 +15,7 @@ from colours import QUICKEST, draw_colours
 from labelled_files import draw_labelled
 from labelled_runs import write_table
 from processes import Process, finetune, start
+from promise import promise
 
 from finetune import ImageFolderData
 from finetune.inference.predictor import Predictor
@@ -102,6 +103,7 @@ def rows_of(run: Path) -> list[list[str]]:
     return [line.split(",")[:3] for line in (run / "predictions.csv").read_text().splitlines()]
 
 
+@promise("folds")
 def test_two_devices_give_the_same_numbers(images, full, tmp_path):
     process = finetune("fit", images, *OPTIONS, "--devices", 2, cwd=tmp_path, timeout=600)
     assert process.returncode == 0, process.stderr

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from colours import draw_colours
+from promise import promise
 
 from finetune.distributed.signals import Interrupted, SignalFlag
 from finetune.runs.folder import versions
@@ -149,6 +150,7 @@ def stopped_and_resumed(
     return trained(cli, data, root, None, *extra, "--resume")
 
 
+@promise("resume")
 @pytest.mark.parametrize(("stop", "extra"), POINTS)
 def test_wherever_a_signal_is_noticed(cli, colours, tmp_path, full, stop, extra):
     root, steps = full(*extra)

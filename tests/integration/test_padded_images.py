@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from promise import promise
 from small_fits import data, fit, scramble
 from starlette.testclient import TestClient
 
@@ -39,6 +40,7 @@ def wide(tmp_path):
     return tmp_path / "wide.png"
 
 
+@promise("pad")
 @pytest.mark.slow
 def test_export_checkpoint_and_service_answer_alike_on_a_wide_image(
     checkpoint, wide, cli, tmp_path

@@ -22,6 +22,7 @@ from ddp_scenarios import NUM_EVALUATED
 from labelled_files import LABELS, draw_labelled
 from labelled_runs import fit_labels
 from processes import finetune, launch, left_after, start
+from promise import control, promise
 from scenario_results import distance, draw_scenarios, load
 
 from finetune import load as load_model
@@ -59,6 +60,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     }
 
 
+@promise("any-number-of-devices")
+@promise("batch-norm")
+@promise("image-weights")
 @pytest.mark.parametrize(
     "scenario", ["small_float64", "batch_norm_uneven", "balanced", "weighted", "labels"]
 )
@@ -72,10 +76,12 @@ def test_two_processes_train_the_weights_of_one(worlds, scenario):
         assert distance(alone, load(worlds[2], scenario, rank)) <= 1e-10
 
 
+@control("any-number-of-devices")
 def test_control_an_order_of_each_rank_is_caught(worlds):
     assert distance(load(worlds[1], "small_float64"), load(worlds[2], "control_order")) > 1e-4
 
 
+@promise("each-image-once")
 def test_thirteen_images_count_once_on_two_processes(worlds):
     """In full, for other numbers and three processes: test_ddp.py."""
     num = NUM_EVALUATED[-1]
@@ -93,6 +99,8 @@ def test_thirteen_images_count_once_on_two_processes(worlds):
     assert load(worlds[2], "control_padding") == num + 1
 
 
+@promise("exact-metrics")
+@control("exact-metrics")
 def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
     """In full: test_ddp.py."""
     alone, own = (
@@ -106,6 +114,8 @@ def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
     assert abs(own / alone - 1) > 1e-4  # the control: each process by itself
 
 
+@promise("exact-metrics")
+@control("exact-metrics")
 def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
     """In full, for three processes: test_ddp.py."""
     alone, own = load(worlds[1], "labels_measured"), load(worlds[2], "control_own_labels")
@@ -116,6 +126,10 @@ def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
     assert own["calibration"] != alone["calibration"]  # the control: each process by itself
 
 
+@promise("resume")
+@control("resume")
+@promise("kills")
+@control("kills")
 def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(tmp_path):
     """In full, for many moments, two processes, signals and half-written files: test_resume.py, test_interrupted.py."""
     data = draw_colours(tmp_path / "data", train=30, test=4)
@@ -132,6 +146,7 @@ def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(tmp_p
     assert not control["weights"]  # an epoch that begins again
 
 
+@promise("stop")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, devices):
     """In full, for every failure, phase and way of starting: test_ends.py; that it resumes: test_resume.py."""
@@ -195,6 +210,7 @@ def predicted(finished, colours, tmp_path_factory) -> dict[str, np.ndarray]:
     return {row["path"]: np.array([float(row[f"p_{name}"]) for name in NAMES]) for row in rows}
 
 
+@promise("export")
 @pytest.mark.parametrize("kind", ["onnx", "safetensors"])
 def test_an_exported_file_predicts_as_the_checkpoint(finished, predicted, cli, kind):
     """In full, for other networks, precisions, thresholds and int8: test_export.py, test_exported_kinds.py."""
@@ -209,6 +225,7 @@ def test_an_exported_file_predicts_as_the_checkpoint(finished, predicted, cli, k
     assert np.ptp(np.array(list(predicted.values())), axis=0).max() > 1e-2  # images differ
 
 
+@promise("serve")
 def test_serve_answers_as_predict(finished, predicted, tmp_path):
     """In full, with signals, bad requests and many clients: test_serve.py, tests/serving/."""
     process = start("serve", finished, "--port", 0, cwd=tmp_path)
@@ -230,6 +247,7 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
         process.kill()
 
 
+@promise("preparation")
 def test_python_answers_as_predict(finished, predicted):
     """In full: tests/api/test_loaded_model.py."""
     answers = load_model(finished, "cpu").predict(list(predicted))
@@ -237,6 +255,7 @@ def test_python_answers_as_predict(finished, predicted):
     np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)
 
 
+@promise("multi-label")
 def test_several_labels_are_the_same_from_every_program(tmp_path, cli):
     """In full, with the service, other formats and pages: test_several_labels.py."""
     images = draw_labelled(tmp_path / "images", train=48, test=8)
@@ -270,6 +289,8 @@ def test_several_labels_are_the_same_from_every_program(tmp_path, cli):
         np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-5)
 
 
+@promise("no-code")
+@control("no-code")
 def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, monkeypatch):
     """In full, for every way of reading one: tests/commands/test_trust.py, tests/models/test_safe_load.py."""
     (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
@@ -288,6 +309,7 @@ def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, mon
     del sys.modules["hostile"]  # else another test's import of it would run nothing
 
 
+@promise("report")
 @needs_browser
 def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
     """In full: tests/runs/test_html_report.py; the page of `finetune serve`: tests/serving/test_page.py."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from colours import draw_colours
 from processes import launch
+from promise import promise
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,7 @@ def differences(result: dict[str, Any]) -> list[str]:
     return [what for what in EVERYTHING if not result[what]]
 
 
+@promise("resume")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_killed_inside_an_epoch(results, world_size):
@@ -56,6 +58,7 @@ def test_killed_while_a_checkpoint_was_written(results):
     assert differences(result) == []
 
 
+@promise("stop")
 def test_a_closed_terminal_stops_all_processes_after_the_step(results):
     """SIGINT: test_promises.py; that it leaves what SIGTERM does: test_signals.py."""
     result = results["sighup"]
@@ -75,6 +78,7 @@ def test_checkpoints_that_wait_are_written_at_a_signal_and_made_again_after_a_ki
     assert differences(killed) == [] and differences(stopped) == []
 
 
+@promise("resume")
 def test_a_fit_on_several_labels_that_is_killed_ends_as_an_uninterrupted_one(results):
     assert results["labels_reference"]["codes"] == [0]
     killed = results["labels_killed"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from labelled_files import LABELS, draw_labelled
 from labelled_runs import fit_labels
+from promise import control, promise
 from sklearn import metrics
 from starlette.testclient import TestClient
 from tiers import sweep
@@ -141,6 +142,7 @@ def test_python_says_the_same(checkpoint, images, expected):
     assert "thresholds for the highest f1" in repr(model)
 
 
+@promise("multi-label")
 @pytest.mark.parametrize("kind", sweep(["onnx", "safetensors"], quick=["safetensors"]))
 def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
     out = Path(f"file.{kind}")
@@ -159,6 +161,7 @@ def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
     assert [list(one.labels) for one in predictions] == [labels for _, labels in expected.values()]
 
 
+@control("multi-label")
 @pytest.mark.slow
 def test_an_export_that_ignores_the_calibration_is_not_kept(checkpoint, cli, tmp_path, monkeypatch):
     from finetune.commands import export

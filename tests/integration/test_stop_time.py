@@ -8,6 +8,7 @@ import pytest
 import torch
 from colours import draw_colours
 from processes import left_after, start
+from promise import promise
 
 from finetune.runs.metrics_csv import read_metrics
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.slow
 LIMIT = 20.0
 
 
+@promise("stop")
 def test_a_resnet18_on_two_processes_is_saved_and_has_ended_in_time(tmp_path: Path):
     images = draw_colours(tmp_path / "images", train=32, test=1)
     fit = ["fit", images, "--resume", "--out", tmp_path / "runs", "--epochs", 50, "--size", 64]

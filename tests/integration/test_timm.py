@@ -8,6 +8,7 @@ import timm
 import torch
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
+from promise import promise
 from pytorch_lightning.callbacks import LambdaCallback
 from scenario_results import distance, draw_scenarios, load
 from small_fits import data, fit
@@ -31,6 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {k: launch("timm_scenarios.py", root / f"world{k}", k, data) for k in (1, 2)}
 
 
+@promise("any-number-of-devices")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [*FAMILIES, "frozen"])
 def test_two_processes_train_as_one_does(results, scenario):

@@ -14,6 +14,7 @@ import torch
 from colours import QUICK
 from paths import ROOT
 from PIL import Image
+from promise import control, promise
 from timm.models import save_for_hf
 from timm_scenarios import FAMILIES
 from torchvision import transforms
@@ -162,6 +163,7 @@ def probabilities_of_timm(folder, images, side=None):
         return network(batch).softmax(dim=1).numpy()
 
 
+@promise("timm")
 def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     colours, fitted, cli, no_network, tmp_path, capsys
 ):
@@ -208,6 +210,7 @@ def test_timm_alone_predicts_from_the_folder_that_is_written_for_it(
     np.testing.assert_allclose(head, checkpoint["state_dict"]["network.head.fc.weight"] / 0.5)
 
 
+@control("timm")
 def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, monkeypatch):
     checkpoint = torch.load(fitted / "checkpoints/best.ckpt", weights_only=True)
     checkpoint["finetune"]["calibration"]["temperature"] = 0.5

@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 from colours import draw_colours
 from processes import Process, _free_port
+from promise import promise
 
 from finetune.cli import run
 from finetune.runs.model_checkpoint import Checkpoints
@@ -84,6 +85,7 @@ def start_machine(folder: Path, name: str, port: int, **environment: str) -> Pro
     return Process(command, folder, {**os.environ, **settings}, log, log)
 
 
+@promise("resume")
 @pytest.mark.timeout(300)
 def test_a_machine_dies_and_another_joins(tmp_path: Path):
     draw_colours(tmp_path / "data", train=8, test=2)

@@ -9,6 +9,7 @@ import timm
 import torch
 from hub_server import TOKEN, Fault, HubServer, Repository, hub_server
 from huggingface_hub.utils import HFValidationError, validate_repo_id
+from promise import promise
 from timm.models import save_for_hf
 
 from finetune.models.hub import (
@@ -112,6 +113,7 @@ def test_weights_are_those_of_the_repository(served, files, tmp_path):
     assert "pytorch_model.bin" not in {path.rpartition("/")[2] for _, path, _ in served.requests}
 
 
+@promise("hub-models")
 def test_files_are_of_one_commit_and_of_the_revision(served, files):
     first = next(iter(served.repositories[NAME].commits))
     served.repositories[NAME].commit({"model.safetensors": b"other"})
@@ -199,6 +201,7 @@ def test_a_server_that_cannot_be_reached_is_one_line(server, monkeypatch):
         download_model(ADDRESS)
 
 
+@promise("hub-models")
 def test_weights_that_are_not_safetensors_are_not_loaded(served, files):
     served.repositories[NAME] = Repository()
     pickled = {"config.json": files["config.json"], "pytorch_model.bin": b"cos\nsystem\n"}
@@ -221,6 +224,7 @@ HOSTILE = {
 }
 
 
+@promise("hub-models")
 @pytest.mark.parametrize("config", HOSTILE.values(), ids=HOSTILE)
 def test_a_config_names_a_network_of_timm_and_nothing_else(server, files, config):
     put_config(server, files, config)

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from networks import NarrowResNet
+from promise import promise
 from torch import nn
 
 from finetune.inference.class_activation import class_activation
@@ -64,6 +65,7 @@ def pooled(network: nn.Module, modules: list[str]) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
+@promise("solved-head")
 @pytest.mark.parametrize("name", STAGES)
 def test_the_head_takes_the_means_of_the_stages(name):
     network = wide(name)

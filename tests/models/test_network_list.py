@@ -2,6 +2,7 @@
 
 import timm
 import torch
+from promise import promise
 from torchvision import models
 
 from finetune.models.backbones import build
@@ -9,6 +10,7 @@ from finetune.models.candidates import BUILT_IN
 from finetune.models.network_list import ListedNetwork, timm_networks, torchvision_networks
 
 
+@promise("backbones")
 def test_the_networks_are_those_of_both_libraries():
     networks = {network.name: network for network in [*torchvision_networks(), *timm_networks()]}
     assert {"lenet", "resnet18", "vit_h_14", *BUILT_IN} <= networks.keys()

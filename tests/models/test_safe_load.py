@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from promise import promise
 
 from finetune.models.safe_load import load_safely
 from finetune.models.weight_files import read_file
@@ -33,6 +34,7 @@ class Code:
         return open, (self.path, "w")
 
 
+@promise("no-code")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

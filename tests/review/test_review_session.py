@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from promise import promise
 from reviews import MOVED, job_of
 
 from finetune.data.corrections import Correction, CorrectionsFile
@@ -68,6 +69,7 @@ def test_the_labels_of_a_decision_are_among_the_suggestions(
     assert other in [suggestion["class"] for suggestion in session.item(0)["suggestions"]]
 
 
+@promise("corrections")
 def test_decisions_are_lines_and_a_later_fit_has_them(wrong, begin):
     session = begin(wrong)
     red = session.images.class_names.index("red")
@@ -188,6 +190,7 @@ def test_copies_in_two_classes_come_first_and_unreadable_images_are_named(wrong,
     assert session.item(int(session.order.images[0]))["neighbours"] == []
 
 
+@promise("review")
 def test_after_some_decisions_the_others_are_ranked_by_the_corrected_labels(
     wrong, begin, monkeypatch
 ):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from drawn_scores import draw, mean_precision
+from promise import control
 
 from finetune.runs.best_epoch import (
     chosen_epoch,
@@ -103,6 +104,7 @@ def test_the_interval_covers_the_true_value(num):
     assert narrow_hits / 200 < 0.7
 
 
+@control("interval")
 @pytest.mark.parametrize(
     ("num", "share", "shared"),
     [(30, 0.1, 0.0), (200, 0.2, 0.9)],

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from drawn_scores import draw, mean_precision
+from promise import control, promise
 from sklearn.metrics import average_precision_score
 
 from finetune.runs import bootstrap
@@ -32,6 +33,8 @@ def test_the_value_of_a_sample_is_that_of_scikit_learn():
     )
 
 
+@promise("interval")
+@control("interval")
 @pytest.mark.parametrize(
     ("num", "share", "shared"),
     [(20, 0.1, 0.0), (200, 0.2, 0.9), (100, 0.3, 0.0)],

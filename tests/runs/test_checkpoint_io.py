@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from promise import control, promise
 
 from finetune.runs.checkpoint_io import AtomicCheckpointIO, read_checkpoint
 from finetune.system.files import link
@@ -76,6 +77,7 @@ TORCH_NO_SPACE = RuntimeError(
 OF_A_GPU = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+@promise("complete-files")
 @pytest.mark.parametrize(
     "error", [NO_SPACE, TORCH_NO_SPACE, OF_A_GPU], ids=["disk", "writer", "GPU"]
 )
@@ -107,6 +109,7 @@ def test_a_limit_of_the_file_size_is_no_full_disk(target):
     assert os.listdir(target.parent) == []
 
 
+@control("complete-files")
 def test_control_written_in_place_the_previous_one_is_lost(target, monkeypatch):
     AtomicCheckpointIO().save_checkpoint(state(1), target)
     monkeypatch.setattr(torch, "save", full_disk(NO_SPACE))
@@ -169,6 +172,7 @@ def test_it_is_on_the_disk_before_it_gets_its_name(target, monkeypatch):
     assert rest == ["replace", str(target.parent)]
 
 
+@promise("complete-files")
 def test_a_reader_never_sees_a_part(target):
     AtomicCheckpointIO().save_checkpoint(state(0), target)
     seen, done = [], threading.Event()

@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from colours import QUICKEST
+from promise import promise
 from scenario_results import is_same
 from torch import nn
 
@@ -275,6 +276,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     )
 
 
+@promise("resume")
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [[0, 1], [0, 3]])
 def test_in_the_end_all_is_as_if_nothing_had_waited(fit, request, monkeypatch, kept):

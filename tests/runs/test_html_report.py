@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import dom_after, evaluate, needs_browser, scroll_widths
+from promise import promise
 from run_folders import write_run
 
 from finetune.runs.comparison import write_comparison
@@ -75,6 +76,7 @@ def run(tmp_path):
     )
 
 
+@promise("report")
 @pytest.mark.slow
 def test_the_numbers_are_the_runs(run):
     record = read_run(run)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import nowhere
+from promise import promise
 
 from finetune.data.samplers import rank_range
 from finetune.data.targets import MultiHot
@@ -134,6 +135,7 @@ PATHS = [
 ]
 
 
+@promise("each-image-once")
 def test_one_row_an_image_in_the_order_of_the_input(run):
     probs = probabilities(len(PATHS))
     bad = {

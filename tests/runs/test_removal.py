@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from promise import promise
 from run_folders import write_run
 from run_holders import another
 
@@ -36,6 +37,7 @@ def test_a_run_is_deleted_whole(run):
     assert not run.exists() and run.parent.is_dir()
 
 
+@promise("runs-rm")
 def test_files_of_others_in_a_run_stay(run, tmp_path):
     own = [
         *("notes.txt", "checkpoints/mine.pt", "fit/fold_1/thesis.tex", "sub/config.yaml"),
@@ -58,6 +60,7 @@ def test_files_of_others_in_a_run_stay(run, tmp_path):
     assert (tmp_path / "outside/best.ckpt").exists()
 
 
+@promise("runs-rm")
 @pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
 def test_what_is_no_run_is_refused(run, tmp_path, about):
     other = tmp_path / "project/fit/version_3"

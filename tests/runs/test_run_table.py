@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from labels_folder import drawn, write_labels_run
+from promise import promise
 from run_folders import write_run
 from run_holders import another
 
@@ -43,6 +44,7 @@ def validated(run: Path, *accuracies: float, num: int = 40) -> None:
             writer.writerows(enumerate(accuracies, start=first))
 
 
+@promise("runs")
 def test_a_row_of_a_tested_run(run):
     row = read_row(run)
     assert (row.state, row.split, row.num_images) == ("finished", "test", 6)
@@ -156,6 +158,7 @@ def test_linked_files_count_once_and_not_at_all_if_they_stay_elsewhere(tmp_path)
     assert size_of([tmp_path]) == 100
 
 
+@promise("runs")
 def test_nothing_is_written_and_torch_is_not_imported(run):
     before = {path: path.stat().st_mtime_ns for path in run.parent.rglob("*")}
     script = (

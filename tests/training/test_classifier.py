@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from colours import QUICKEST, draw_colours
+from promise import control, promise
 from small_fits import SMALL, data, fit
 from torch import nn
 from torchvision.transforms.v2 import functional as reference
@@ -93,6 +94,8 @@ def test_balanced_weights_make_the_classes_equal(tmp_path):
     torch.testing.assert_close(model.class_weight * counts, torch.full((3,), counts.sum() / 3))
 
 
+@promise("class-weights")
+@control("class-weights")
 @pytest.mark.parametrize("members", [1, 2])
 def test_weights_as_text_are_those_of_balanced_bit_for_bit(tmp_path, members):
     root = draw_colours(tmp_path / "uneven", train=12)
@@ -129,6 +132,7 @@ def of_stages(model: Classifier, *names: str) -> set[str]:
 FROZEN = {"layer2": ("conv1", "bn1", "layer1", "layer2"), "backbone": ("conv1", "bn1", "layer")}
 
 
+@promise("frozen")
 @pytest.mark.parametrize("freeze", list(FROZEN))
 def test_what_is_frozen_does_not_move(colours, freeze):
     images = data(colours, val_fraction=0)
@@ -145,6 +149,7 @@ def test_what_is_frozen_does_not_move(colours, freeze):
     assert {id(parameter) for parameter in optimizer.state} == trained
 
 
+@control("frozen")
 @pytest.mark.parametrize("wrong", ["train", "requires_grad"])
 def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
     """Without eval mode the frozen stages' statistics move, with gradients their weights do."""
@@ -162,6 +167,7 @@ def test_control_half_a_freeze_is_seen_to_move(colours, wrong):
     )
 
 
+@promise("frozen")
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_scale(colours):
     images = data(colours)
     moved = {}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from promise import promise
 from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -45,6 +46,7 @@ def noisy(
     return network(x.clone())
 
 
+@promise("random-numbers")
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_each_device_draws_its_rows_of_one_mask(kind, dtype):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from colours import QUICKEST, draw_colours
 from labelled_files import draw_labelled
+from promise import control, promise
 from small_fits import fit
 
 from finetune import Classifier, ImageFolderData
@@ -92,6 +93,8 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return max(float((value - other[name]).abs().max()) for name, value in one.items())
 
 
+@promise("image-weights")
+@control("image-weights")
 @pytest.mark.parametrize("kind", ["single", "several"])
 def test_a_weight_of_2_trains_as_the_image_twice(place, tmp_path, kind):
     rows = rows_of(place, kind)
@@ -104,6 +107,7 @@ def test_a_weight_of_2_trains_as_the_image_twice(place, tmp_path, kind):
     assert distance(one, plain) > 1e-3
 
 
+@promise("image-weights")
 def test_equal_weights_are_no_weights(place, tmp_path):
     rows = rows_of(place, "single")
     plain = ImageFolderData(table=write(tmp_path / "plain.csv", rows), **WHOLE)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from promise import promise
 
 from finetune.models.checkpoint_values import is_interpolation
 from finetune.runs.interpolation_record import Interpolation
@@ -41,6 +42,7 @@ CASES = {
 }
 
 
+@promise("best-weights")
 @pytest.mark.parametrize("case", CASES)
 def test_a_clear_gain_is_kept_and_a_clear_loss_is_not(case):
     means, noise, expected = CASES[case]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from promise import promise
 from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.metrics import f1_score, precision_score, recall_score
@@ -188,6 +189,7 @@ def test_labels_with_few_images_share_a_threshold():
     assert found >= max(f1_score(y, (p >= t).numpy()) for t in np.linspace(0.02, 0.98, 97)) - 2e-3
 
 
+@promise("exact-metrics")
 def test_devices_fit_the_same_calibration_bit_for_bit():
     logits, labels = drawn(500)
     metric = MultilabelCalibrator(4)

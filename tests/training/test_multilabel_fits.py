@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from labelled_files import LABELS, LabelledFiles, draw_labelled
+from promise import promise
 from small_fits import fit
 from tiers import sweep
 from torch import nn
@@ -120,6 +121,7 @@ class SaveInside(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
+@promise("class-weights")
 @pytest.mark.slow
 def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
     balanced = classifier(data(root), class_weights="balanced")
@@ -136,6 +138,7 @@ def test_weights_as_text_are_those_of_balanced_bit_for_bit(root):
     assert not all(torch.equal(*pair) for pair in parameters)  # the control
 
 
+@promise("resume")
 @pytest.mark.parametrize("is_inside", sweep([False, True], quick=[True]))
 def test_a_resumed_fit_ends_as_an_uninterrupted_one(root, tmp_path, is_inside):
     options = {"mixup": 0.4, "cutmix": 1.0}

@@ -10,6 +10,7 @@ import torch
 import yaml
 from colours import QUICKEST
 from jsonargparse import Namespace
+from promise import promise
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from small_fits import data, fit
@@ -31,6 +32,7 @@ def state(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
     return torch.load(run / f"checkpoints/{name}.ckpt", weights_only=True)["state_dict"]
 
 
+@promise("solved-head")
 def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
     calls = []
     fit_probe = linear_probe.fit_probe
@@ -65,6 +67,7 @@ def test_the_head_is_the_optimum_on_the_training_images(colours, monkeypatch):
     assert float(trainer.callback_metrics["train/accuracy"]) > 0.9
 
 
+@promise("solved-head")
 def test_a_head_over_stages_is_the_optimum_of_scikit_learn(colours, monkeypatch):
     probes = []
     fit_probe = linear_probe.fit_probe

@@ -1,0 +1,151 @@
+"""Promises, the tests that hold them, and the controls that show that these tests can fail.
+
+    @promise("resume", controls=[forget_the_position])
+    def test_resume_after_a_kill(...): ...
+
+    @control("resume")
+    def test_control_...: ...
+
+A control is a test that compares two things and finds a deliberate difference, or a function of a `monkeypatch` that
+breaks the program: the test is run again with each, and must fail. docs/promises.md is made from these marks. If all
+tests are collected, a promise without a quick test is an error, as is a page that is out of date.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+from promise_texts import PROMISES
+
+PAGE = ROOT / "docs/promises.md"
+_HEADER = """# Promises and their tests
+
+<!-- made by `pytest --write-promises` from the marks of the tests -->
+
+`make test` runs the quick tests. `make test-all` runs those in full, too. A control is a deliberate mistake
+that a test of the promise must find. `pytest --promise ID` runs the tests of one promise. `make chaos` tries thousands
+of faults, see [reliability](reliability.md).
+
+"""
+
+
+def promise(
+    name: str, controls: Sequence[Callable[[pytest.MonkeyPatch], None]] = ()
+) -> pytest.MarkDecorator:
+    """Mark a test that holds a promise.
+
+    Args:
+        name: The promise, a key of `PROMISES`.
+        controls: Each breaks the program. The test is run again with each, and must fail.
+    """
+    assert name in PROMISES, name
+    return pytest.mark.promise(name, controls=tuple(controls))
+
+
+def control(name: str) -> pytest.MarkDecorator:
+    """Mark a test that shows that the tests of a promise find a deliberate mistake."""
+    assert name in PROMISES, name
+    return pytest.mark.control(name)
+
+
+@pytest.fixture(autouse=True)
+def broken_by(request: pytest.FixtureRequest) -> None:
+    """Break the program as a control of the test says."""
+    breaks = getattr(request, "param", None)
+    if breaks is not None:
+        breaks(request.getfixturevalue("monkeypatch"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test of a promise once more with each control."""
+    marks = metafunc.definition.iter_markers("promise")
+    breaks = dict.fromkeys(each for mark in marks for each in mark.kwargs["controls"])
+    if breaks:
+        fails = pytest.mark.xfail(strict=True, reason="a control")
+        cases = [pytest.param(each, id=f"control_{each.__name__}", marks=fails) for each in breaks]
+        metafunc.parametrize(
+            "broken_by", [pytest.param(None, id=pytest.HIDDEN_PARAM), *cases], indirect=True
+        )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--promise", metavar="ID", help="only the tests and controls of this promise")
+    parser.addoption("--write-promises", action="store_true", help="write docs/promises.md")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m and -k deselect tests
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("promise")
+    if wanted is not None:
+        if wanted not in PROMISES:
+            raise pytest.UsageError(f"--promise {wanted}: none of {', '.join(PROMISES)}")
+        others = [item for item in items if wanted not in _names(item, "promise", "control")]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+        return
+    if {Path(config.rootpath, each) for each in config.args} != {ROOT / "tests"}:
+        return
+    page = _page(items)
+    if config.getoption("write_promises"):
+        PAGE.write_text(page, "utf-8")
+    elif PAGE.read_text("utf-8") != page:
+        raise pytest.UsageError(f"{PAGE.name} is out of date: run `pytest --write-promises`")
+
+
+def _names(item: pytest.Item, *marks: str) -> set[str]:
+    return {mark.args[0] for kind in marks for mark in item.iter_markers(kind)}
+
+
+def _page(items: list[pytest.Item]) -> str:
+    rows = [_row(name, items) for name in PROMISES]
+    return _HEADER + "\n".join(rows) + "\n"
+
+
+def _row(name: str, items: list[pytest.Item]) -> str:
+    """Return a promise's entry of the page.
+
+    Raises:
+        pytest.UsageError: It has no quick test.
+    """
+    quick: dict[str, None] = {}
+    slow: dict[str, None] = {}
+    controls: dict[str, None] = {}
+    for item in items:
+        if name in _names(item, "control"):
+            controls[_short(item)] = None
+        if name not in _names(item, "promise"):
+            continue
+        breaks = item.callspec.params.get("broken_by") if hasattr(item, "callspec") else None
+        if breaks is not None:
+            controls[breaks.__name__] = None
+        elif "slow" in item.keywords:
+            slow[_short(item)] = None
+        else:
+            quick[_short(item)] = None
+    if not quick:
+        raise pytest.UsageError(f"no quick test of the promise {name}: mark one with @promise")
+    # a test with quick and slow cases is named once
+    parts = {
+        "quick": quick.keys(),
+        "in full": slow.keys() - quick.keys(),
+        "control": controls.keys(),
+    }
+    tests = [f"    - {kind}: {_listed(each)}" for kind, each in parts.items() if each]
+    return "\n".join([f'- <a id="{name}"></a>{PROMISES[name]} (`{name}`)', *tests])
+
+
+def _short(item: pytest.Item) -> str:
+    """Return the file and the function of a test."""
+    return f"{item.path.name}::{item.name.partition('[')[0]}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names in the order of files, each file once."""
+    listed: list[str] = []
+    file = ""
+    for name in sorted(names):
+        of, _, test = name.rpartition("::")
+        listed.append(f"`{test}`" if of == file else f"`{name}`")
+        file = of
+    return ", ".join(listed)
