@@ -15,17 +15,13 @@ import yaml
 from colours import QUICKEST, draw_patients
 from command_lines import ParseOnly
 from fit_words import QUICK
-from tiers import sweep
 
 import finetune
 from finetune.api import fitting
 from finetune.commands import backbone_choice
-from finetune.commands.backbone_choice import candidates_of, describe_ranking, settle_backbone
+from finetune.commands.backbone_choice import describe_ranking, settle_backbone
 from finetune.commands.explicit_settings import ExplicitSettings
-from finetune.commands.flag_checks import check_flags
-from finetune.commands.parsed_line import parse_line
 from finetune.features.backbone_ranking import Ranking, Standing
-from finetune.models.backbones import build
 from finetune.models.candidates import Candidate
 from finetune.runs import run_lock
 from finetune.system.messages import WrongUsage
@@ -377,84 +373,6 @@ def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_p
     )
     assert "https://huggingface.co cannot be reached" in text and text.endswith("--weights A,B")
     assert not (tmp_path / "runs").exists()
-
-
-WRONG = [
-    (
-        ["--model.freeze", "layer2"],
-        r"--freeze \(--model.freeze\) layer2: stages have different names in each network",
-    ),
-    (["--trainer.num_nodes", "2"], "--backbone auto ranks networks on one machine"),
-    (["--weights", "null"], r"remove --weights \(--model.weights\) null"),
-    (
-        ["--config", "fixed.yaml"],
-        "--backbone auto and the backbone resnet18 of .*fixed.yaml both choose the network",
-    ),
-    (["--minutes", "1", "--epochs", "3"], "both set the length of training"),
-]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [*WRONG[:2], *(pytest.param(*row, marks=pytest.mark.slow) for row in WRONG[2:])],
-)
-def test_what_does_not_go_with_a_choice_is_reported_in_a_line(
-    colours, cli, tmp_path, never_ranked, given, message
-):
-    Path("fixed.yaml").write_text("model: {backbone: resnet18}")
-    rest = [word for word in REST if word not in ("--trainer.max_epochs", "1")]
-    with pytest.raises(ValueError, match=message) as reported:
-        cli("fit", colours, "--backbone", "auto", *rest, *given)
-    assert len(str(reported.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("backbone", "weights", "message"),
-    [
-        (
-            "auto",
-            "nowhere",
-            "nowhere: there is no such file or folder; with --backbone auto pass runs or folders of timm's",
-        ),
-        (
-            "auto",
-            "{plain}",
-            "weights.pt' is not a checkpoint of `finetune fit`; plain weights need",
-        ),
-        (
-            "resnet18,resnet50",
-            "{seeing}",
-            "is not for several networks: pass runs",
-        ),
-    ],
-)
-def test_candidates_that_cannot_be_are_reported_in_a_line(
-    files, tmp_path, backbone, weights, message
-):
-    plain = tmp_path / "weights.pt"
-    torch.save(build("lenet", 2).state_dict(), plain)
-    with pytest.raises(ValueError, match=message) as reported:
-        candidates_of(backbone, weights.format(seeing=files.seeing, plain=plain))
-    assert len(str(reported.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("backbone", "message"),
-    [
-        ("resnet18,resnet81", "cannot be 'resnet81'; did you mean 'resnet18'"),
-        ("auto,resnet18", "cannot be 'auto'"),
-    ],
-)
-def test_names_that_cannot_be_are_reported_before_torch_is_imported(backbone, message):
-    with pytest.raises(WrongUsage, match=message):
-        check_flags("fit", parse_line(["--backbone", backbone]))
-
-
-@pytest.mark.parametrize("command", sweep(["benchmark", "check"], quick=["check"]))
-def test_other_commands_name_their_network(colours, cli, capsys, command):
-    with pytest.raises((SystemExit, WrongUsage)) as reported:
-        cli(command, colours, "--backbone", "auto")
-    assert "auto" in capsys.readouterr().err + str(reported.value)
 
 
 @pytest.mark.slow

@@ -41,33 +41,6 @@ def test_a_fit_is_measured_and_leaves_nothing_but_the_output(cli, colours, capsy
     assert " images/s, n = 3" in shown and "waiting for data: " in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--trainer.max_epochs", "1"],
-            "the fit ended after 0 of 5 measurements.*--trainer.max_epochs",
-        ),
-        (["--devices", "1,x"], "--devices takes numbers such as 1,2, not '1,x'"),
-        (
-            ["--output", "out.json/x.json"],
-            "--out out.json/x.json: .*out.json is a file, not a folder",
-        ),
-        (["--devices", "0"], "--devices takes numbers"),
-    ],
-)
-def test_what_can_not_be_measured_is_reported(cli, colours, options, message):
-    Path("out.json").touch()
-    with pytest.raises(ValueError, match=message):
-        cli("benchmark", "--data.root", colours, *SMALL, *options)
-
-
-def test_a_wrong_number_of_repeats_is_wrong_usage(cli, colours, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli("benchmark", "--data.root", colours, *SMALL, "--repeats", "0")
-    assert "repeats must be at least 1, not 0" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_numbers_of_devices_are_compared_with_each_other(cli, colours, capsys, monkeypatch):
     monkeypatch.setattr("finetune.commands.benchmark.subprocess", forked_subprocess())

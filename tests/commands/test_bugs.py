@@ -45,18 +45,6 @@ def test_a_bug_is_a_traceback_and_a_line(place, arguments, colours, tmp_path, mo
     assert "Traceback" in error and "math.sqrt(-1.0)" in error
 
 
-def test_a_wrong_value_of_a_class_that_the_user_names_is_no_bug(
-    colours, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    stopping = "pytorch_lightning.callbacks.EarlyStopping"
-    callback = f"{{class_path: {stopping}, init_args: {{monitor: x, mode: up}}}}"
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", str(colours), *QUICKEST, "--trainer.callbacks", callback])
-    error = capsys.readouterr().err
-    assert ended.value.code in (1, 2) and IS_BUG not in error and "Traceback" not in error
-
-
 def test_a_fit_that_a_bug_has_ended_can_be_resumed(colours, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fit = ["fit", str(colours), *QUICKEST, "--epochs", "2", "--test_after_fit", "false"]

@@ -8,7 +8,6 @@ import torch
 from data_files import write_unpacked
 from PIL import Image
 
-from finetune.cli import main
 from finetune.commands.by_hand import parse_devices
 from finetune.parity import data_parallel
 
@@ -69,50 +68,6 @@ def test_the_curve_is_drawn_after_each_epoch(cli, tmp_path, capsys, monkeypatch)
     blue = [((p[..., 2] > 180) & (p[..., 0] < 60)).sum() for p in images]
     assert images[0].shape == (480, 840, 4) and blue[0] < blue[1] < blue[2]
     assert list(tmp_path.rglob("*.png")) == [tmp_path / "new/curve.png"]
-
-
-@pytest.mark.parametrize(
-    ("options", "reported"),
-    [
-        (
-            ("--devices", "cpu,gpuu"),
-            "--devices cpu,gpuu: there is no device 'gpuu' on this machine; valid are: cpu",
-        ),
-        (("--devices", "cpu,"), "there is no device '' on this machine"),
-        (("--devices", "cpu:1"), "there is no device 'cpu:1' on this machine"),
-        (("--devices", "meta"), "there is no device 'meta' on this machine"),
-        (("--devices", "cpu,cpu,cpu"), "8 does not divide by 3 devices"),
-        (("--epochs", "many"), "many"),
-        (("--device", "cpu"), "did you mean --devices?"),
-        (("--dtype", "float16"), "--dtype float16 is not known; valid are: float32, float64"),
-        (("--epochs", "0"), "got epochs 0"),
-        (("--lr", "0"), "lr 0.0"),
-        (("--batch_size", "0"), "batch_size 0"),
-        (("--seed", "-1"), "seed -1"),
-        (
-            ("--root", "clothes/FashionMNIST/raw/t10k-labels-idx1-ubyte"),
-            "Fashion-MNIST is not available",
-        ),
-        (("--lr", "1e30"), "lr 1e+30 is too high"),
-        (("--output", "clothes"), "--out clothes is a folder"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(options, reported, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_unpacked(tmp_path / "clothes")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as caught:
-        main(["by-hand", *map(str, QUICK), "--output", "new/curve.png", *options])
-    err = capsys.readouterr().err
-    is_usage = not any(
-        words in reported for words in ("is not available", "too high", "does not divide")
-    )
-    assert caught.value.code == (2 if is_usage else 1)
-    assert err.startswith("finetune: error: ") and err.count("\n") == 1 and reported in err
-    assert [
-        path for path in sorted(tmp_path.rglob("*")) if path not in before
-    ] == [] or "too high" in reported
-    assert list(tmp_path.rglob("*.png")) == []
 
 
 def test_devices_of_an_accelerator(monkeypatch):

@@ -8,18 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from browser import dom_after, needs_browser
 from colours import QUICKEST
 from PIL import Image
 from processes import start, start_script
 
 from finetune.commands import check
-from finetune.system.messages import WrongUsage
 
 
 def run(cli, *arguments):
@@ -52,15 +49,6 @@ def test_a_sound_set_is_clean(cli, images, tmp_path, capsys):
     assert run(cli, images) == 0
     assert found(tmp_path) == {} and "no problems found" in capsys.readouterr().out
     assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
-
-
-@pytest.mark.parametrize("name", ["check.html", "check.json"])
-def test_files_of_another_tool_are_not_replaced(cli, images, tmp_path, name):
-    (tmp_path / name).write_text('{"of": "another tool"}')
-    with pytest.raises(WrongUsage, match="pass --out FOLDER"):
-        cli("check", images)
-    assert (tmp_path / name).read_text() == '{"of": "another tool"}'
-    assert run(cli, images, "--out", "own") == run(cli, images, "--out", "own") == 0
 
 
 def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, images, tmp_path, capsys):
@@ -142,20 +130,6 @@ def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
     assert len(listed) == 6 and all(os.path.exists(path) for path in listed)
 
 
-@pytest.mark.parametrize("make", ["nothing", "a file", "empty", "loose"])
-def test_what_is_no_data_set_is_wrong_usage(cli, tmp_path, make):
-    folder = tmp_path / "set"
-    if make == "a file":
-        folder.write_bytes(b"")
-    elif make != "nothing":
-        folder.mkdir()
-    if make == "loose":
-        Image.new("RGB", (30, 30)).save(folder / "x.png")
-    with pytest.raises(WrongUsage, match="does not exist|is a file|no class folders"):
-        cli("check", folder)
-    assert not (tmp_path / "check.html").exists()
-
-
 def test_one_image_and_no_image_are_findings(cli, tmp_path):
     (tmp_path / "set/a").mkdir(parents=True)
     assert (
@@ -163,24 +137,6 @@ def test_one_image_and_no_image_are_findings(cli, tmp_path):
     )
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
-
-
-def test_weights_and_a_checkpoint_exclude_each_other(cli, images):
-    Path("y.ckpt").touch()
-    with pytest.raises(WrongUsage, match="not both"):
-        cli("check", images, "--weights", "x.pt", "--ckpt_path", "y.ckpt")
-    with pytest.raises(WrongUsage, match="no weights file"):
-        cli("check", images, "--weights", "x.pt")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"root": "."}, {"columns": "path:photo"}, {"labels": "several"}, {"label_separator": ";"}],
-)
-def test_options_of_a_table_are_refused_for_a_folder(tmp_path, options):
-    name = next(iter(options))
-    with pytest.raises(WrongUsage, match=f"^--{name} is for tables, and .* is a folder$"):
-        check.check(str(tmp_path), output=str(tmp_path), **options)
 
 
 @pytest.mark.slow
@@ -243,20 +199,6 @@ def test_two_at_once_leave_one_whole_result(images, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
 
 
-def test_an_output_that_can_not_be_written_is_reported_before_images_are_looked_at(
-    cli, images, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(
-        "finetune.commands.check.inspect_images", lambda paths: pytest.fail("looked")
-    )
-    (tmp_path / "file").touch()
-    for option in ("--out", "--lists"):
-        with pytest.raises(WrongUsage, match=f"{option} .*file"):
-            cli("check", images, option, tmp_path / "file/out")
-    with pytest.raises(WrongUsage, match=r"^--out x\.html must be a folder: check\.html and "):
-        cli("check", images, "--out", "x.html")
-
-
 def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, images, tmp_path, monkeypatch):
     def vanish(paths):
         shutil.rmtree(images / "test")
@@ -303,33 +245,3 @@ def test_the_page_sorts_its_rows_and_has_no_errors(cli, images, tmp_path):
     for clicks, order in ((script, "012"), (click_again, "210")):
         dom = dom_after((tmp_path / "check.html").read_text("utf-8"), clicks, tmp_path)
         assert "".join(re.findall(r'data-value="train/a/(\d)\.jpg"', dom)) == order
-
-
-def test_a_network_that_takes_other_images_is_reported_before_any_is_looked_at(
-    cli, images, tmp_path, monkeypatch
-):
-    from finetune.models.backbones import build
-
-    torch.save(build("lenet", 3).state_dict(), tmp_path / "w.pt")
-    monkeypatch.setattr("finetune.commands.check.inspect_images", None)
-    message = (
-        r"^lenet does not support images of 40x40 pixels \(image_size must be 28, not 40\): "
-        "another --image_size may do$"
-    )
-    with pytest.raises(WrongUsage, match=message):
-        cli(
-            "check",
-            images,
-            "--weights",
-            tmp_path / "w.pt",
-            "--backbone",
-            "lenet",
-            "--image_size",
-            40,
-        )
-    (tmp_path / "w.pt").rename(tmp_path / "w.ckpt")
-    hint = (
-        "w.ckpt is not of small_cnn: --ckpt_path .*w.ckpt takes the network of the checkpoint too$"
-    )
-    with pytest.raises(WrongUsage, match=hint):
-        cli("check", images, "--weights", tmp_path / "w.ckpt", "--backbone", "small_cnn")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from finetune.commands.command_line import in_full_spelling, with_images
-from finetune.system.messages import WrongUsage
 
 BEST = "run/checkpoints/best.ckpt"
 
@@ -95,52 +94,6 @@ def test_what_is_typed_is_what_full_flags_say_and_comes_out_of_itself(typed, tmp
     once = in_full_spelling(typed.split())
     assert once == expected
     assert in_full_spelling(once) == once
-
-
-WRONG = {
-    "fit photos --data.init_args.root run": "(--data.root) is set twice: 'photos' and 'run'",
-    "test run phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
-    "test run photos photos": "one folder is needed, not 2",
-    "predict run/checkpoints": "finetune predict needs images, folders, globs or a LIST.txt",
-    "fit": "no data: pass the folder of your images, as in finetune fit FOLDER; or a shipped",
-    "fit --resume=photos": "--resume photos: that is not the folder of a run",
-    "fit --resume nowhere": "--resume: 'nowhere' does not exist; pass the folder of a run",
-    "fit photos --resume early2": "a run or a folder of images; did you mean 'early'?",
-    "fit early early --resume": "one folder is needed, not 2 ('early' 'early'): finetune fit --resume RUN",
-    "fit phtos": "the data folder 'phtos' does not exist; did you mean 'photos'?",
-    "fit -- -x.jpg": "'-x.jpg' is a file: pass a folder of images",
-    "fit label.csv": "the table 'label.csv' does not exist; did you mean 'labels.csv'?",
-    "fit labels.xlsx": "'labels.xlsx': .xlsx tables are unsupported; save it as one of .csv",
-    "fit labels.csv --data.table x.csv": "--data.table is set twice: 'labels.csv' and 'x.csv'",
-    "fit hotdog.yaml": "hotdog.yaml is a config, not a folder of images: finetune fit --config hotdog.yaml",
-    "fit hotdog": "hotdog is a config, not a folder of images: finetune fit --config hotdog",
-    "fit photos run": "one folder is needed, not 2 ('photos' 'run'): finetune fit FOLDER",
-    "fit photos --data.root run": "finetune fit FOLDER (--data.root) is set twice: 'photos' and 'run'",
-    "fit photos --config hotdg.yaml": "there is no config 'hotdg.yaml', and none of that name is shipped; did you",
-    "fit photos --weights ./photos": "the folder ./photos is not a run",
-    "fit photos --ckpt_path gone.ckpt": "there is no checkpoint 'gone.ckpt': pass the folder of a run, or a file",
-    "test": "finetune test needs a checkpoint, or a run's folder: finetune test CKPT (--ckpt_path)",
-    "test rum": "there is no checkpoint 'rum'; did you mean 'run'?",
-    "test run/checkpoints/bets.ckpt": "did you mean 'run/checkpoints/best.ckpt'?",
-    "test photos run": "the folder photos is not a run",
-    "predict run": "finetune predict needs images, folders, globs or a LIST.txt: finetune predict CKPT IMAGES",
-    "predict photos/cat/a.jpg": "the checkpoint, or a run's folder, comes first: finetune predict CKPT IMAGES",
-    "predict run photos/cat/d.jpg": "no image, folder, list or glob 'photos/cat/d.jpg'; did you mean 'photo",
-    "predict run photos/*.gif": "there is no image, folder, list or glob 'photos/*.gif'",
-    "predict run photos --data.predict photos": "images are passed twice: by --data.predict, and 'photos'",
-    "predict photos/cat/a.jpg run": "'photos/cat/a.jpg' is an image: a checkpoint, or a run's folder, comes",
-    "fit photos --out [a]": "/[a] is a file, not a folder",
-    "export": "finetune export needs a checkpoint",
-    "export run photos": "finetune export takes one checkpoint, and no 'photos'",
-    "check a b": "one folder is needed, not 2",
-}
-
-
-@pytest.mark.parametrize("typed", WRONG)
-def test_a_mistake_is_reported_in_a_line(typed):
-    with pytest.raises((WrongUsage, FileNotFoundError)) as caught:
-        in_full_spelling(typed.split())
-    assert WRONG[typed] in str(caught.value) and caught.value.exit_code == 2
 
 
 def test_a_run_without_a_best_checkpoint_says_so_once(capsys, monkeypatch):

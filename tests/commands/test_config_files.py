@@ -7,7 +7,6 @@ import pytest
 from finetune.commands import config_files
 from finetune.commands.config_files import find, put_configs_first, shipped
 from finetune.commands.parsed_line import format_line, parse_line
-from finetune.system.messages import WrongUsage
 
 
 @pytest.fixture
@@ -52,25 +51,6 @@ def test_a_file_here_comes_first(package):
     assert find("sample") == str(package / "configs/sample.yaml")
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("hotdg.yaml", "did you mean 'hotdog.yaml'?"),
-        ("hotdg", "did you mean 'hotdog'?"),
-        ("configs/hotdog.yaml", "did you mean 'hotdog.yaml'?"),
-        ("notes.txt", "valid are hotdog, sample"),
-        ("", "valid are hotdog, sample"),
-    ],
-)
-def test_not_found_names_the_nearest(package, name, hint):
-    with pytest.raises(FileNotFoundError) as caught:
-        find(name)
-    assert (
-        str(caught.value)
-        == f"there is no config {name!r}, and none of that name is shipped; {hint}"
-    )
-
-
 @pytest.mark.parametrize("flag", ["--config", "-c"])
 def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     def moved(*arguments: str) -> list[str]:
@@ -88,13 +68,3 @@ def test_configs_stand_first_with_their_paths_so_that_flags_win(package, flag):
     assert moved(flag) == ["--config"]  # the parser reports that its value is missing
     others = ["--x.config", "sample", "--resume"]
     assert moved(*others) == others
-
-
-@pytest.mark.parametrize(
-    ("content", "reported"), [(b"", "is empty"), (b" \n", "is empty"), (b"a: \xff", "is not UTF-8")]
-)
-def test_a_config_that_holds_nothing_to_read_is_named(tmp_path, content, reported):
-    path = tmp_path / "own.yaml"
-    path.write_bytes(content)
-    with pytest.raises(WrongUsage, match=f"the config {path} {reported}"):
-        find(str(path))

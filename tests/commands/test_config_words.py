@@ -5,7 +5,6 @@ import yaml
 from command_lines import ParseOnly
 
 from finetune.commands.config_files import has_words, in_full_names
-from finetune.system.messages import WrongUsage
 
 SHORT = """
 size: 32
@@ -53,26 +52,3 @@ def test_only_the_words_of_a_command_are_replaced():
     assert in_full_names("fit", config) == yaml.safe_load(FULL)
     assert not has_words("test", {"epochs": 3})
     assert in_full_names("test", {"epochs": 3}) == {"epochs": 3}
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            {"epochs": 3, "trainer": {"max_epochs": 4}},
-            "the config gives trainer.max_epochs twice: as epochs, and by its full name",
-        ),
-        ({"epochs": 3, "trainer.max_epochs": 4}, "the config gives trainer.max_epochs twice"),
-        (
-            {"size": 32, "data": "data.yaml"},
-            "size is a part of data, and the config has data: data.yaml",
-        ),
-        (
-            {"lr": 0.1, "model.optimizer.class_path": "SGD"},
-            "the config has model.optimizer.class_path: write lr by its full name, too",
-        ),
-    ],
-)
-def test_contradictions_are_refused(config, message):
-    with pytest.raises(WrongUsage, match=message):
-        in_full_names("fit", config)

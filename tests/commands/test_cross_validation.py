@@ -35,12 +35,11 @@ from finetune.inference.predictor import Predictor
 from finetune.models.checkpoint_values import MAX_FOLDS
 from finetune.models.ensemble import MAX_MEMBERS
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.fold_record import FoldRecord, fold_runs, read_folds, write_folds
+from finetune.runs.fold_record import FoldRecord, fold_runs
 from finetune.runs.html_report import write_report
 from finetune.runs.record import read_run
 from finetune.runs.run_lock import release
 from finetune.runs.run_table import read_row
-from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
 
 NUM_FOLDS = 2
@@ -414,35 +413,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def test_impossible_folds_are_refused_before_the_first_one(images, tmp_path, commands):
-    """Also when a killed one is resumed, with the same line. The table has one image of blue."""
-    rows = [path for path in sorted(images.rglob("*.png")) if path.parent.name == "green"]
-    rows.append(next((images / "blue").glob("*.png")))
-    table = tmp_path / "few.csv"
-    table.write_text("\n".join(["path,label", *(f"{path},{path.parent.name}" for path in rows)]))
-    config = tmp_path / "few.yaml"
-    config.write_text(f"data:\n  init_args:\n    table: {table}\n")
-    killed = tmp_path / "killed/fit/version_0"
-    killed.mkdir(parents=True)
-    write_folds(killed, FoldRecord(2, [("data.table", str(table))], os.getcwd()))
-    out = ("--out", tmp_path / "out")
-    for arguments in (
-        (table, "--folds", 2, *out),
-        ("--config", config, "--folds", 2, *out),
-        ("--resume", killed),
-    ):
-        with pytest.raises(ValueError, match="no images to train on of blue: .* --data.exclude"):
-            run("fit", *arguments)
-    assert commands == [] and not (tmp_path / "out").exists()
-    with pytest.raises(
-        WrongUsage, match=r"has not ended: finetune fit --resume \S+/version_0 cont"
-    ):
-        run("predict", killed, images)
-    with pytest.raises(FileNotFoundError):  # the control: it starts
-        run("fit", images, "--folds", 2, *out)
-    assert len(commands) == 1
-
-
 def test_an_ended_one_runs_nothing_again_and_can_be_prolonged(finished, tmp_path, commands):
     folder = tmp_path / "fit/version_0"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns(".lock"))
@@ -541,62 +511,6 @@ def test_the_command_of_a_fold_depends_on_how_far_it_is(tmp_path):
     ]
     (runs[0] / "checkpoints/last.ckpt").unlink()  # by --keep_last false
     assert commands_of(tmp_path, more)[0] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--folds", "1"], "--folds must be from 2 to 32, got 1"),
-        (["--folds", "x"], "--folds"),
-        (["--folds", "5", "--data.fold", "1"], "runs all folds"),
-        (["--folds", "5", "--minutes", "0"], "--minutes must be a number and more than 0, got 0"),
-        (["--folds", "5", "--data.test_fraction", "0.3"], "tested once"),
-        (["--folds", "5", "--ckpt_path", __file__], "pass --weights"),
-        (["--folds", "20", "--members", "2"], "more than 32 networks"),
-    ],
-)
-def test_what_does_not_go_with_folds_is_refused(images, tmp_path, arguments, message):
-    with pytest.raises(WrongUsage, match=message):
-        fit(images, tmp_path / "out", *arguments)
-    assert not (tmp_path / "out").exists()
-
-
-def test_folds_of_a_config_or_a_launcher_are_refused(images, tmp_path, monkeypatch):
-    (tmp_path / "folds.yaml").write_text("folds: 5\n")
-    with pytest.raises(WrongUsage, match="pass it on the command line"):
-        fit(images, tmp_path, "--config", str(tmp_path / "folds.yaml"))
-    monkeypatch.setattr(cross_validation, "has_launcher", lambda: True)
-    with pytest.raises(WrongUsage, match="with torchrun or srun, run each fold by"):
-        fit(images, tmp_path, "--folds", "5")
-
-
-def test_the_minutes_of_a_config_are_refused(images, tmp_path):
-    (tmp_path / "minutes.yaml").write_text("minutes: 5\n")
-    config = ["--config", str(tmp_path / "minutes.yaml")]
-    with pytest.raises(WrongUsage, match="pass --minutes on the command line"):
-        fit(images, tmp_path / "out", "--folds", "5", *config)
-
-
-def test_a_named_one_does_not_continue_in_another_folder(finished, commands):
-    with pytest.raises(WrongUsage, match="which is not in --out elsewhere"):
-        run("fit", "--resume", finished, "--out", "elsewhere")
-    run("fit", "--resume", finished, "--out", finished.parents[1])  # the control
-    assert commands == []
-
-
-def test_another_number_of_folds_does_not_continue(finished):
-    with pytest.raises(WrongUsage, match="has 2 folds, not 5"):
-        run("fit", "--resume", finished, "--folds", "5")
-
-
-def test_the_record_is_read_back_and_a_damaged_one_is_named(tmp_path):
-    record = FoldRecord(5, [("data.root", "ä"), ("resume", None)], "/x")
-    write_folds(tmp_path, record)
-    assert read_folds(tmp_path) == record
-    for content in ("{", "[]", '{"num_folds": 5}'):
-        (tmp_path / "folds.json").write_text(content)
-        with pytest.raises(ValueError, match="folds.json is damaged"):
-            read_folds(tmp_path)
 
 
 def test_an_ensemble_may_have_as_many_members_as_there_may_be_folds():

@@ -10,7 +10,6 @@ from command_lines import ParseOnly
 from finetune.commands import dependent_defaults
 from finetune.commands.dependent_defaults import USUAL, USUAL_OF_FITTED_HEAD
 from finetune.commands.explicit_settings import read_explicit_settings
-from finetune.system.messages import WrongUsage
 
 
 @pytest.fixture
@@ -95,13 +94,6 @@ def test_another_optimizer_gets_its_own_rate_and_a_line(optimizer, arguments):
 def test_a_rate_that_is_its_own_or_was_set_stays_and_nothing_is_reported(optimizer, arguments):
     parsed, output = optimizer(*arguments)
     assert parsed.init_args.lr == LEFT[arguments] and output == ""
-
-
-def test_where_no_rate_is_usual_it_is_asked_for(optimizer):
-    with pytest.raises(
-        WrongUsage, match="0.01 is for SGD, not for LBFGS: pass --model.optimizer.lr"
-    ):
-        optimizer(*HOTDOG, "--model.optimizer", "LBFGS")
 
 
 def test_another_optimizer_takes_nothing_else_of_the_default_one(optimizer):

@@ -104,17 +104,6 @@ def test_its_files_predict_and_test_as_the_checkpoint_does(run, colours, tmp_pat
     assert own_result["test/loss"] == pytest.approx(result["test/loss"], abs=1e-5)
 
 
-def test_an_onnx_is_tested_on_a_folder_that_is_named(run, cli):
-    onnx = run / "checkpoints/best.onnx"
-    with pytest.raises(ValueError, match="no data: pass the folder of images"):
-        cli("test", "--ckpt_path", onnx)
-
-
-def test_a_file_knows_what_it_has_seen(run, colours, cli):
-    with pytest.raises(ValueError, match="has seen .* in training"):
-        cli("test", "--ckpt_path", run / "checkpoints/best.onnx", "--data.root", colours / "train")
-
-
 def test_plain_onnxruntime_says_what_predict_says(run, colours):
     session = onnxruntime.InferenceSession(
         run / "checkpoints/best.onnx", providers=["CPUExecutionProvider"]
@@ -226,53 +215,6 @@ def test_what_ends_in_between_leaves_no_words_about_another_file(tmp_path, monke
         put_file_in_place(tmp_path / "new", {"of": "new"}, target, about_file)
     assert contents(target) == ({"best.onnx": "old", "best.onnx.json": "new"}[ends_at], None)
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--output", "some.pt"], r"--out some\.pt: a file of --format onnx is a \.onnx$"),
-        (
-            ["--output", "a.safetensors"],
-            r"is a \.onnx; --format safetensors writes a \.safetensors$",
-        ),
-        (["--quantize", "gone"], "gone"),
-        (["--quantize", ".", "--format", "timm"], "--quantize makes an .onnx, not --format timm"),
-        (["--output", "."], r"--out \.: a file of --format onnx"),
-        (["--verify_on", "gone"], "gone"),
-    ],
-)
-def test_wrong_usage_is_reported_before_the_work(run, cli, tmp_path, arguments, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        cli("export", run / "checkpoints/best.ckpt", *arguments)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_exported_file_is_no_checkpoint_to_train_or_export(run, colours, cli):
-    with pytest.raises(
-        ValueError, match="is an exported file: use the checkpoint from which it was exported"
-    ):
-        cli("export", run / "checkpoints/best.onnx", "--output", "other.onnx")
-    with pytest.raises(ValueError, match="is an exported file, which cannot be resumed"):
-        cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", run / "checkpoints/best.onnx")
-
-
-@pytest.mark.parametrize(("missing", "command"), [("onnx", "export"), ("onnxruntime", "predict")])
-def test_a_missing_package_is_named_with_what_brings_it(
-    run, colours, cli, monkeypatch, missing, command
-):
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[export\]'"):
-        if command == "export":
-            cli("export", run / "checkpoints/best.ckpt", "--output", "some.onnx")
-        else:
-            cli(
-                "predict",
-                "--ckpt_path",
-                run / "checkpoints/best.onnx",
-                "--data.predict",
-                colours / "test",
-            )
 
 
 def test_int8_reports_how_many_classes_differ_and_how_long_an_image_takes(

@@ -181,12 +181,6 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
     assert int(row["step"]) == read_checkpoint(last)["global_step"]
 
 
-def test_a_checkpoint_that_is_not_there_is_reported_before_there_is_a_run(colours, cli, tmp_path):
-    with pytest.raises(WrongUsage, match="nope.ckpt"):
-        cli("fit", "--data.root", colours, *QUICKEST, "--ckpt_path", "nope.ckpt")
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.slow
 def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path, caplog):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 20, "--patience", 2]
@@ -243,19 +237,6 @@ def test_a_split_that_a_limit_leaves_out_is_reported(colours, cli, tmp_path, cap
         "run in runs/fit/version_0",
         "next: finetune predict runs/fit/version_0 IMAGES",
     ]
-
-
-@pytest.mark.slow
-def test_a_damaged_config_of_a_resumed_run_is_reported_in_a_line(colours, cli, run_to_go_on):
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
-    (config := run_to_go_on / "config.yaml").write_text("a: [")
-    with pytest.raises(
-        ValueError,
-        match=r"config.yaml is damaged: .*; move it away, and --resume ignores it",
-    ):
-        cli(*fit, "--trainer.max_epochs", 2, "--resume")
-    config.unlink()
-    cli(*fit, "--trainer.max_epochs", 2, "--resume")
 
 
 def test_a_run_that_was_killed_during_its_report_gets_it_by_the_same_command(

@@ -7,10 +7,8 @@ import pytest
 from colours import QUICKEST
 from labelled_files import LABELS, draw_labelled
 
-from finetune.cli import main
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.metrics_csv import read_metrics
-from finetune.system.messages import WrongUsage
 from finetune.training.calibration import read_calibration
 from finetune.training.threshold import LabelAim
 
@@ -73,20 +71,3 @@ def test_the_exact_head_and_the_start(root, cli, caplog):
     assert ", val/mAP 0." in caplog.text  # of the start
     kept = json.loads(Path("runs/fit/version_1/kept_weights.json").read_text())
     assert all("mAP" in candidate for candidate in kept["candidates"])
-
-
-def test_an_aim_for_one_of_the_labels_is_refused(root, cli):
-    more = ["--model.head_init", "probe", "--threshold", "recall:0.9:red"]
-    with pytest.raises(WrongUsage, match="which is applied to each label"):
-        cli("fit", *fit_words(root, *more))
-    assert not Path("runs").exists()
-
-
-def test_images_of_one_class_each_cannot_be_measured(root, colours, cli, capsys):
-    cli("fit", *fit_words(root))
-    capsys.readouterr()
-    words = ["--data", "finetune.ImageFolderData", "--data.root", str(colours)]
-    with pytest.raises((SystemExit, ValueError)) as caught:
-        main(["test", str(RUN), *words])
-    assert isinstance(caught.value, SystemExit)
-    assert capsys.readouterr().err.count("\n") == 1

@@ -1,9 +1,5 @@
 """Checks before torch refuse only what the real parser refuses, and shorthands are expanded."""
 
-import contextlib
-import io
-import re
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -17,53 +13,6 @@ from finetune.commands.flag_checks import check_flags
 from finetune.commands.options import OPTIMIZERS, OPTIONS
 from finetune.commands.parsed_line import parse_line
 from finetune.system.messages import WrongUsage
-
-fit_parser = cache(partial(lightning_parser, "fit"))
-
-REFUSED = {
-    ("fit", "--epoch", "3"): "--epoch; did you mean --epochs (--trainer.max_epochs)?",
-    ("fit", "-lr", "3"): "-lr; did you mean --lr (--model.optimizer.lr)?",
-    (
-        "fit",
-        "--trainer",
-        "{}",
-        "--trainer.epohcs",
-        "3",
-    ): "did you mean --epochs (--trainer.max_epochs)?",
-    ("fit", "--data.rot", "x"): "did you mean finetune fit FOLDER (--data.root)?",
-    (
-        "fit",
-        "--config",
-        "hotdog.yaml",
-        "--data.siez",
-        "3",
-    ): "did you mean --size (--data.image_size)?",
-    ("fit", "--data.zzz", "x"): "those of the data are augmentations batch_size",
-    ("fit", "--zzz"): "finetune fit --help has those that people use",
-    ("fit", "--report.x", "3"): "no option --report.x",
-    ("fit", "--top_k", "3"): "--top_k is one of finetune predict",
-    ("fit", "--steps", "3"): "did you mean --trainer.max_steps?",  # parity has this option
-    ("by-hand", "--device", "cpu"): "did you mean --devices?",  # serve has this option
-    ("demo", "--epochs", "3"): "--epochs (--trainer.max_epochs) is one of finetune fit",
-    ("test", "--epochs", "3"): "--epochs (--trainer.max_epochs) is one of finetune fit",
-    ("predict", "--topk", "3"): "did you mean --top_k?",
-}
-
-
-@pytest.mark.parametrize("line", REFUSED, ids=" ".join)
-def test_an_unknown_option_is_reported_with_what_was_meant_and_the_parser_refuses_it_too(
-    line, monkeypatch
-):
-    command, *rest = line
-    with pytest.raises(WrongUsage) as caught:
-        check_flags(command, parse_line(rest))
-    assert str(caught.value).startswith(f"finetune {command} has no option --") or line[1] == "-lr"
-    assert REFUSED[line] in str(caught.value)
-    if command == "fit":  # others would read a checkpoint first
-        with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
-            fit_parser().parse_args(rest)
-        assert re.search(rf"no option|another command|{line[1][2:8]}", err.getvalue())
-
 
 LEFT = [
     ["--model.optimizer.lrr", "3"],
@@ -138,39 +87,6 @@ def test_what_the_parser_accepts_passes(line, tmp_path, monkeypatch):
     parse(["fit", *(word for words in line for word in words)])
     for words in line:
         check_flags("fit", parse_line(words))
-
-
-def test_a_flag_without_its_value():
-    with pytest.raises(WrongUsage, match=r"^--epochs \(--trainer.max_epochs\) needs a value$"):
-        check_flags("fit", parse_line(["--epochs", "--lr", "3"]))
-    check_flags("fit", parse_line(["--resume", "--epochs", "3"]))
-
-
-VALUES = {
-    (
-        "--trainer.max_epochs",
-        "ten",
-    ): "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not 'ten'",
-    (
-        "--trainer.max_epochs",
-        "3.5",
-    ): "--epochs (--trainer.max_epochs) takes a whole number, such as 3, not '3.5'",
-    (
-        "--model.optimizer.lr",
-        "0,01",
-    ): "--lr (--model.optimizer.lr) takes a number, such as 3 or 0.01, not '0,01'",
-    ("--data.resize", "squosh"): "--data.resize cannot be 'squosh'; did you mean 'squash'?",
-    ("--data.on_bad_image", "zzz"): "--data.on_bad_image cannot be 'zzz'; valid are error, skip",
-}
-
-
-@pytest.mark.parametrize("rest", VALUES, ids=" ".join)
-def test_values_that_can_t_be_are_reported_and_the_parser_refuses_them_too(rest):
-    with pytest.raises(WrongUsage) as caught:
-        check_flags("fit", parse_line(rest))
-    assert str(caught.value) == VALUES[rest]
-    with pytest.raises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-        fit_parser().parse_args(list(rest))
 
 
 def test_values_of_a_data_class_of_one_s_own_are_left_to_it():
@@ -248,49 +164,6 @@ def test_what_is_plainly_meant_is_done(tmp_path, monkeypatch, typed, full):
     arguments = in_full_spelling(["fit", *typed, "photos"])
     assert arguments[1:] == [*full, "--data.root", "photos"]
     assert in_full_spelling(arguments) == arguments
-
-
-def test_a_network_of_no_one_s_has_the_nearest_as_before():
-    with pytest.raises(WrongUsage, match="cannot be 'resnet19'; did you mean 'resnet18'"):
-        in_full_spelling(["fit", "--backbone", "resnet19", "."])
-    with pytest.raises(WrongUsage, match="--backbone .*timm/NAME"):
-        in_full_spelling(["fit", "--backbone", "convnext_nano", "."])
-
-
-def test_a_logger_that_there_is_not_names_those_that_there_are():
-    with pytest.raises(WrongUsage, match="--logger .*tensorboard, wandb, mlflow"):
-        in_full_spelling(["fit", "--logger", "wandbb", "."])
-
-
-MISPLACED = [
-    (["fit", "--model", "resnet18"], r"did you mean --backbone \(--model.backbone\) resnet18\?"),
-    (
-        ["fit", "--data", "photos"],
-        r"not 'photos'; did you mean finetune fit FOLDER \(--data.root\)\?",
-    ),
-    (["fit", "--data", "../Photos"], r"did you mean finetune fit FOLDER"),
-    (
-        ["predict", "--data", "photos"],
-        r"did you mean finetune predict CKPT IMAGES \(--data.predict\)\?",
-    ),
-    (
-        ["fit", "--trainer", "gpu"],
-        "--trainer takes a table of settings, or a YAML file of them, not 'gpu'",
-    ),
-    (
-        ["fit", "--run_name", "first"],
-        r"no option --run_name; did you mean --name\?",
-    ),
-]
-
-
-@pytest.mark.parametrize(("typed", "reported"), MISPLACED)
-def test_a_name_in_the_place_of_a_table_is_answered_with_the_option(
-    tmp_path, monkeypatch, typed, reported
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongUsage, match=reported):
-        in_full_spelling(typed)
 
 
 @pytest.mark.parametrize(

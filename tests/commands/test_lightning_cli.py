@@ -13,7 +13,6 @@ from colours import QUICKEST
 
 from finetune.commands.options import OPTIONS
 from finetune.models.backbones import build
-from finetune.system.messages import WrongUsage
 from finetune.training.classifier import Classifier
 
 
@@ -41,22 +40,6 @@ def test_a_run_that_continues_needs_no_weights_and_every_process_knows_its_check
         cli(*options, "--trainer.max_epochs", 2)
     # known in `setup`, where processes on other machines tell whether they see the same checkpoint
     assert seen[0] == ("fit", Path("runs/fit/version_0/checkpoints/last.ckpt"))
-
-
-def test_nothing_to_train_is_reported(colours, cli):
-    with pytest.raises(
-        ValueError, match=r"nothing to train: --epochs \(--trainer.max_epochs\) is 0"
-    ):
-        cli(
-            "fit",
-            "--config",
-            "image_folder.yaml",
-            "--data.root",
-            colours,
-            *QUICKEST,
-            "--trainer.max_epochs",
-            0,
-        )
 
 
 OWN_DATA = """
@@ -183,23 +166,6 @@ def test_another_optimizer_than_the_config_s_trains_at_its_own_rate(
     with open(tmp_path / "runs/fit/version_0/steps.csv", newline="", encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert float(first[f"lr-{name}/head"]) == float(first[f"lr-{name}/backbone"]) == rate
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        (
-            "--model.optimizer.lr",
-            "-1",
-            r"^--lr \(--model\.optimizer\.lr\): Invalid learning rate: -1\.0$",
-        ),
-        ("--trainer.accelerator", "foo", r"^trainer: You selected an invalid accelerator name"),
-        ("--seed_everything", "-1", r"^--seed_everything must be from 0 to 4,294,967,295, not -1$"),
-    ],
-)
-def test_what_libraries_say_of_a_value_is_wrong_usage(colours, cli, option, value, message):
-    with pytest.raises(WrongUsage, match=message):
-        cli("fit", "--data.root", colours, *QUICKEST, option, value)
 
 
 @pytest.mark.slow

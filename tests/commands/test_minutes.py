@@ -21,11 +21,9 @@ from finetune.commands.explicit_settings import read_explicit_settings
 from finetune.commands.minutes import settle_minutes
 from finetune.profiling import fit_length
 from finetune.profiling.stopwatch import Costs
-from finetune.system.messages import WrongUsage
 
 LENGTH = ("--trainer.max_epochs", "1")
 SHORT = [option for option in QUICKEST if option not in LENGTH]
-DAMAGED = "config.yaml is damaged: .*; pass --epochs instead of --minutes to continue"
 WHOLE = "trainer: {max_epochs: 7, limit_train_batches: 3}\ndata: {init_args: {image_size: 160}}\n"
 MANY = 5000  # images; more are not kept
 COSTS = Costs(
@@ -100,77 +98,6 @@ def test_a_run_that_is_resumed_keeps_its_length_and_is_not_tried_again(
     cli(*fit, 50, "--resume")
     assert len(tried) == num == 1 and config_of(run)["trainer"] == before
     assert not (tmp_path / "runs/fit/version_1").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            ("--trainer.max_epochs", 3),
-            r"--minutes and --epochs \(--trainer.max_epochs\) both set the length of training",
-        ),
-        (
-            ("--trainer.max_steps", 3),
-            "--minutes and --trainer.max_steps both set the length of training: remove one",
-        ),
-        (("--trainer.limit_train_batches", 3), "--minutes and --trainer.limit_train_batches both"),
-        (
-            ("--trainer", "{max_epochs: 3}"),
-            r"--minutes and --epochs \(--trainer.max_epochs\) both set the length",
-        ),
-        (
-            ("--trainer.num_nodes", 2),
-            "--minutes measures on one machine: on several, pass --epochs",
-        ),
-        (
-            ("--trainer.val_check_interval", 5),
-            "set --trainer.val_check_interval as a share of it, such as 0.5, not 5",
-        ),
-        (
-            ("--trainer.accumulate_grad_batches", 0),
-            "trainer.accumulate_grad_batches must be at least 1, got 0",
-        ),
-        (("--threshold", "f1"), "--threshold is for two classes, these are 3"),
-        (("--minutes", 0), "--minutes must be a number and more than 0, got 0"),
-        (("--minutes", ".nan"), "--minutes must be a number and more than 0, got nan"),
-    ],
-)
-def test_what_is_unsupported_is_reported_before_anything_is_tried(
-    colours, cli, tmp_path, tried, given, words
-):
-    with pytest.raises(ValueError, match=words):
-        cli("fit", "--data.root", colours, *SHORT, "--minutes", 1, *given)
-    assert not tried and not (tmp_path / "runs").exists()
-
-
-def test_a_launcher_of_several_processes_is_refused(colours, cli, monkeypatch, tried):
-    for name, value in {
-        "TORCHELASTIC_RUN_ID": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "RANK": "0",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(WrongUsage, match="--minutes measures on one machine"):
-        cli("fit", "--data.root", colours, *SHORT, "--minutes", 1)
-
-
-def test_too_little_time_for_a_step_is_reported(colours, cli, tmp_path, tried):
-    with pytest.raises(
-        ValueError,
-        match=r"--minutes 0.01 is not enough for a single step: the rest takes \d+ s on this machine",
-    ) as reported:
-        cli("fit", "--data.root", colours, *SHORT, "--minutes", "0.01")
-    assert str(reported.value).endswith(
-        "or use a smaller --size (--data.image_size) or --batch (--data.batch_size)"
-    )
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_benchmark_has_no_minutes(colours, cli, capsys):
-    with pytest.raises(SystemExit):
-        cli("benchmark", colours, "--minutes", 1)
-    assert "--minutes is for finetune fit" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")  # run_lightning silences it
@@ -401,35 +328,6 @@ def test_two_processes_train_as_long_as_the_first_has_chosen_and_continue(colour
     assert processed == length[0] + 1 and (tmp_path / "trials").read_text() == "one\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        *((text, DAMAGED) for text in ("{", "trainer: 1", "[]", "trainer: {max_epochs: 7}")),
-        (
-            WHOLE.replace(
-                "7, limit_train_batches: 3", "null, limit_train_batches: null, max_steps: 50"
-            ),
-            "ends by trainer.max_steps 50: pass that instead of --minutes to continue",
-        ),
-    ],
-)
-def test_a_resumed_run_whose_length_can_not_be_read_is_reported(
-    settle, monkeypatch, tmp_path, text, words
-):
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=words) as reported:
-        settle(18.0, resumed=str(tmp_path))
-    assert isinstance(reported.value, WrongUsage) == (words is not DAMAGED)
-
-
-def test_a_process_that_somebody_else_started_as_another_device_is_refused(settle, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(
-        WrongUsage, match="--minutes must start the processes of the other devices itself"
-    ):
-        settle(18.0)
-
-
 def test_evaluation_takes_time_by_its_own_size(settle):
     # 100 images to test take a second, at ten times the side 100 seconds: 15 batches' worth.
     plain, larger = (settle(60.0, image_size=128, eval_image_size=side)[0] for side in (128, 1280))
@@ -438,26 +336,6 @@ def test_evaluation_takes_time_by_its_own_size(settle):
         for config in (plain, larger)
     ]
     assert seen[1] < seen[0]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"ckpt_path": "last.ckpt"},
-            "--minutes chooses .* its first step: to continue from --ckpt_path pass --epochs",
-        ),
-        ({"strategy": "ddp_fork"}, "^trainer.strategy ddp_fork is not supported"),
-        (
-            {"limits": {"plugins": [object()]}},
-            "--minutes tries steps without trainer.plugins: omit them",
-        ),
-    ],
-)
-def test_what_can_not_be_tried_is_reported(settle, tried, given, words):
-    with pytest.raises(WrongUsage, match=words):
-        settle(60.0, **given)
-    assert not tried
 
 
 def test_a_long_time_is_not_used_up_for_its_own_sake(settle):

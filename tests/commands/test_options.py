@@ -195,12 +195,6 @@ def test_the_table_has_options_that_exist_each_once_for_a_command():
         assert len(names) == len(set(names)), command
 
 
-@pytest.mark.parametrize("line", ["  epochs N", "  --epochs, N", " --lr RATE", "  lr=RATE, a word"])
-def test_a_line_that_is_no_row_is_refused(line):
-    with pytest.raises(ValueError, match="not a row of the table"):
-        _read_table(f"training: fit\n{line}")
-
-
 def test_a_row_has_all_columns():
     table = (
         "run: fit test\n  FOLDER, --out, --a.dir FOLDER   where [runs]\n      to dir\n  --resume\n"

@@ -75,19 +75,6 @@ def test_control_gradients_that_are_not_added_up_are_caught(
     assert "by hand" in capsys.readouterr().out  # the table comes first
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "message"),
-    [
-        ("--devices", 0, "at least 1"),
-        ("--devices", 5000, "--devices 5000: at most"),
-        ("--steps", 0, "at least 1"),
-    ],
-)
-def test_numbers_that_make_no_sense(cli, flag, value, message):
-    with pytest.raises(ValueError, match=message):
-        cli("parity", flag, value)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_on_cuda_devices(tmp_path: Path):

@@ -148,27 +148,6 @@ def test_its_help_says_how_runs_are_named(capsys):
     assert "--runs" not in reported
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "reported"),
-    [
-        ([], 2, "name the folder of one run: finetune report RUN"),
-        (["nowhere"], 1, "'nowhere' is not the folder of a run"),
-        (["RUN", "OTHER"], 2, "finetune compare RUN_A RUN_B compares runs"),
-        (["--output", ".", "RUN"], 2, "--out . is a folder"),
-        (["RUN", "--otput", "x"], 2, "otput"),
-    ],
-)
-def test_wrong_usage_is_reported_in_a_line(fitted, capsys, arguments, code, reported):
-    places = {
-        "RUN": str(fitted / "runs/fit/version_0"),
-        "OTHER": str(fitted / "runs/fit/version_1"),
-    }
-    with pytest.raises(SystemExit) as end:
-        main(["report", *(places.get(a, a) for a in arguments)])
-    error = capsys.readouterr().err
-    assert end.value.code == code and reported in error and error.count("\n") == 1
-
-
 def test_a_page_that_can_not_be_written_takes_nothing_from_the_run(
     cli, colours, monkeypatch, capsys, tmp_path, caplog
 ):

@@ -22,7 +22,7 @@ from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.newest_run import NewestRun, settings_of
 from finetune.runs.resume import read_start
-from finetune.system.messages import NotFound, WrongUsage
+from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
 
@@ -74,22 +74,6 @@ def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, cap
     assert epochs_of(run_to_go_on) == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "changed", "message"),
-    [
-        (FINISHED, ("--seed", 1), r"in another order with seed_everything 1 \(was 0\)"),
-        (UNFINISHED, ("--members", 2), r"cannot continue with model\.members 2 \(was 1\)"),
-        (FINISHED, ("--optimizer", "Adam"), r"cannot continue with model\.optimizer\.class_path"),
-    ],
-)
-def test_other_settings_are_refused_whether_or_not_the_run_is_finished(
-    colours, cli, run_to_go_on, limit, changed, message
-):
-    with pytest.raises(ValueError, match=message):
-        cli("fit", colours, *limit, "--resume", *changed)
-    assert not run_to_go_on.with_name("version_1").exists() and epochs_of(run_to_go_on) == 1
-
-
 def test_what_a_finished_run_can_no_longer_follow_is_refused(colours, cli, run_to_go_on):
     with pytest.raises(
         ValueError,
@@ -101,17 +85,6 @@ def test_what_a_finished_run_can_no_longer_follow_is_refused(colours, cli, run_t
     assert (
         config_of(run_to_go_on)["model"]["label_smoothing"] == 0.1 and epochs_of(run_to_go_on) == 2
     )
-
-
-def test_other_classes_in_the_same_folder_are_refused(colours, cli, tmp_path):
-    folder = Path(shutil.copytree(colours, tmp_path / "folder"))
-    cli("fit", folder, *QUICKEST, *UNTESTED)
-    shutil.copytree(folder / "train/red", folder / "train/wine")
-    with pytest.raises(
-        ValueError,
-        match=r"is of the classes blue, green, red, and .* has blue, green, red, wine: be",
-    ):
-        cli("fit", folder, *UNFINISHED, "--resume")
 
 
 @pytest.mark.parametrize(("launched", "devices"), [(False, 2), (True, None)])
@@ -244,20 +217,6 @@ def test_what_ended_before_its_first_checkpoint_begins_again_if_the_run_before_i
     assert (
         "is finished, with early stopping, patience 2, and runs/fit/version_1" in caplog.text
     ) == is_finished
-
-
-def test_a_run_that_is_named_is_refused_for_other_data(other, cli, run_to_go_on):
-    with pytest.raises(WrongUsage, match="--resume runs/fit/version_0: the run is of other data"):
-        cli("fit", other, "--resume", "runs/fit/version_0")
-    shutil.rmtree(run_to_go_on / "checkpoints")
-    with pytest.raises(
-        NotFound, match="there is no runs/fit/version_0/checkpoints/last.ckpt to continue from"
-    ):
-        cli("fit", "--resume", "runs/fit/version_0")
-    with pytest.raises(
-        NotFound, match="--resume runs/fit/version_9: that is not the folder of a run"
-    ):
-        cli("fit", "--resume=runs/fit/version_9")
 
 
 def test_a_run_that_is_named_is_not_continued_in_another_folder(cli, run_to_go_on):
@@ -424,22 +383,6 @@ def test_the_complete_config_is_printed(colours, cli, run_to_go_on, capsys, othe
         cli("fit", colours, *other_words, "--print_config")
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["data"]["init_args"]["batch_size"] == 32 and "max_epochs" in printed["trainer"]
-
-
-def test_nothing_to_continue_with_and_no_data_is_an_error(cli):
-    with pytest.raises(
-        NotFound,
-        match="no run in runs to continue, and there is no data for a new one: finetune",
-    ):
-        cli("fit", "--resume")
-
-
-def test_why_no_run_continues_is_reported_where_there_is_no_data_either(cli, run_to_go_on):
-    with pytest.raises(
-        NotFound,
-        match="to continue, since runs/fit/version_0 is of another network .*small_cnn, not resnet18",
-    ):
-        cli("fit", "--resume", "--backbone", "resnet18")
 
 
 def test_the_same_command_line_says_the_same_again(colours, cli, tmp_path):

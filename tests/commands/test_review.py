@@ -17,7 +17,6 @@ from processes import start
 from finetune.commands import review
 from finetune.commands.error_lines import exit_code
 from finetune.data.corrections import parse_corrections
-from finetune.system.messages import NotFound, WrongUsage
 
 
 class Review:
@@ -107,16 +106,6 @@ def test_with_a_run_its_network_ranks_labels(untested_run, colours, tmp_path):
         assert review.ask("item/0")["neighbours"]
 
 
-def test_what_cannot_be_written_is_reported_before_images_are_read(cli, colours, tmp_path):
-    (tmp_path / "file").touch()
-    for out in ("file/c.csv", "."):
-        with pytest.raises(WrongUsage, match="--out"):
-            cli("review", colours, "--out", out)
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="other.csv is not a file"):
-        cli("review", colours, "--out", "other.csv")
-
-
 def test_a_read_only_folder_is_reported_with_the_way_out(cli, colours, monkeypatch):
     if os.geteuid() != 0:
         monkeypatch.setattr("finetune.system.files.os.access", lambda *_: True)
@@ -125,15 +114,3 @@ def test_a_read_only_folder_is_reported_with_the_way_out(cli, colours, monkeypat
     with pytest.raises(OSError, match=message) as caught:
         cli("review", colours)
     assert exit_code(caught.value) == 1
-
-
-def test_wrong_arguments_get_one_line(cli, colours, tmp_path):
-    with pytest.raises(NotFound, match="'nowhere' does not exist"):
-        cli("review", "nowhere")
-    with pytest.raises(WrongUsage, match="is not the folder of a run"):
-        cli("review", colours, tmp_path, "--out", "c.csv")
-    with pytest.raises((WrongUsage, NotFound), match="one folder is needed"):
-        cli("review", colours, colours, colours)
-    with pytest.raises(WrongUsage, match="--port 70000"):
-        cli("review", colours, "--out", "c.csv", "--port", "70000")
-    assert not list(tmp_path.iterdir())

@@ -73,22 +73,6 @@ def test_rm_leaves_nothing_of_a_fit(run_to_go_on, cli):
     assert not run_to_go_on.exists()
 
 
-def test_a_wrong_option_is_reported_with_both_words_of_the_command(cli, capsys):
-    with pytest.raises(SystemExit):
-        cli("runs", "rm", "a", "--failed")
-    reported = "finetune runs rm has no option --failed; finetune runs rm --help has all of them"
-    assert reported in capsys.readouterr().err
-
-
-def test_nothing_is_deleted_if_one_of_several_is_no_run(run, cli, tmp_path):
-    (tmp_path / "data").mkdir()
-    with pytest.raises(WrongUsage, match="is not the folder of a run"):
-        cli("runs", "rm", "--yes", run, tmp_path / "data")
-    with pytest.raises(SystemExit):
-        cli("runs", "rm", "--yes")
-    assert run.is_dir()
-
-
 def test_compare_takes_several_runs_and_report_one(run, cli, capsys, tmp_path):
     with pytest.raises(WrongUsage, match="two runs are needed"):
         cli("compare", run)

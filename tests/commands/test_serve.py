@@ -255,15 +255,6 @@ def test_the_lines_of_the_guide_run(service, colours, tmp_path):
     assert label in ("blue", "green", "red") and 0 < float(probability) <= 1
 
 
-def test_without_its_packages_it_names_the_extra(monkeypatch, capsys, run):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "finetune.serving.http_server", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(run), "--port", "0"])
-    assert ended.value.code == 1
-    assert "uvicorn: pip install '.[serve]' in a checkout" in capsys.readouterr().err
-
-
 def test_a_log_of_requests_is_all_that_is_on_stdout(run, colours):
     options = ("--log", "json")
     process = start("serve", run, "--port", 0, *options, cwd=run)

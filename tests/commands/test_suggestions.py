@@ -6,7 +6,6 @@ from finetune.commands.options import OPTIONS, SYNONYMS, WORDS
 from finetune.commands.suggestions import (
     class_names,
     nearest_option,
-    unknown_option_message,
 )
 
 MEANT = {
@@ -70,36 +69,6 @@ def test_keys_of_configs_know_no_short_words():
     }
     assert {key: nearest_option(key, keys) for key in meant} == meant
     assert nearest_option("model.head_lr_multiplyer", OPTIONS["fit"]) == "model.head_lr_multiplier"
-
-
-@pytest.mark.parametrize(
-    ("command", "typed", "valid", "message"),
-    [
-        ("fit", "--epoch", None, "; did you mean --epochs (--trainer.max_epochs)?"),
-        ("fit", "--top_k", None, ": --top_k is one of finetune predict"),
-        ("runs", "--batch", ["batch_size"], "; did you mean --batch_size?"),
-        ("runs", "--zzz", ["batch_size"], "; finetune runs --help has all of them"),
-        ("fit", "--data.zzz", ["data.root", "data.resize"], "; those of the data are resize root"),
-        (
-            "serve",  # which has no options of the data
-            "--data.zzz",
-            None,
-            "; finetune serve --help has those that people use, --help all has all of them",
-        ),
-        ("fit", "model.freez", None, "; did you mean 'model.freeze'?"),
-    ],
-)
-def test_the_message_about_an_option_that_a_command_does_not_have(command, typed, valid, message):
-    shown = typed if typed.startswith("-") else repr(typed)
-    assert (
-        unknown_option_message(command, typed, valid)
-        == f"finetune {command} has no option {shown}{message}"
-    )
-
-
-def test_the_message_about_an_argument_of_a_class_names_no_command():
-    reported = unknown_option_message("", "rot", ["root", "batch_size"])
-    assert reported == "there is no option 'rot'; did you mean 'root'?"
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,6 @@ def made(colours: Path, *options: str) -> pl.Trainer:
         return run_lightning(["fit", "--data.root", str(colours), *QUICKEST, *options]).trainer
 
 
-def test_a_strategy_by_name_that_is_not_supported_is_refused(colours, cli):
-    for name in ("ddp_spawn", "ddp_fork", "ddp_notebook", "model_parallel", "fsdp", "deepspeed"):
-        reported = f"trainer.strategy {name} is not supported: take ddp, with one process"
-        with pytest.raises(WrongUsage, match=f"^{reported}"):
-            check_strategy(name)
-    with pytest.raises(WrongUsage, match=f"^--{reported}"):
-        cli("fit", "--data.root", colours, *QUICKEST, "--trainer.strategy", name)
-
-
 def test_a_strategy_by_class_is_refused_by_what_it_does():
     for supported in (
         "auto",
@@ -128,15 +119,6 @@ def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours
         match=r"would validate by different clocks, .*: set --trainer\.val_check_interval in batches",
     ):
         made(colours, *interval, "--trainer.devices", "2")
-
-
-def test_patience_next_to_one_of_ones_own_is_reported(colours, cli):
-    own = "[{class_path: pytorch_lightning.callbacks.EarlyStopping, init_args: {monitor: val/%s, mode: max}}]"
-    made(colours, "--patience", "2", "--trainer.callbacks", own % "f1")
-    with pytest.raises(
-        WrongUsage, match="--patience ends a fit by val/accuracy, .*: omit one of the two"
-    ):
-        made(colours, "--patience", "2", "--trainer.callbacks", own % "accuracy")
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,7 @@ MUTATIONS = [
         "system/messages.py",
         "exit_code = 2",
         "exit_code = 1",
-        "tests/commands/test_error_lines.py",
+        "tests/refusals/test_refusals.py",
     ),
     Mutation(
         "training that harmed is not kept",

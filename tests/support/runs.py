@@ -1,0 +1,111 @@
+"""Runs that are fitted once a session, of which each test gets a copy of its own."""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+CHECKPOINTS = (".ckpt", ".onnx", ".safetensors")  # large, and replaced rather than changed
+
+
+def copy_by_links(source: Path, target: Path) -> Path:
+    """Copy a folder; files that are never changed in place are hard links."""
+    return shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if os.path.exists(target):
+        return
+    if Path(source).suffix in (*CHECKPOINTS, ".png"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+class FittedRuns:
+    """The folders of finished runs of one epoch; to be read only. Each is fitted when it is first asked for."""
+
+    def __init__(self, folder: Path, colours: Path):
+        self.folder = folder
+        self.colours = colours
+
+    @cached_property
+    def single(self) -> Path:
+        """One label an image, on the images of `colours`."""
+        return self._fit("single", str(self.colours))
+
+    @cached_property
+    def frozen(self) -> Path:
+        """As `single`, with a solved head on a frozen network."""
+        return self._fit("frozen", str(self.colours), "--freeze", "backbone")
+
+    @cached_property
+    def tags(self) -> Path:
+        """A folder with tags.csv, a table of images with several labels each."""
+        from labelled_files import draw_labelled
+
+        folder = self.folder / "tags"
+        draw_labelled(folder / "tagged", train=60, test=20)
+        rows = ["path,labels,split"]
+        for split in ("train", "test"):
+            for image in sorted((folder / "tagged" / split).iterdir()):
+                labels = ";".join(image.stem.split("+")[1:])
+                rows.append(f"tagged/{split}/{image.name},{labels},{split}")
+        (folder / "tags.csv").write_text("\n".join(rows) + "\n")
+        return folder
+
+    @cached_property
+    def several(self) -> Path:
+        """Several labels an image, on the table `tags/tags.csv`."""
+        return self._fit("several", str(self.tags / "tags.csv"))
+
+    @cached_property
+    def exported(self) -> Path:
+        """best.safetensors of `single`."""
+        from finetune.cli import run
+
+        folder = self.folder / "exported"
+        run(
+            [
+                "export",
+                str(self.single),
+                "--format",
+                "safetensors",
+                "--out",
+                str(folder / "best.safetensors"),
+            ]
+        )
+        return folder
+
+    def _fit(self, name: str, *words: str) -> Path:
+        from colours import QUICKEST
+
+        from finetune.cli import run
+        from finetune.runs import run_lock
+
+        before = dict(os.environ)
+        out = self.folder / name
+        run(["fit", *words, *QUICKEST, "--out", str(out)])
+        run_lock.release()
+        os.environ.clear()
+        os.environ.update(before)
+        return out / "fit/version_0"
+
+
+@pytest.fixture(scope="session")
+def fitted_runs(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> FittedRuns:
+    """The finished runs of this session, to be read only."""
+    return FittedRuns(tmp_path_factory.mktemp("fitted_runs"), colours)
+
+
+@pytest.fixture
+def run(fitted_runs: FittedRuns, tmp_path: Path) -> Callable[..., Path]:
+    """Copy a finished run, as in `run("several")`, to runs/fit/version_0 in the folder of the test."""
+
+    def copied(kind: str = "single", target: str = "runs/fit/version_0") -> Path:
+        return copy_by_links(getattr(fitted_runs, kind), tmp_path / target)
+
+    return copied

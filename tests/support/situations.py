@@ -1,0 +1,137 @@
+"""Files that a command meets, for tests of what it refuses: functions that make them in an empty folder."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from runs import FittedRuns, copy_by_links
+
+
+@dataclass
+class Place:
+    """An empty folder, and the runs that may be copied into it."""
+
+    folder: Path
+    runs: FittedRuns
+
+
+RUN = "runs/fit/version_0"
+
+
+def empty(place: Place) -> None:
+    """No file at all."""
+
+
+def folder(place: Place) -> None:
+    """photos/: three classes in train and test."""
+    copy_by_links(place.runs.colours, place.folder / "photos")
+
+
+def table(place: Place) -> None:
+    """photos/, and table.csv of its images."""
+    folder(place)
+    images = sorted((place.folder / "photos").rglob("*.png"))
+    rows = [f"{path.relative_to(place.folder)},{path.parent.name}" for path in images]
+    (place.folder / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+
+
+def tags(place: Place) -> None:
+    """tags.csv: a table of images with several labels each."""
+    copy_by_links(place.runs.tags, place.folder)
+
+
+def run(place: Place) -> None:
+    """photos/, and a finished run of it."""
+    folder(place)
+    copy_by_links(place.runs.single, place.folder / RUN)
+
+
+def several(place: Place) -> None:
+    """tags.csv, and a finished run of it."""
+    tags(place)
+    copy_by_links(place.runs.several, place.folder / RUN)
+
+
+def exported(place: Place) -> None:
+    """A finished run with its best.safetensors."""
+    run(place)
+    copy_by_links(place.runs.exported, place.folder / RUN / "checkpoints")
+
+
+def clothes(place: Place) -> None:
+    """clothes/: a small Fashion-MNIST."""
+    from data_files import write_unpacked
+
+    write_unpacked(place.folder / "clothes")
+
+
+def named(place: Place) -> None:
+    """A finished run by the name exp1."""
+    folder(place)
+    copy_by_links(place.runs.single, place.folder / "runs/fit/exp1")
+
+
+def without_last(place: Place) -> None:
+    """A finished run whose last.ckpt was deleted."""
+    run(place)
+    (place.folder / RUN / "checkpoints/last.ckpt").unlink()
+
+
+def without_checkpoints(place: Place) -> None:
+    """A run whose folder of checkpoints is gone."""
+    run(place)
+    shutil.rmtree(place.folder / RUN / "checkpoints")
+
+
+def of_steps(place: Place) -> None:
+    """A finished run whose length is a number of steps."""
+    run(place)
+    config = place.folder / RUN / "config.yaml"
+    text = config.read_text().replace("max_epochs: 1", "max_epochs: null")
+    config.write_text(text.replace("max_steps: -1", "max_steps: 50"))
+
+
+def other(place: Place) -> None:
+    """others/: as photos/, and one image fewer."""
+    copy_by_links(place.runs.colours, place.folder / "others")
+    (place.folder / "others/train/blue/00.png").unlink()
+
+
+def wrong_class(place: Place) -> None:
+    """photos/, whose test/ has a class that train/ does not have."""
+    folder(place)
+    (place.folder / "photos/test/red").rename(place.folder / "photos/test/other")
+
+
+def fourth_class(place: Place) -> None:
+    """photos/, of which a run was trained, with a fourth class."""
+    run(place)
+    config = place.folder / RUN / "config.yaml"
+    text = config.read_text().replace(str(place.runs.colours), str(place.folder / "photos"))
+    config.write_text(text)
+    copy_by_links(place.folder / "photos/train/red", place.folder / "photos/train/wine")
+
+
+def weights(place: Place) -> None:
+    """Weights of torch: w.pt of small_cnn, lenet.pt and lenet.ckpt of lenet."""
+    import torch
+
+    from finetune.models.backbones import build
+
+    torch.save(build("small_cnn", 3).state_dict(), place.folder / "w.pt")
+    torch.save(build("lenet", 3).state_dict(), place.folder / "lenet.pt")
+    shutil.copy(place.folder / "lenet.pt", place.folder / "lenet.ckpt")
+
+
+def killed_folds(place: Place) -> None:
+    """killed/fit/version_0: a cross-validation that was killed in its first fold."""
+    from finetune.runs.fold_record import FoldRecord, write_folds
+
+    killed = place.folder / "killed/fit/version_0"
+    killed.mkdir(parents=True)
+    write_folds(killed, FoldRecord(2, [("data.root", "photos")], str(place.folder)))
+
+
+def not_utf8(place: Place) -> None:
+    """latin.yaml, whose text is not UTF-8."""
+    (place.folder / "latin.yaml").write_bytes(b"a: caf\xe9")
