@@ -6,7 +6,8 @@ The network normalises its input, so a pipeline always returns uint8.
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import albumentations as A
@@ -33,8 +34,6 @@ COLOUR_JITTER: list[dict[str, Any]] = [
 PREPARATION = ("image_size", "resize", "interpolation", "crop_share")
 _KERNELS: dict[Interpolation, Any] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _OWN = {"TrivialAugment": TrivialAugment}  # available without a module, as albumentations' are
-_WORDS_OF_PART = 5  # 64-bit words per transform: one for Python's generator, four for NumPy's
-_SET_RANDOM_SEED = (A.BasicTransform.set_random_seed, A.BaseCompose.set_random_seed)
 
 
 def train_transform(
@@ -123,42 +122,17 @@ def resized_side(image_size: int, crop_share: float = CROP_SHARE) -> int:
 
 
 def set_random_seed(transform: A.Compose, seed: int) -> None:
-    """Give every transform of a pipeline its own random stream: a function of the seed and of its position.
+    """Make all random numbers of a pipeline a function of the seed.
 
-    albumentations' `set_random_seed` gives all transforms the same seed, so they draw the same numbers: colours would
-    change exactly when the image is flipped. Setting the state of existing generators takes half the time of new ones.
+    The transforms share two generators and draw from them in their order. A transform that is appended does not change
+    the draws of the others. albumentations' `set_random_seed` gives each transform its own generators with the same
+    seed, so they draw the same numbers: colours would change exactly when the image is flipped.
 
     Args:
-        transform: The pipeline. Positions count nested pipelines, too, in the order of application. A transform that is
-            appended does not change the streams of the others.
+        transform: The pipeline. Its transforms draw from no other generators, as albumentations' own.
         seed: At least 0.
     """
-    transforms = list(parts(transform))
-    num_words = _WORDS_OF_PART * len(transforms)
-    # PCG64 needs a state and an odd increment. Both come from one hash, as in `np.random.default_rng`.
-    words = np.random.SeedSequence(seed).generate_state(num_words, np.uint64).tolist()
-    for i, part in enumerate(transforms):
-        own, high, low, inc_high, inc_low = words[i * _WORDS_OF_PART : (i + 1) * _WORDS_OF_PART]
-        if getattr(part.set_random_seed, "__func__", None) not in _SET_RANDOM_SEED:
-            part.set_random_seed(own >> 32)  # the transform overrides it
-            continue
-        part.seed = own
-        part.py_random.seed(own)
-        part.random_generator.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low | 1},
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-
-def parts(transform: A.BasicTransform | A.BaseCompose) -> Iterator[Any]:
-    """Yield a pipeline and all its transforms in order, including those of nested pipelines."""
-    yield transform
-    if isinstance(transform, A.BaseCompose):
-        for inner in transform.transforms:
-            if isinstance(inner, (A.BasicTransform, A.BaseCompose)):
-                yield from parts(inner)
+    transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
 
 
 def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
