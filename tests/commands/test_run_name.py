@@ -8,7 +8,8 @@ import pytest
 from colours import QUICKEST, draw_colours
 from promise import promise
 
-from finetune.runs import run_lock
+from finetune.commands import fit as fit_module
+from finetune.runs import newest_run, run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.system.messages import WrongUsage
 
@@ -28,7 +29,11 @@ def fit(cli, colours):
     return run
 
 
-@promise("run-name")
+def find_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newest_run, "is_run_folder", lambda folder: False)
+
+
+@promise("run-name", controls=[find_no_run])
 def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
     fit(colours, *QUICKEST, *NO_TEST, "--name", "exp1", "--resume")
@@ -53,7 +58,11 @@ def test_a_named_run_is_continued_by_its_name(fit, colours, tmp_path, capsys, ca
     assert (tmp_path / "runs/fit/version_0").is_dir()
 
 
-@promise("keep-last")
+def keep_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_module, "drop_last", lambda run: 0)
+
+
+@promise("keep-last", controls=[keep_last])
 def test_without_last_ckpt(fit, cli, colours, tmp_path, capsys):
     fit(colours, *QUICKEST, *NO_TEST, "--keep_last", "false")
     small = tmp_path / "runs/fit/version_0"

@@ -7,10 +7,11 @@ import torch
 from colours import draw_colours
 from paths import ROOT
 from processes import finetune, left_after, start_script
-from promise import promise
+from promise import control, promise
 
 
 @promise("lost-rank")
+@control("lost-rank")
 @pytest.mark.parametrize(
     ("num_devices", "rank"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)]
 )
@@ -29,5 +30,6 @@ def test_a_suspended_rank_ends_the_run_with_one_line_and_a_complete_checkpoint(
     assert left_after([process.pid], 5) == []
     (last,) = tmp_path.glob("runs/fit/*/checkpoints/last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 2
+    # the control: where no rank is suspended, the same command ends
     assert finetune(*fit, cwd=tmp_path).returncode == 0
     assert torch.load(last, weights_only=True)["global_step"] == 6

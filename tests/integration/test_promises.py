@@ -226,6 +226,7 @@ def test_an_exported_file_predicts_as_the_checkpoint(finished, predicted, cli, k
 
 
 @promise("serve")
+@control("serve")
 def test_serve_answers_as_predict(finished, predicted, tmp_path):
     """In full, with signals, bad requests and many clients: test_serve.py, tests/serving/."""
     process = start("serve", finished, "--port", 0, cwd=tmp_path)
@@ -241,6 +242,8 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
                 (one,) = json.loads(connection.getresponse().read())["predictions"]
             served = [one["probabilities"][name] for name in NAMES]
             np.testing.assert_allclose(served, predicted[path], rtol=0, atol=2e-6)
+        # the control: another image's prediction is another one
+        assert not np.allclose(served, predicted[next(iter(predicted))], rtol=0, atol=2e-6)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -310,6 +313,7 @@ def test_a_hostile_checkpoint_runs_no_code(finished, colours, tmp_path, cli, mon
 
 
 @promise("report")
+@control("report")
 @needs_browser
 def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
     """In full: tests/runs/test_html_report.py; the page of `finetune serve`: tests/serving/test_page.py."""
@@ -323,3 +327,7 @@ def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
     """
     dom = dom_after(page, script, tmp_path)
     assert 'data-found="none block"' in dom and f"{100 * accuracy:.1f}" in dom
+    # the control: without the click the cell stays closed
+    assert 'data-found="none none"' in dom_after(
+        page, script.replace("link.click();", ""), tmp_path
+    )

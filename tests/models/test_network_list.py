@@ -2,7 +2,7 @@
 
 import timm
 import torch
-from promise import promise
+from promise import control, promise
 from torchvision import models
 
 from finetune.models.backbones import build
@@ -11,6 +11,7 @@ from finetune.models.network_list import ListedNetwork, timm_networks, torchvisi
 
 
 @promise("backbones")
+@control("backbones")
 def test_the_networks_are_those_of_both_libraries():
     networks = {network.name: network for network in [*torchvision_networks(), *timm_networks()]}
     assert {"lenet", "resnet18", "vit_h_14", *BUILT_IN} <= networks.keys()

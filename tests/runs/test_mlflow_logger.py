@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from logged_fits import RUN, connections, fit_with, mlflow_metrics, mlflow_run, settings, steps
-from promise import promise
+from promise import control, promise
 
 from finetune.runs.mlflow_logger import MLFlowLogger
 
@@ -32,6 +32,7 @@ def test_a_fit_logs_what_steps_csv_has_and_continues_there(colours, cli, capfd):
 
 
 @promise("nothing-sent")
+@control("nothing-sent")
 def test_telemetry_is_off_unless_the_user_says_so(environment):
     from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 

@@ -10,6 +10,7 @@ from promise import promise
 from run_folders import write_run
 from run_holders import another
 
+from finetune.runs import removal
 from finetune.runs.fold_record import FoldRecord, write_folds
 from finetune.runs.removal import check_removable, delete_run
 from finetune.system.messages import WrongUsage
@@ -60,7 +61,11 @@ def test_files_of_others_in_a_run_stay(run, tmp_path):
     assert (tmp_path / "outside/best.ckpt").exists()
 
 
-@promise("runs-rm")
+def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "is_run_folder", lambda folder: True)
+
+
+@promise("runs-rm", controls=[take_any_folder_for_a_run])
 @pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
 def test_what_is_no_run_is_refused(run, tmp_path, about):
     other = tmp_path / "project/fit/version_3"

@@ -13,6 +13,7 @@ from promise import promise
 from run_folders import write_run
 from run_holders import another
 
+from finetune.runs import run_table as run_table_module
 from finetune.runs.headline import headline
 from finetune.runs.record import read_run, validation_outcome
 from finetune.runs.run_table import as_json, read_row, run_table, size_of
@@ -44,7 +45,11 @@ def validated(run: Path, *accuracies: float, num: int = 40) -> None:
             writer.writerows(enumerate(accuracies, start=first))
 
 
-@promise("runs")
+def forget_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_table_module, "wilson", lambda num_right, num: (0.0, 1.0))
+
+
+@promise("runs", controls=[forget_the_interval])
 def test_a_row_of_a_tested_run(run):
     row = read_row(run)
     assert (row.state, row.split, row.num_images) == ("finished", "test", 6)
