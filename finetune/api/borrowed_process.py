@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import signal_handling  # noqa: PLC2701
 
 from finetune.runs import run_lock
 from finetune.system.machine import give_freed_memory_back
@@ -157,6 +157,6 @@ def _save_signals() -> Callable[[], None]:
                 signal.signal(signum, handler)
                 if signum == signal.SIGCHLD:
                     # so that torch installs its own again for its next workers
-                    signal_handling._SIGCHLD_handler_set = False
+                    signal_handling._SIGCHLD_handler_set = False  # noqa: SLF001
 
     return restore

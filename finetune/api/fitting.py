@@ -32,7 +32,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 @with_hints
-def fit(
+def fit(  # noqa: PLR0913 (an argument for each option)
     folder: str | os.PathLike[str] | None = None,
     *,
     epochs: int | None = None,

@@ -51,7 +51,7 @@ class LabelNetwork(NamedTuple):
     preparation: dict[str, Any]  # as `image_features` takes it
 
 
-def check(
+def check(  # noqa: PLR0913 (an argument for each option)
     folder: str,
     output: str = ".",
     lists: str | None = None,

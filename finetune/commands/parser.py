@@ -98,7 +98,7 @@ _read_by_locale = jsonargparse.Path.read_text
 
 def _read_text(path: jsonargparse.Path) -> str:
     """Read a config as UTF-8; jsonargparse 4.53 reads files in the encoding of the locale."""
-    is_file = not (path._std_io or path._is_url or path._is_fsspec)
+    is_file = not (path._std_io or path._is_url or path._is_fsspec)  # noqa: SLF001
     return Path(path.absolute).read_text("utf-8") if is_file else _read_by_locale(path)
 
 

@@ -37,7 +37,7 @@ _IMAGE_SIZE = 96  # pixels
 _SECONDS_TO_STOP = 5.0
 
 
-def review(
+def review(  # noqa: PLR0913 (an argument for each option)
     folder: str,
     run: str | None = None,
     output: str | None = None,

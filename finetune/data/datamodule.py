@@ -127,7 +127,7 @@ class ImageDataModule(pl.LightningDataModule):
     # The classes of a data set whose class folders are not in the order of their names.
     default_class_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an argument for each option)
         self,
         root: str | None = None,
         batch_size: int = 32,

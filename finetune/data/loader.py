@@ -234,7 +234,7 @@ def end_workers() -> None:
     while _started:
         iterator = next(iter(_started))
         _ended.add(iterator)
-        iterator._shutdown_workers()
+        iterator._shutdown_workers()  # noqa: SLF001
         # last, because torch may raise a worker's death at any point before
         _started.discard(iterator)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm  # noqa: PLC2701 (the base class of all)
 
 # Shapes: b images of the per-rank batch (0 is allowed), C channels, N values of a channel in the global batch.
 

@@ -41,4 +41,4 @@ def _set_timeout(trainer: pl.Trainer, timeout: timedelta) -> None:
     if trainer.world_size > 1 and is_default:
         # torch has no public function for this before 2.15.
         group: Any = dist.group.WORLD
-        group._get_backend(trainer.strategy.root_device)._set_default_timeout(timeout)
+        group._get_backend(trainer.strategy.root_device)._set_default_timeout(timeout)  # noqa: SLF001

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm  # noqa: PLC2701 (the base class of all)
 
 from finetune.system.messages import WrongUsage
 

@@ -67,7 +67,7 @@ class TensorBoardLogger(RunLogger, pl.loggers.TensorBoardLogger):
 
         if not self.is_continued:
             for summary in hparams(dict(settings), dict.fromkeys(_RESULTS, 0.0)):
-                self.experiment._get_file_writer().add_summary(summary)
+                self.experiment._get_file_writer().add_summary(summary)  # noqa: SLF001
 
     def rewind(self, global_step: int) -> None:
         self._kwargs["purge_step"] = global_step

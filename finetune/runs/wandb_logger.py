@@ -36,7 +36,7 @@ class WandbLogger(RunLogger, pl.loggers.WandbLogger):
 
     package = "wandb"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an argument for each option)
         self,
         save_dir: str | None = None,
         offline: bool | None = None,

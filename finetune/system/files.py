@@ -121,7 +121,7 @@ def _move_into_place(path: Path, target: Path, before: os.stat_result | None) ->
             os.chown(path, before.st_uid, before.st_gid)
         with suppress(OSError):  # some file systems have no modes
             path.chmod(stat.S_IMODE(before.st_mode))
-    os.replace(path, target)
+    os.replace(path, target)  # noqa: TID251
     with suppress(OSError):  # sync the rename; not every file system supports it
         descriptor = os.open(target.parent, os.O_RDONLY)
         try:

@@ -95,7 +95,7 @@ class Classifier(pl.LightningModule):
     # Shapes: B images of the per-rank batch, h and w pixels, K classes.
     class_weight: Tensor  # the weights in the loss, (K,); `class_weights` is the setting that they follow from
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an argument for each option)
         self,
         class_names: list[str],
         backbone: str = "resnet18",

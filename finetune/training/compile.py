@@ -45,7 +45,8 @@ class Compile(pl.Callback):
 
     def _compile(self, trainer: pl.Trainer, pl_module: HasImageClassifier) -> None:
         network = pl_module.image_classifier.network
-        is_done = network._compiled_call_impl is not None  # for example by the fit before a test
+        # for example by the fit before a test; torch has no public name for it
+        is_done = network._compiled_call_impl is not None  # noqa: SLF001
         if is_done or (trainer.state.fn == "fit" and not trainer.training):
             return
         for module in network.modules():
@@ -68,6 +69,6 @@ class Compile(pl.Callback):
 def seconds_compiling() -> float:
     """Return the seconds that this process has spent compiling, as torch has measured them."""
     # imported here since it takes a second; torch's own benchmarks use this function
-    from torch._dynamo.utils import calculate_time_spent
+    from torch._dynamo.utils import calculate_time_spent  # noqa: PLC2701
 
     return calculate_time_spent().get("total_wall_time", 0.0)

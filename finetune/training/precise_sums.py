@@ -34,7 +34,7 @@ class PreciseSums(Metric):
 def global_sums(metric: Metric) -> dict[str, Tensor]:
     """Return the states of a metric, summed over all ranks. Every rank must call this at the same point."""
     with metric.sync_context():
-        return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}
+        return {name: getattr(metric, name).detach().cpu().clone() for name in metric._defaults}  # noqa: SLF001 (torchmetrics names no states in public)
 
 
 def restore_sums(metric: Metric, sums: dict[str, Tensor], is_rank_zero: bool) -> None:
@@ -43,4 +43,4 @@ def restore_sums(metric: Metric, sums: dict[str, Tensor], is_rank_zero: bool) ->
     if is_rank_zero:
         for name, value in sums.items():
             setattr(metric, name, value.to(getattr(metric, name).device))
-        metric._update_count = 1
+        metric._update_count = 1  # noqa: SLF001

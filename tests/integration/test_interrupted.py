@@ -182,7 +182,7 @@ def stopping_early(patience: int) -> tuple[str, ...]:
     ],
     ids=["steps", "epochs", "patience"],
 )
-def test_a_run_that_a_limit_ended_continues_with_a_larger_one(
+def test_a_run_that_a_limit_ended_continues_with_a_larger_one(  # noqa: PLR0913
     cli, colours, tmp_path, full, caplog, extra, limit, larger, message
 ):
     """It ends as a run whose only limit is that of epochs. With the same limit it is finished."""

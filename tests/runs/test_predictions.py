@@ -56,7 +56,7 @@ def model_of(names: list[str], kind: str = "single", **values: Any) -> Any:
     return SimpleNamespace(class_names=names, task=SimpleNamespace(label_kind=kind), **values)
 
 
-def predict(
+def predict(  # noqa: PLR0913
     run: Run,
     probs: torch.Tensor,
     paths: list[str],
