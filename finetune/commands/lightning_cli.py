@@ -32,7 +32,7 @@ from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.run_places import check_shared, settle_root
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
 from finetune.commands.trainer import DEFAULTS, complete, make_ready
-from finetune.commands.trust import check_root, data_settings
+from finetune.commands.trust import check_groups, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import exclude_seen
 from finetune.data.transforms import PREPARATION, preparation
@@ -190,6 +190,7 @@ class FinetuneCLI(LightningCLI):
         if self.plan.start is not None and not self.plan.has_config:
             checkpoint = self.plan.start.content
         check_root(subcommand, config, checkpoint, self.explicit)
+        check_groups(config, checkpoint, self.explicit)
         if type(seed := config.get("seed_everything")) is int:
             check_seed(seed, "--seed_everything")
 

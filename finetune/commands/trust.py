@@ -1,9 +1,12 @@
-"""Which modules a checkpoint may import: our data modules and the transforms of albumentations, and nothing else.
+"""What a checkpoint may choose: modules to import, the place of its data set, and groups.
+
+It may import our data modules and the transforms of albumentations, and nothing else.
 
 Importing a module runs its code. An untrusted checkpoint must not choose the module. The user can, by naming the module
 on the command line.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from finetune.commands.options import flag_names
 from finetune.data.corrected_samples import for_other_place
 from finetune.data.data_place import address_in, at_place, place_of
 from finetune.data.datamodule import ImageDataModule
+from finetune.data.groups import is_pattern
 from finetune.models.checkpoint_values import class_paths
 from finetune.system.messages import shown
 from finetune.training.checkpoint_settings import plain
@@ -55,6 +59,30 @@ def data_settings(checkpoint: Mapping[str, Any], explicit: ExplicitSettings) -> 
         "class_path": class_path,
         "init_args": at_place(settings, explicit_arguments),
     }
+
+
+def check_groups(
+    config: Any, checkpoint: Mapping[str, Any] | None, explicit: ExplicitSettings
+) -> None:
+    """Make sure that a regular expression that groups the images is the user's: a nested one can take for ever.
+
+    Args:
+        config: The options of the command, as parsed.
+        checkpoint: As returned by `read_checkpoint`; None if none is used.
+        explicit: The settings of the command line.
+
+    Raises:
+        ValueError: The checkpoint has chosen it.
+    """
+    arguments = config.data.init_args
+    group_by = arguments.get("group_by")
+    if checkpoint is None or arguments.get("predict") is not None or not is_pattern(group_by):
+        return
+    if "group_by" not in explicit.arguments_of("data"):
+        raise ValueError(
+            "the images of the checkpoint's run are grouped by a regular expression, and one of a checkpoint could "
+            f"take for ever: if you trust it, pass it as --data.group_by {shown(shlex.quote(group_by))}"
+        )
 
 
 def check_root(

@@ -31,6 +31,11 @@ def check_group_by(group_by: str | None) -> None:
         raise WrongUsage(f"--data.group_by is empty: pass {FOLDER} or a regular expression")
 
 
+def is_pattern(group_by: str | None) -> bool:
+    """Return whether images are grouped by a regular expression. One of an untrusted file could take for ever."""
+    return group_by not in (None, FOLDER)
+
+
 def put_into_groups(samples: Samples, group_by: str | None) -> Samples:
     """Return images with their groups.
 

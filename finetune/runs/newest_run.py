@@ -9,6 +9,7 @@ import yaml
 
 from finetune.data.addresses import joined, real_place
 from finetune.data.data_place import place_of
+from finetune.data.groups import is_pattern
 from finetune.models.checkpoint_values import class_paths
 from finetune.runs.fold_record import has_folds
 from finetune.runs.folder import last_checkpoint, runs_elsewhere
@@ -222,6 +223,8 @@ def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": {**arguments, "weights": arguments.get("weights")}}
     class_path = checkpoint["finetune"].get("data_class")
     data_arguments = dict(checkpoint["datamodule_hyper_parameters"])
+    if is_pattern(data_arguments.get("group_by")):  # the command line may name it
+        del data_arguments["group_by"]
     modules = {
         path.rpartition(".")[0] or _TRANSFORMS
         for path in class_paths(data_arguments)

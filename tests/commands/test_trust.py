@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -116,6 +117,14 @@ def altered(fitted: Path, path: Path, part: str | None, values: dict[str, Any]) 
     (checkpoint[part] if part else checkpoint).update(values)
     torch.save(checkpoint, path)
     return path
+
+
+def measured(ckpt: Path, folder: Path | None, tmp_path: Path) -> list[str]:
+    """Return the options of a command that measures a checkpoint, on its own images without a folder."""
+    place = [] if folder is None else ["--data.root", str(folder)]
+    machine = ["--data.num_workers", "0", "--trainer.accelerator", "cpu"]
+    runs = ["--trainer.default_root_dir", str(tmp_path / "runs")]
+    return ["--ckpt_path", str(ckpt), *place, *machine, *runs]
 
 
 def predict(ckpt: Path, fitted: Path, *more: str) -> None:
@@ -396,18 +405,61 @@ def test_a_value_out_of_range_is_refused(fitted, tmp_path, read, name):
     assert f"is not a valid checkpoint: {part}." in line and reported in line and "\x1b" not in line
 
 
-def test_a_regular_expression_of_a_checkpoint_groups_no_other_folder(fitted, tmp_path):
-    """This one would be busy with a name of 60 letters for ever."""
-    values = {"group_by": r"(\w+)+$"}
-    hostile = altered(fitted, tmp_path / "hostile.ckpt", "datamodule_hyper_parameters", values)
-    shutil.copytree(fitted / "colours/test", tmp_path / "others")
-    image = next((tmp_path / "others/red").iterdir())
+NESTED = r"(\w+)+$"  # busy with a name of 60 letters for ever
+
+
+@pytest.fixture
+def with_long_name(fitted, tmp_path) -> Path:
+    """The images, one of them with a name of 60 letters."""
+    folder = Path(shutil.copytree(fitted / "colours", tmp_path / "images"))
+    image = next((folder / "test/red").iterdir())
     image.rename(image.with_name(f"{'a' * 60}.png"))
-    options = ["--ckpt_path", str(hostile), "--data.root", str(tmp_path / "others")]
-    machine = ["--data.num_workers", "0", "--trainer.accelerator", "cpu"]
-    places = ["--trainer.default_root_dir", str(tmp_path / "runs")]
-    done = run_lightning(["test", *options, *machine, *places])
+    return folder
+
+
+@pytest.mark.timeout(120)
+def test_a_regular_expression_of_a_checkpoint_groups_no_other_folder(
+    fitted, tmp_path, with_long_name
+):
+    values = {"group_by": NESTED}
+    hostile = altered(fitted, tmp_path / "hostile.ckpt", "datamodule_hyper_parameters", values)
+    done = run_lightning(["test", *measured(hostile, with_long_name / "test", tmp_path)])
     assert len(done.datamodule.splits["test"]) == 3
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("command", sweep(["test", "validate"], quick=["test"]))
+@pytest.mark.parametrize("is_named", sweep([True, False], quick=[False]))
+def test_a_regular_expression_of_a_checkpoint_groups_no_image_unless_the_user_names_it(
+    fitted, tmp_path, with_long_name, command, is_named
+):
+    values = {"group_by": NESTED, "root": str(with_long_name)}
+    hostile = altered(fitted, tmp_path / "hostile.ckpt", "datamodule_hyper_parameters", values)
+    words = [command, *measured(hostile, with_long_name if is_named else None, tmp_path)]
+    with pytest.raises(ValueError, match="if you trust it, pass it as --data.group_by ") as caught:
+        run_lightning(words)
+    assert str(caught.value).endswith(shlex.quote(NESTED))
+    if command == "test":
+        done = run_lightning([*words, "--data.group_by", r"red|blue"])
+        assert len(done.datamodule.splits["test"]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_fit_that_continues_a_checkpoint_alone_does_not_run_its_regular_expression(
+    fitted, tmp_path, with_long_name
+):
+    """A run without its config.yaml has the settings of its checkpoint."""
+    run = Path(shutil.copytree(fitted / "runs/fit/version_0", tmp_path / "runs/fit/version_0"))
+    (run / "config.yaml").unlink()
+    (run / "checkpoints").mkdir(exist_ok=True)
+    values = {"group_by": NESTED, "root": str(with_long_name)}
+    last = run / "checkpoints/last.ckpt"
+    altered(fitted, last, "datamodule_hyper_parameters", values)
+    options = ["--trainer.max_epochs", "2", "--allow_changes", "true"]
+    done = run_lightning(["fit", *QUICKEST, f"--resume={run}", *options])
+    assert done.datamodule.splitting.group_by is None
+    assert done.trainer.current_epoch == 2
 
 
 # What training needs to continue, and measuring does not.
