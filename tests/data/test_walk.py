@@ -1,4 +1,4 @@
-"""The files beneath a folder; test_folders.py has the same within data sets."""
+"""The files beneath a folder; test_class_folders.py has the same within data sets."""
 
 import pytest
 

@@ -1,0 +1,466 @@
+"""What `finetune check` and the first look of a fit find in files, folders, classes, series and shortcuts."""
+
+import itertools
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from data_files import real_data
+from drawings import drawing, empty_png, facts_of, progressive
+from PIL import Image
+
+from finetune import ImageFolderData
+from finetune.data.checking.checks import class_findings, file_findings, folder_findings
+from finetune.data.checking.duplicates import Pair
+from finetune.data.checking.findings import (
+    Finding,
+    duplicate_findings,
+    shortcut_findings,
+    worst_first,
+)
+from finetune.data.checking.first_look import first_look
+from finetune.data.checking.image_facts import (
+    SIDE,
+    collect_facts,
+    inspect_image,
+    inspect_images,
+    small_copy,
+)
+from finetune.data.checking.series import series_findings
+from finetune.data.checking.shortcuts import MIN_OF_CLASS, Shortcut, shortcuts, strengths
+from finetune.data.datasets.listing import list_images
+from finetune.data.decode import decode
+from finetune.data.groups import put_into_groups
+from finetune.data.samples import Samples
+from finetune.data.targets import ClassIndex
+
+# Files
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
+def test_facts_are_those_of_the_file(tmp_path, kind):
+    path = str(tmp_path / f"a.{kind.lower()}")
+    drawing(0).save(path)
+    seen, pixels = inspect_image(path), decode(path)
+    assert (seen.error, seen.kind, seen.size) == ("", kind, (220, 300))
+    assert (seen.num_bytes, seen.changed) == (os.stat(path).st_size, os.stat(path).st_mtime)
+    # a JPEG is looked at smaller
+    np.testing.assert_allclose(seen.colour, pixels.mean(axis=(0, 1)), atol=1)
+    small = cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+    assert np.abs(seen.grey.astype(int) - grey).mean() < (2 if kind == "JPEG" else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"),
+    [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("I;16", "png")],
+)
+def test_the_kind_of_pixels_is_in_pillows_words(tmp_path, mode, suffix):
+    path = str(tmp_path / f"a.{suffix}")
+    if mode == "I;16":
+        Image.fromarray(np.asarray(drawing(0).convert("L")).astype(np.uint16) << 8).save(path)
+    else:
+        drawing(0).convert(mode).save(path)
+    assert inspect_image(path).mode == mode
+    if suffix == "png" and mode == "L":
+        drawing(0).save(path, save_all=True, append_images=[drawing(1)])
+        assert inspect_image(path).mode.endswith(" animated")
+
+
+def test_files_that_cannot_be_read_are_named_in_words_and_take_no_memory(tmp_path):
+    drawing(0).save(tmp_path / "fine.jpg")
+    contents = {
+        "bomb.png": (empty_png(70_000, 70_000), "70000 x 70000"),
+        "empty.jpg": (b"", "is empty"),
+        "page.jpg": (b"<html>", "not a JPEG"),
+        "cut.jpg": ((tmp_path / "fine.jpg").read_bytes()[:2000], "truncated"),
+        "slow.jpg": (progressive(200), "100 scans"),
+    }
+    for name, (content, _) in contents.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "pipe.jpg")
+    words = {name: word for name, (_, word) in contents.items()}
+    words |= {"gone.png": "No such file", "pipe.jpg": "pipe", "fine.jpg": ""}
+    paths = [str(tmp_path / name) for name in words]
+    facts = collect_facts(inspect_images(paths), len(paths))
+    assert all(word in e for word, e in zip(words.values(), facts.errors, strict=True)), (
+        facts.errors
+    )
+    assert facts.is_readable.tolist() == [not word for word in words.values()]
+    assert facts.aspects[-1] == pytest.approx(300 / 220) and facts.brightness[-1] > 0
+    assert [small_copy(path, 144) is None for path in paths] == (~facts.is_readable).tolist()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_an_image_is_looked_at_upright(tmp_path, suffix):
+    sizes, paths = [], {n: str(tmp_path / f"{n}.{suffix}") for n in (1, 3, 6)}
+    for orientation, path in paths.items():
+        tags = Image.Exif()
+        tags[0x0112] = orientation
+        drawing(0, 400, 300).save(path, exif=tags)
+        sizes.append(inspect_image(path).size)
+    assert sizes == [(300, 400), (300, 400), (400, 300)]
+    drawing(0, 400, 300).rotate(-90, expand=True).save(tmp_path / f"b.{suffix}")
+    grey = [
+        inspect_image(path).grey.astype(int) for path in (paths[6], str(tmp_path / f"b.{suffix}"))
+    ]
+    assert np.abs(grey[0] - grey[1]).mean() < 2
+    shown = small_copy(paths[6], 100)
+    assert shown.shape[0] > shown.shape[1] >= 100
+
+
+def test_facts_come_in_the_order_of_the_paths(tmp_path):
+    paths = [str(tmp_path / f"{i}.png") for i in range(300)]  # more than are under way at once
+    for i, path in enumerate(paths):
+        Image.new("L", (i + 1, 5)).save(path)
+    assert collect_facts(inspect_images(paths), 300).sizes[:, 1].tolist() == list(range(1, 301))
+
+
+# Classes, folders and files of a data set
+
+
+def rows(findings) -> dict[str, list[str]]:
+    return {finding.kind: [row.note for row in finding.rows] for finding in findings}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Makes a data set with a number of empty image files for each split and class."""
+
+    def make(**splits: dict[str, int]):
+        for split, classes in splits.items():
+            for name, num in classes.items():
+                (tmp_path / split / name).mkdir(parents=True)
+                for i in range(num):
+                    (tmp_path / split / name / f"{i}.jpg").touch()
+        return list_images(tmp_path)
+
+    return make
+
+
+# The number of images by split and class, and what is found.
+TRAIN = {"Hot Dog": 60, "hot_dog": 12, "few": 3, "empty": 0, "lone": 20}
+CLASSES = {
+    "even": ({"train": {"a": 12, "b": 14}, "test": {"a": 12, "b": 14}}, {}),
+    "doubtful": (
+        {"train": TRAIN, "test": {**TRAIN, "lone2": 1, "lone": 2, "empty": 2}},
+        {
+            "alike_names": ["'Hot Dog' and 'hot_dog'"],
+            "empty_class": ["empty in train"],
+            "one_split": ["lone2 is in test alone"],
+            "tiny_class": ["few: 3 images"],
+            "unequal_classes": ["Hot Dog: 60"],
+        },
+    ),
+    "not in train": (
+        {"train": {"a": 12, "b": 12}, "val": {"c": 1}, "test": {"a": 1, "b": 1, "c": 1}},
+        {"one_split": ["c is not in train"]},
+    ),
+    "refused names": (
+        {"train": {"a\nb": 12, "größe": 12}},
+        {"odd_name": [r"b'a\nb' has a line break"]},
+    ),
+    "compositions": ({"train": {"café": 12, "tea": 12}, "test": {"cafe\u0301": 12, "tea": 12}}, {}),
+    "other scripts": ({"train": {"犬": 12, "猫": 12, "+": 12, "-": 12}}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_doubtful_classes_are_named_and_sound_ones_are_not(folder, case):
+    classes, wanted = CLASSES[case]
+    found = rows(class_findings(folder(**classes)))
+    for kind, notes in wanted.items():
+        assert found[kind][0].startswith(notes[0]), found
+    assert found.keys() - wanted.keys() <= ({"tiny_class"} if case == "not in train" else set())
+
+
+def test_files_that_are_no_images_of_a_class_are_named(folder, tmp_path):
+    listing = folder(train={"a": 1})
+    (tmp_path / "train/b").mkdir()
+    for name in ("loose.jpg", "a/x.psd", "a/y.psd", "a/z.SVG", "a/noted.txt"):
+        (tmp_path / "train" / name).touch()
+    (tmp_path / "train/gone").symlink_to("nowhere")
+    found = rows(folder_findings(list_images(tmp_path)))
+    assert found["loose"] == [f"1 image in {tmp_path / 'train'}"]
+    assert found["other_files"] == ["2 files .psd", "1 file .svg"]
+    assert found["unread"] == [f"{tmp_path / 'train/gone'}: a dangling link"]
+    assert rows(folder_findings(listing)) == {}
+
+
+def test_odd_files_are_named_and_sound_ones_are_not(tmp_path):
+    (tmp_path / "a").mkdir()
+    images = [drawing(seed) for seed in range(9)]
+    for i, image in enumerate(images):
+        image.save(tmp_path / f"a/{i}.jpg")
+    listing = list_images(tmp_path)
+    assert rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9))) == {}
+    images[1].convert("CMYK").save(tmp_path / "a/1.jpg")
+    images[2].resize((40, 30)).save(tmp_path / "a/2.jpg")
+    images[3].resize((500, 200)).save(tmp_path / "a/3.jpg")
+    images[4].resize((200, 800)).save(tmp_path / "a/4.jpg")
+    Image.new("RGB", (300, 220), "black").save(tmp_path / "a/5.jpg")
+    (tmp_path / "a/6.jpg").write_bytes(b"")
+    assert rows(file_findings(listing, collect_facts(inspect_images(listing.paths), 9))) == {
+        "unreadable": ["the file is empty"],
+        "blank": ["mean brightness 0 of 255"],
+        # the worst first
+        "wide_or_tall": ["200 x 800: 75 % is cropped", "500 x 200: 60 % is cropped"],
+        "odd_mode": ["CMYK"],
+        "small": ["40 x 30 pixels"],
+    }
+
+
+def test_what_most_files_are_is_not_odd(folder):
+    listing = folder(train={"a": 4})
+    grey = np.random.default_rng(0).integers(0, 256, (4, 48, 48)).astype(np.uint8)
+    assert rows(file_findings(listing, facts_of(grey, modes=["RGBA"] * 3 + ["L"]))) == {}
+    half = rows(file_findings(listing, facts_of(grey, modes=["RGBA"] * 2 + ["L"] * 2)))
+    assert half["odd_mode"] == ["RGBA"] * 2
+    # all as small: no thumbnails
+    assert rows(file_findings(listing, facts_of(grey, sizes=np.full((4, 2), 28)))) == {}
+
+
+# Copies. Images 0, 1: train/a; 2, 3: train/b; 4, 5: test/a; 6, 7: test/b.
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "places"),
+    [
+        ([0, 1], "copies", "a in train"),
+        ([0, 2], "two_classes", "a and b in train"),
+        ([0, 4], "leak", "a in train and test"),
+        ([0, 1, 2, 6], "leak", "a and b in train and test"),  # the test weighs more than the label
+    ],
+)
+def test_a_set_of_copies_is_named_by_the_worst_that_it_spoils(folder, members, kind, places):
+    listing = folder(train={"a": 2, "b": 2}, test={"a": 2, "b": 2})
+    (exact,) = duplicate_findings(listing, [members], [])
+    assert exact.kind == f"{kind}_exact" and exact.rows[0].images == members
+    assert exact.rows[0].note == places
+    near = [Pair(i, j, 0.9, False, 1.0) for i, j in itertools.pairwise(members)]
+    (found,) = duplicate_findings(listing, [], near)
+    assert found.kind == f"{kind}_near" and found.rows[0].images == members
+    assert found.level == exact.level == {"copies": "note"}.get(kind, "bad")
+
+
+def test_equal_files_join_the_set_of_the_first_of_them(folder):
+    listing = folder(train={"a": 2, "b": 2}, test={"a": 2, "b": 2})
+    pairs = [Pair(0, 4, 0.8, True, 0.95), Pair(2, 6, 0.9, False, 1.0)]
+    near, exact = duplicate_findings(listing, [[0, 1]], pairs)
+    assert near.kind == "leak_near" and [row.images for row in near.rows] == [[2, 6], [0, 1, 4]]
+    assert near.rows[1].note.startswith("similarity 0.80, mirrored, cropped to 0.95")
+    assert exact.kind == "copies_exact" and [row.images for row in exact.rows] == [[0, 1]]
+
+
+def test_the_worst_finding_comes_first_and_rankings_last():
+    kinds = [("labels", "bad", False), ("a", "note", True), ("b", "bad", True)]
+    kinds += [("c", "warning", True), ("d", "bad", True)]
+    findings = [Finding(kind, level, "", "", [], is_judged) for kind, level, is_judged in kinds]
+    assert [f.kind for f in worst_first(findings)] == ["b", "d", "c", "a", "labels"]
+
+
+# Shortcuts
+
+
+def strength_of_one(cells, is_it):
+    """As its docstring has it, for one label: the rule of each half measured on the other."""
+    is_first = np.random.default_rng(0).random(len(cells)) < 0.5
+    right = 0.0
+    for fitted in (is_first, ~is_first):
+        for side, wanted in ((is_it, True), (~is_it, False)):
+            answers = []
+            for cell in cells[~fitted & side]:
+                own, rest = ((cells[fitted & s] == cell).mean() for s in (is_it, ~is_it))
+                answers.append((own > rest) == wanted)
+            right += float(np.mean(answers))
+    return max(0.0, right / 2 - 1)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_the_strength_of_a_shortcut_is_that_of_each_label_by_itself(share):
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 4, 400)
+    cells = np.where(rng.random(400) < share, labels, rng.integers(0, 6, 400))
+    wanted = [strength_of_one(cells, labels == label) for label in range(4)]
+    np.testing.assert_allclose(strengths(cells, labels, 5), [*wanted, 0], atol=1e-12)
+
+
+def test_chance_has_no_strength_and_a_rule_without_errors_has_one():
+    """Guessing is right for half of the N images of each side, with a deviation of 0.5 / sqrt(N): six of them."""
+    num = 4000
+    for seed in range(5):
+        labels, cells = np.random.default_rng(seed + 1).integers(0, (2, 12), (num, 2)).T
+        assert strengths(cells, labels, 2).max() < 6 * 0.5 / np.sqrt(num / 2) * 2
+    assert strengths(labels + 3, labels, 2).tolist() == [1, 1]
+    for num, strength in ((19, 0), (20, 1)):  # of few images nothing is reported
+        labels = np.repeat([0, 1], [num, 400])
+        assert strengths(labels, labels, 2).tolist() == [strength, strength]
+
+
+def test_a_planted_property_is_named_and_no_other():
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], 60)
+    grey = rng.integers(0, 256, (180, 48, 48)).astype(np.uint8)
+    sizes = rng.integers(100, 200, (180, 2))
+    facts = facts_of(grey, num_bytes=rng.integers(4000, 6000, 180), sizes=sizes)
+    assert shortcuts(facts, np.arange(180), "class", labels, "abc") == []  # the control
+    facts.kinds[60:120] = ["PNG"] * 60
+    (found,) = shortcuts(facts, np.arange(180), "class", labels, "abc")
+    assert (found.name, found.what, found.strength) == ("b", "file type", 1)
+    # of two classes the second says the same again
+    assert len(shortcuts(facts, np.arange(120), "class", labels, "ab")) == 1
+    assert shortcuts(facts, np.arange(0), "class", labels, "abc") == []
+    (finding,) = shortcut_findings([found])
+    assert finding.kind == "shortcut_class" and finding.level == "warning"
+    assert finding.rows[0].note.startswith("file type distinguishes b")
+    (finding,) = shortcut_findings([Shortcut("split", "test", "file size", 0.5)])
+    assert (finding.kind, finding.level) == ("shortcut_split", "note")
+
+
+def test_a_date_of_the_files_that_half_share_is_a_shortcut():
+    labels = np.repeat([0, 1], 100)
+    # all of one class on one day
+    changed = np.where(labels, np.arange(200) * 86_400.0, 7 * 86_400.0)
+    facts = facts_of(np.zeros((200, 48, 48), np.uint8), changed=changed)
+    (found,) = shortcuts(facts, np.arange(200), "class", labels, "ab")
+    assert found.what == "date of the files" and found.strength > 0.9 > MIN_OF_CLASS
+
+
+@pytest.mark.parametrize("target", ["class", "split"])
+def test_shortcuts_of_thousands_of_classes_take_no_time(target):
+    labels = np.arange(60_000) % 3000
+    facts = facts_of(np.zeros((60_000, 1, 1), np.uint8), num_bytes=labels)
+    found = shortcuts(facts, np.arange(60_000), target, labels, [str(i) for i in range(3000)])
+    assert {shortcut.what for shortcut in found} <= {"file size", "bytes for each pixel"} and found
+
+
+# Series
+
+
+BURSTS = [f"{name}/burst{k}_{i:03d}.jpg" for name in "ab" for k in range(12) for i in range(5)]
+FOLDERS = [f"{name}/v{k}/{i:03d}.jpg" for name in "ab" for k in range(12) for i in range(5)]
+FRAMES = [f"{name}/{i:04d}.jpg" for name in "ab" for i in range(60)]
+
+
+def series(root: Path, names: list[str], is_series: bool) -> list[Finding]:
+    """The findings about files of these names; scenes of five images each, or images that have nothing in common."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    listing = list_images(root)
+    rng = np.random.default_rng(0)
+    scenes = rng.normal(size=(len(names), SIDE, SIDE))
+    places = {str(root / name): i for i, name in enumerate(names)}
+    order = np.array([places[path] for path in listing.paths])
+    scene = scenes[order // 5 if is_series else order]
+    grey = 128 + 40 * (scene + 0.5 * rng.normal(size=scene.shape))
+    facts = facts_of(grey.clip(0, 255).astype(np.uint8))
+    return list(series_findings(listing, facts, np.arange(len(names))))
+
+
+@pytest.mark.parametrize(
+    ("names", "option"),
+    [
+        (BURSTS, r"--data.group_by '([^/]*?)\d+\.\w+$' keeps"),
+        (FOLDERS, "--data.group_by folder"),
+        (FRAMES, "a folder of its own"),
+    ],
+)
+def test_series_that_a_random_split_would_tear_apart_are_found(tmp_path, names, option):
+    (finding,) = series(tmp_path / "series", names, is_series=True)
+    assert finding.kind == "series" and finding.level == "warning"
+    num = len({name.rstrip("0123456789.jpg") for name in names})
+    assert finding.title.startswith(f"{num} series") and option in finding.advice and finding.rows
+    # control: numbers alone are no evidence
+    assert series(tmp_path / "others", names, is_series=False) == []
+    if names == BURSTS:  # the option that is advised makes these groups
+        pattern = finding.advice.partition("'")[2].partition("'")[0]
+        labels = ClassIndex(np.zeros(len(names), np.int64), 1)
+        samples = Samples([f"/d/{name}" for name in names], labels, folder="/d")
+        groups = put_into_groups(samples, pattern).groups.tolist()
+        prefixes = [name.split("/")[1].split("_")[0] for name in names]
+        assert len({*zip(groups, prefixes, strict=True)}) == len({*groups}) == len({*prefixes})
+
+
+def test_series_in_given_splits_are_found_only_where_they_straddle(tmp_path):
+    def in_splits(is_test: list[bool]) -> list[str]:
+        pairs = zip(is_test, BURSTS, strict=True)
+        return [f"{'test' if test else 'train'}/{name}" for test, name in pairs]
+
+    torn = in_splits([i % 5 == 2 for i in range(len(BURSTS))])
+    (finding,) = series(tmp_path / "torn", torn, is_series=True)
+    assert "24 series" in finding.title and "more than one split" in finding.title
+    whole = in_splits([i // 5 % 4 == 0 for i in range(len(BURSTS))])
+    assert series(tmp_path / "whole", whole, is_series=True) == []
+    # each split is numbered from one: equal numbers are other images
+    again = [f"{split}/{name}" for split in ("train", "test") for name in FRAMES]
+    assert series(tmp_path / "again", again, is_series=True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_real_photographs_numbered_in_any_order_are_no_series():
+    listing = list_images(real_data("hotdog"))
+    num = len(listing.paths)
+    facts = collect_facts(inspect_images(listing.paths), num)
+    assert list(series_findings(listing, facts, np.arange(num))) == []
+
+
+# The first look of a fit
+
+
+@pytest.fixture
+def photos(colours, tmp_path) -> Path:
+    return Path(shutil.copytree(colours, tmp_path / "colours"))
+
+
+def look(folder: Path):
+    data = ImageFolderData(str(folder), on_bad_image="skip")
+    return first_look(data.splits, data.class_names, str(folder))
+
+
+def test_a_fit_says_nothing_about_a_sound_set(photos):
+    first, second = sorted((photos / "train").glob("*/*"))[:2]
+    shutil.copy(first, second)  # in one split, which spoils no test
+    seen = look(photos)
+    assert seen.line() == ""
+    assert seen.plain() == {"num_files": 90, "num_opened": 90, "findings": []}
+
+
+def test_a_fit_names_copies_across_splits_and_files_that_are_no_images(photos):
+    train, test = (sorted((photos / split).glob("*/*")) for split in ("train", "test"))
+    shutil.copy(train[0], test[3])
+    for path in train[1:15]:
+        path.write_bytes(b"<html>" if path != train[1] else b"")
+    (photos / "train/blue" / os.fsdecode(b"caf\xe9\n.png")).write_bytes(b"broken")
+    text = look(photos).line()
+    assert "2 are in two splits" in text and str(test[3]) in text
+    assert "15 cannot be read" in text and f"finetune check {photos}" in text
+    assert len(text.splitlines()) == 1
+    kept = look(photos).plain()
+    assert kept["num_files"] == kept["num_opened"] == 91
+    leak, broken = kept["findings"]
+    assert (leak["kind"], broken["kind"]) == ("leak_exact", "unreadable")
+    copies = (train[0], test[3])
+    assert sorted(leak["rows"][0]["files"]) == sorted(str(p.relative_to(photos)) for p in copies)
+    assert len(broken["rows"]) == 5 and broken["rows"][0]["note"] == "the file is empty"
+    json.dumps(kept)
+
+
+def test_a_fit_looks_at_classes_even_of_what_are_no_files(photos):
+    for path in sorted((photos / "train/blue").iterdir())[3:]:
+        path.unlink()
+    splits = ImageFolderData(str(photos)).splits
+    gone = {
+        name: replace(split, paths=[f"{name}/{i}" for i in range(len(split))], stats=None)
+        for name, split in splits.items()
+    }
+    found = first_look(gone, ["blue", "green", "red"], str(photos)).plain()
+    assert found["num_files"] == found["num_opened"] == 0
+    assert [f["kind"] for f in found["findings"]] == ["tiny_class", "unequal_classes"]
+    assert "blue: " in found["findings"][0]["rows"][0]["note"]
