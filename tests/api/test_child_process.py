@@ -214,9 +214,3 @@ def test_what_can_not_be_shown_keeps_nobody_from_the_run(tmp_path, monkeypatch, 
     if target == "latin":
         shown.seek(0)
         assert shown.read().startswith("??")
-
-
-def test_a_child_that_does_not_say_where_its_run_is_is_reported(tmp_path, monkeypatch):
-    fake(tmp_path, monkeypatch, "print('done')")
-    with pytest.raises(RuntimeError, match="finetune fit has not reported the folder of its run"):
-        run_command(["fit"])

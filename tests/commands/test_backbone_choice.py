@@ -262,7 +262,7 @@ def test_the_processes_of_other_devices_take_the_choice_of_the_first(
 ):
     monkeypatch.setenv("LOCAL_RANK", "1")
     asked = config(colours)
-    with pytest.raises(WrongUsage, match="must start the processes of the other devices itself"):
+    with pytest.raises(WrongUsage, match="must start the processes"):
         settle_backbone(asked, ExplicitSettings())
     monkeypatch.setenv("FINETUNE_BACKBONE", json.dumps(["small_cnn", str(files.seeing)]))
     settle_backbone(asked, ExplicitSettings())
@@ -367,11 +367,8 @@ def test_without_any_network_there_is_one_error(colours, cli, monkeypatch, tmp_p
     monkeypatch.setattr(backbone_choice, "is_reachable", lambda address: False)
     with pytest.raises(OSError) as reported:
         cli("fit", colours, "--backbone", "auto", *LINE)
-    text = str(reported.value)
-    assert text.startswith(
-        "--backbone auto: no network can be used: efficientnet_b0, resnet18, resnet50, convnext_tiny ("
-    )
-    assert "https://huggingface.co cannot be reached" in text and text.endswith("--weights A,B")
+    words = ("--backbone auto", "huggingface.co", "--weights A,B")
+    assert [word for word in words if word not in str(reported.value)] == []
     assert not (tmp_path / "runs").exists()
 
 

@@ -216,9 +216,7 @@ def test_a_damaged_start_is_reported_with_what_to_do_and_that_ends_the_run(cli, 
     run = versions("runs", "fit")[-1]
     start = run / "checkpoints/start.ckpt"
     start.write_bytes(start.read_bytes()[:1000])
-    with pytest.raises(
-        ValueError, match=f"delete it, and finetune fit --resume {run} keeps the fine-tuned weights"
-    ):
+    with pytest.raises(ValueError, match=f"delete it, .*--resume {run}"):
         cli(*fit, "--resume", "--trainer.max_epochs", 3)
     start.unlink()
     cli("fit", "--resume", run)

@@ -77,7 +77,5 @@ def test_devices_of_an_accelerator(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     names = ["cuda", "cuda:1", "cuda:0", "cpu"]
     assert list(map(str, parse_devices(",".join(names)))) == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
-    with pytest.raises(
-        ValueError, match="no device 'cuda:2' on this machine; valid are: cpu, cuda, cuda:0, cuda:1"
-    ):
+    with pytest.raises(ValueError, match="cuda:2.*valid are: cpu, cuda"):
         parse_devices("cuda:0,cuda:2")

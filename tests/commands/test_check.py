@@ -153,8 +153,6 @@ def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
         cli, folder, "--ckpt_path", tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
     ) in (0, 1)
     assert found(tmp_path)["labels"]["rows"][0]["files"] == [f"train/{other.name}/moved.png"]
-    with pytest.raises(Exception, match="small_cnn|checkpoint"):
-        cli("check", folder, "--ckpt_path", __file__)
 
 
 @pytest.mark.slow

@@ -14,119 +14,58 @@ from finetune.commands.error_lines import exit_code, one_line
 from finetune.distributed.signals import Interrupted
 from finetune.system.messages import WrongUsage
 
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"),
+    RuntimeError("Caught RuntimeError in pin memory thread.\nE: CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+]
+OF_LIBRARIES = [
+    (RuntimeError("Early stopping conditioned on metric `x` which\n is not available."), "`x`"),
+    (TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."), "`devices`"),
+    (
+        MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
+        "--devices: GPUs 0, 1",
+    ),
+    (
+        RuntimeError("Error(s) in loading state_dict for Classifier:\n\tUnexpected key(s): x"),
+        "checkpoint is damaged",
+    ),
+    (RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"), "`Timer`"),
+    *((error, "out of GPU memory: a smaller --batch") for error in OUT_OF_MEMORY),
+    (
+        RuntimeError("Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no card"),
+        "no card",
+    ),
+    (RuntimeError("x_cuda does not have a deterministic implementation"), "x_cuda"),
+    (dist.DistBackendError("NCCL\nLast error:\nno \n/dev/shm"), "no /dev/shm"),
+    (dist.DistBackendError("ncclRemoteError: a remote process exiting"), "process 0 ended"),
+    (dist.DistNetworkError("Failed to recv, got 0 bytes."), "process 0 ended"),
+    (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500"),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "process 0 ended"),
+    (RuntimeError("[gloo/tcp/buffer.cc:81] Timed out waiting 600000ms for recv"), "600 s"),
+    (
+        RuntimeError("Gloo connectFullMesh failed with [x] timed out: remote=[127.0.1.1]:31116"),
+        "GLOO_SOCKET_IFNAME",
+    ),
+    *(
+        (RuntimeError(f"DataLoader worker {ended}"), "--data.num_workers")
+        for ended in (
+            "(pid 21) is killed by signal: Killed. ",
+            "(pid(s) 21, 22) exited unexpectedly",
+        )
+    ),
+    (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), os.path.abspath("a.png")),
+    (ValueError("two\nlines of the class 'igloo' in gloo"), "'igloo' in gloo"),
+    (RuntimeError("The NVIDIA driver on your system is too old (found version 12)"), "too old"),
+    (RuntimeError("a fault of ours in igloo"), None),
+]
 
-@pytest.mark.parametrize(
-    ("error", "reported"),
-    [
-        (
-            RuntimeError("Early stopping conditioned on metric `x` which\n is not available."),
-            "Early stopping",
-        ),
-        (
-            TypeError("`devices` selected with `CPUAccelerator` should be an int > 0."),
-            "`devices` selected",
-        ),
-        (
-            MisconfigurationException("You requested gpu: [0, 1]\n But your machine only has: [0]"),
-            "--devices: GPUs 0, 1 are requested, and this machine only has 0; auto takes all of them",
-        ),
-        (
-            RuntimeError(
-                'Error(s) in loading state_dict for Classifier:\n\tUnexpected key(s) in state_dict: "x". \n\tsize mis'
-            ),
-            "the checkpoint is damaged, its weights do not fit its network: Unexpected key(s) in "
-            'state_dict: "x"',
-        ),
-        (
-            RuntimeError("Found more than one stateful callback of type `Timer`.\n HINT"),
-            "Found more than one stateful",
-        ),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried"),
-            "out of GPU memory: a smaller --batch",
-        ),
-        (
-            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"),
-            "out of GPU memory: a smaller --batch",
-        ),
-        (
-            RuntimeError(
-                "Caught RuntimeError in pin memory thread for device 0.\nE: CUDA error: out of memory"
-            ),
-            "out of G",
-        ),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
-            "out of GPU memory: a smaller --batch",
-        ),
-        (
-            RuntimeError(
-                "Caught OSError in pin memory thread for device 0.\n  a()\nOSError: no such card"
-            ),
-            "no such card",
-        ),
-        (
-            RuntimeError(
-                "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"
-            ),
-            "adaptive_avg_pool2d_backward_cuda has no deterministic form on this device: remove",
-        ),
-        (
-            dist.DistBackendError(
-                "NCCL error in: x.cpp:1\nncclUnhandledSystemError: System call failed.\nLast error:\nno \n/dev/shm"
-            ),
-            "the GPUs cannot communicate: no /dev/shm",
-        ),
-        (
-            dist.DistBackendError("x\nDuplicate GPU detected"),
-            "the GPUs cannot communicate: Duplicate GPU detected",
-        ),
-        (
-            dist.DistBackendError("ncclRemoteError: a remote process exiting prematurely"),
-            "process 0 ended because another",
-        ),
-        (
-            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
-            "a DataLoader worker was",
-        ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file", "a.png"),
-            f"No such file: {os.path.abspath('a.png')}",
-        ),
-        (ValueError("two\nlines"), "two lines"),
-        (
-            dist.DistNetworkError("Failed to recv, got 0 bytes."),
-            "process 0 ended because another one did",
-        ),
-        (dist.DistNetworkError("port: 29500, EADDRINUSE\nframe #0"), "port: 29500, EADDRINUSE"),
-        (
-            RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"),
-            "process 0 ended because another",
-        ),
-        (
-            ValueError("no images of the class 'igloo' in gloo"),
-            "no images of the class 'igloo' in gloo",
-        ),
-        (
-            RuntimeError(
-                "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv"
-            ),
-            "another process has not answered for 600 s: the process, its machine or the network has stopped; continue "
-            "with the same command and --resume",
-        ),
-        (RuntimeError("a fault of ours in igloo"), None),
-        (
-            RuntimeError(
-                "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU"
-            ),
-            "torch cannot use this GPU: The NVIDIA driver on your system is too old (found version",
-        ),
-        (RuntimeError("a fault of ours"), None),
-    ],
-)
-def test_what_a_user_can_mend_is_a_line(error, reported):
+
+@pytest.mark.parametrize(("error", "words"), OF_LIBRARIES)
+def test_an_error_of_a_library_that_a_user_can_mend_is_a_line(error, words):
     line = one_line(error)
-    assert line is None if reported is None else line.startswith(reported) and "\n" not in line
+    assert line is None if words is None else words in line and "\n" not in line
 
 
 def test_wrong_usage_has_a_code_of_its_own_also_where_jsonargparse_wraps_it():
@@ -173,7 +112,7 @@ def test_a_stop_is_reported_though_what_it_breaks_off_fails_to_end(
 
 
 def test_advice_about_memory_is_for_commands_with_batches():
-    assert one_line(MemoryError()).endswith("fewer --workers (--data.num_workers) may help")
+    assert "--workers" in one_line(MemoryError())
     assert one_line(MemoryError(), "check") == "out of memory"
     assert "--batch" in one_line(MemoryError(), "test")
     assert one_line(torch.OutOfMemoryError("CUDA out of memory"), "serve") == "out of GPU memory"

@@ -125,7 +125,7 @@ def test_a_file_that_disagrees_is_not_kept(run, cli, tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.commands.export.load_exported", spoilt)
     with pytest.raises(
         ValueError,
-        match="file was discarded, since it does not predict as the checkpoint: on 64 synthetic",
+        match="file was discarded",
     ):
         cli(
             "export",
@@ -252,10 +252,6 @@ def test_training_begins_with_the_normalisation_of_its_safetensors(run, colours,
     cli(*fit, "--model.weights", "other.safetensors")
     state = read_checkpoint(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt")["state_dict"]
     assert state["mean"].unique().tolist() == [100] and state["std"].unique().tolist() == [50]
-    with pytest.raises(
-        ValueError, match=r"training cannot start from .*best\.onnx: an \.onnx file only predicts"
-    ):
-        cli(*fit, "--model.weights", run / "checkpoints/best.onnx")
 
 
 @pytest.fixture(scope="module")

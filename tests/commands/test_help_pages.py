@@ -111,10 +111,7 @@ def test_neither_the_package_nor_help_nor_an_error_line_waits_for_torch(tmp_path
     assert "torch" in imported[-1]  # the control: a right command line
     errors = done.stderr.splitlines()
     assert len(errors) == 5 and all(line.startswith("finetune: error: ") for line in errors)
-    assert (
-        errors[2].startswith("finetune: error: 'nowhere' does not exist: pass a folder of images")
-        and "--precision cannot be '32'" in errors[3]
-    )
+    assert "nowhere" in errors[2] and "--precision" in errors[3]
 
 
 LIGHTNING = [command for command, page in PAGES.items() if not page.has_all]

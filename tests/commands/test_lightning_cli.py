@@ -85,9 +85,7 @@ def test_what_changed_since_a_run_began_is_reported_and_config_yaml_says_what_ho
     with pytest.raises(ValueError, match=r"continue with .*class_path .*Adam"):
         cli(*fit, *adam, "--trainer.max_epochs", 2)
     assert "is usual for" not in caplog.text  # nothing holds of it
-    with pytest.raises(
-        ValueError, match=r"in another order with data\.val_fraction 0\.2 \(was 0\.1\)"
-    ):
+    with pytest.raises(ValueError, match=r"data\.val_fraction 0\.2 \(was 0\.1\)"):
         cli(*fit, *sgd, 0.02, "--trainer.max_epochs", 2, "--data.val_fraction", 0.2)
     assert (folder / "config.yaml").read_text() == before
     cli(*fit, *sgd, 0.5, "--trainer.max_epochs", 2)
@@ -131,9 +129,7 @@ def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours,
         (r"seed_everything 1 \(was 0\)", [colours, *more, "--seed", 1]),
         (r"data\.batch_size 9 \(was 8\)", [colours, *more, "--batch", 9]),
     ):
-        with pytest.raises(
-            ValueError, match=f"would train in another order with {what}.*--allow_changes true"
-        ):
+        with pytest.raises(ValueError, match=f"{what}.*--allow_changes true"):
             cli("fit", *line)
         assert last.read_bytes() == before
         assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]

@@ -70,7 +70,7 @@ def test_control_gradients_that_are_not_added_up_are_caught(
     cli, by_hand_alone, monkeypatch, capsys
 ):
     monkeypatch.setattr(data_parallel, "allreduce", lambda data: None)
-    with pytest.raises(ValueError, match="not what one device computes: by hand$"):
+    with pytest.raises(ValueError, match="by hand$"):
         cli("parity", "--steps", "2")
     assert "by hand" in capsys.readouterr().out  # the table comes first
 

@@ -140,7 +140,7 @@ def test_a_run_that_another_process_has_written_in_the_meantime_is_left_to_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(resume, "hold", replaced)
-        with pytest.raises(ValueError, match="another process has written .*last.ckpt since"):
+        with pytest.raises(ValueError, match="another process has written"):
             cli(*fit)
     assert (run_to_go_on / "metrics.csv").read_text() == metrics
     cli(*fit)  # the control

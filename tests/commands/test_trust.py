@@ -182,9 +182,7 @@ def test_objects_among_the_settings_are_never_unpickled(fitted, tmp_path, monkey
     ckpt = altered(
         fitted, tmp_path / "hostile.ckpt", part, {"class_names": Code(tmp_path / "unpickled")}
     )
-    with pytest.raises(
-        ValueError, match="holds posix.mkdir, which is neither a tensor nor a plain value"
-    ):
+    with pytest.raises(ValueError, match="holds posix.mkdir"):
         predict(ckpt, fitted)
     assert not (tmp_path / "unpickled").exists()
     torch.load(ckpt, weights_only=False)  # the control
@@ -229,7 +227,7 @@ def test_a_checkpoint_does_not_choose_where_data_is_fetched_to(fitted, cli, tmp_
         made,
         pytest.raises(
             ValueError,
-            match="does not have the data set .* --data finetune.SampleData to download it$",
+            match="--data finetune.SampleData",
         ),
     ):
         cli(*given, "--data.root", root)
@@ -247,9 +245,7 @@ def test_a_checkpoint_downloads_no_data_set_into_a_folder_that_exists(
     )
     given = [command, ckpt, fitted / "colours", "--workers", 0, "--trainer.accelerator", "cpu"]
     with patch.object(FashionMNIST, "source_in", side_effect=ValueError("fetched")):
-        with pytest.raises(
-            ValueError, match="colours does not have the data set .*FashionMNIST, and a checkpoint"
-        ):
+        with pytest.raises(ValueError, match="FashionMNIST, and a checkpoint"):
             cli(*given)
         with pytest.raises(ValueError, match="fetched"):  # the control
             cli(*given, "--data", "finetune.FashionMNIST")

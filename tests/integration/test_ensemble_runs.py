@@ -203,16 +203,14 @@ def test_another_number_than_the_file_holds_is_reported(folder, tmp_path, num):
     known = torch.load(folder / "best.ckpt", weights_only=True)
     known["hyper_parameters"]["members"] = num
     torch.save(known, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="does not hold the weights of") as caught:
+    with pytest.raises(ValueError, match="does not hold the weights") as caught:
         finetune.load(tmp_path / "other.ckpt", "cpu")
     one_line(caught.value)
 
 
 @pytest.mark.parametrize("name", ["best.safetensors", RUN])
 def test_training_can_not_begin_with_several(folder, colours, cli, tmp_path, name):
-    with pytest.raises(
-        ValueError, match=r"holds the networks of an ensemble, and one network is needed"
-    ) as caught:
+    with pytest.raises(ValueError, match="one network is needed") as caught:
         cli("fit", colours, *SMALL, "--epochs", 1, "--weights", folder / name)
     one_line(caught.value)
     assert not list(tmp_path.glob("runs/fit/*/checkpoints/*"))
@@ -221,9 +219,7 @@ def test_training_can_not_begin_with_several(folder, colours, cli, tmp_path, nam
 @pytest.mark.parametrize("option", ["--weights", "--ckpt_path"])
 def test_images_are_not_checked_with_several(folder, colours, cli, option):
     network = ["--backbone", "small_cnn", "--image_size", 28] if option == "--weights" else []
-    with pytest.raises(
-        ValueError, match=r"holds the networks of an ensemble, and one network is needed"
-    ) as caught:
+    with pytest.raises(ValueError, match="one network is needed") as caught:
         cli("check", colours, option, folder / "best.ckpt", *network)
     one_line(caught.value)
 

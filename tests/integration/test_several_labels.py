@@ -28,7 +28,6 @@ from finetune.runs.record import read_run
 from finetune.serving.app import make_app
 from finetune.serving.service import Service
 from finetune.serving.uploads import Limits
-from finetune.system.messages import WrongUsage
 
 THRESHOLDS = (0.5, 0.3, 0.4, 0.2)
 
@@ -119,14 +118,6 @@ def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli
     text = f"{Path(path).name}: {labels[0]} {p[k]:.4f} (threshold {THRESHOLDS[k]:.4f})\n"
     assert text in printed
     assert "not predicted: " in printed
-
-
-def test_options_for_one_class_are_refused(checkpoint, images, cli, tmp_path):
-    for option in (["--top_k", 2], ["--abstain_below", 0.5]):
-        with pytest.raises(WrongUsage, match=f"{option[0]} is for one class per image"):
-            cli("predict", checkpoint, images / "test", *option, "--trainer.accelerator", "cpu")
-    with pytest.raises(ValueError, match="abstain_below is for one class per image"):
-        load(checkpoint, "cpu").predict(str(images / "test"), abstain_below=0.5)
 
 
 def test_python_says_the_same(checkpoint, images, expected):

