@@ -34,8 +34,8 @@ mutations: .venv/installed
 # The names of all options and the kinds of their values, from the parser, for the checks before torch is imported;
 # and docs/reference.md.
 options: .venv/installed
-	$(BIN)/python tests/support/option_list.py
-	PYTHONPATH=tests/support $(BIN)/python tests/support/reference_page.py
+	$(BIN)/python tools/option_list.py
+	$(BIN)/python tools/reference_page.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .

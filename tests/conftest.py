@@ -1,16 +1,14 @@
 """Fixtures of all tests: small folders of images, finished runs, and the command line in this process."""
 
-import gc
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import promise
 import pytest
-from disk import never_wait_for_the_disk
 
 # also where the environment says otherwise: pytest rewrites the asserts of all files, for many seconds
 sys.dont_write_bytecode = False
@@ -34,23 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests; one that only distributes them imports nothing, and so starts at once."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
+    # Imported before a warning is an error: some of their imports warn.
+    import pytorch_lightning  # noqa: F401
     from hypothesis import settings
 
-    # These import torch, before a warning is an error.
-    from known_libraries import (
-        find_arguments_quickly,
-        import_timm,
-        remember_entry_points,
-        remember_parameters,
-    )
-    from known_operators import remember_operators
-
-    remember_entry_points()
-    remember_operators()
-    remember_parameters()
-    find_arguments_quickly()
-    import_timm()
-    never_wait_for_the_disk()
     settings.register_profile(
         "push", derandomize=True, max_examples=25, deadline=None, database=None
     )
@@ -67,18 +52,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption(
         "--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}"
     )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Let every second process import the files backwards, so that each reads bytecode that the other has written."""
-    report = yield
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    if isinstance(collector, pytest.Dir) and number % 2 == 1:
-        report.result.reverse()
-    return report
 
 
 NIGHTLY = Path(__file__).with_name("nightly")
@@ -100,16 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for file, is_slow in tiers:
         total[file] = total.get(file, 0.0) + recorded.get(file, [0.0, 0.0])[is_slow]
     items.sort(key=lambda item: (-total[file_of(item.nodeid)], file_of(item.nodeid)))
-
-
-def pytest_collection_finish() -> None:
-    """Leave all that was imported out of garbage collections, which would mostly visit it, and collect less often."""
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # else libraries report leaks when Python ends
 
 
 def pytest_terminal_summary(

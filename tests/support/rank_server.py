@@ -6,7 +6,6 @@ new process, or its exit code (null while it runs). When the input ends, all pro
 
 import contextlib
 import gc
-import io
 import json
 import os
 import runpy
@@ -16,27 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from colours import QUICKEST
-from disk import never_wait_for_the_disk
 from forked import become_finetune, run_forked, use_default_signals
-from known_libraries import (
-    find_arguments_quickly,
-    import_timm,
-    remember_entry_points,
-    remember_parameters,
-)
 
 import finetune.inference.exporters
-from finetune.commands.lightning_cli import FinetuneCLI
 
 assert finetune.inference.exporters  # imported here, before a process is forked
-
-
-def parse_once() -> None:
-    """Parse a command line, so that no process has to read the parameters of the same classes again."""
-    sys.argv = ["finetune"]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        FinetuneCLI(["fit", "--data.root", "images", *QUICKEST, "--print_config"])
 
 
 def become(argv: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
@@ -93,12 +76,6 @@ class Server:
 
 
 def main() -> None:
-    never_wait_for_the_disk()
-    remember_entry_points()
-    remember_parameters()
-    find_arguments_quickly()
-    import_timm()
-    parse_once()
     # else each process's garbage collection would copy all the memory that it shares with this one
     gc.freeze()
     server = Server()

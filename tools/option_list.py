@@ -116,7 +116,8 @@ def _options_of_class(group: str, kind: type) -> dict[str, Kind]:
 def lightning_parser(command: str) -> ArgumentParser:
     """Return the parser of fit, validate, test, predict or benchmark."""
     cli = unparsed(command)
-    return cli._subcommand_parsers["fit" if command == "benchmark" else command]
+    # LightningCLI has no public name for them
+    return cli._subcommand_parsers["fit" if command == "benchmark" else command]  # noqa: SLF001
 
 
 def unparsed(command: str) -> FinetuneCLI:

@@ -6,18 +6,18 @@
 import importlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from docstring_parser import parse as parse_docstring
 from option_list import lightning_parser
-from paths import ROOT
 
 from finetune.cli import OWN
 from finetune.commands.all_options import ParserOption, all_options, shown_default
 from finetune.commands.list_backbones import make_parser
 from finetune.commands.options import WORDS
 
-PAGE = ROOT / "docs/reference.md"
+PAGE = Path(__file__).parents[1] / "docs/reference.md"
 
 _HEAD = """# Every option
 
