@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 import yaml
 from colours import QUICKEST
+from processes import finetune, run_script
 from run_holders import another
 
 from finetune.commands.fit import _print_finished
@@ -16,6 +19,12 @@ from finetune.runs import run_lock
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.licence import licence
 from finetune.runs.metrics_csv import read_metrics
+
+KILLED_REPORT = Path(__file__).parents[1] / "support/killed_report.py"
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def test_a_fit_tests_the_best_checkpoint(colours, cli, tmp_path):
@@ -222,25 +231,16 @@ def test_a_split_that_a_limit_leaves_out_is_reported(colours, cli, tmp_path, cap
     ]
 
 
-def test_a_run_that_was_killed_during_its_report_gets_it_by_the_same_command(
-    colours, cli, run_to_go_on
-):
+@pytest.mark.slow
+def test_a_run_that_was_killed_during_its_report_gets_it_by_the_same_command(colours, tmp_path):
     fit = ["fit", "--data.root", colours, *QUICKEST, "--report", "true", "--resume"]
-    fit += ["--test_after_fit", "true"]
-    (run_to_go_on / ".report.html.0a1b2c3d.tmp").write_text("a part")
-    about = json.loads((run_to_go_on / "about.json").read_text())
-    del about["ended"]
-    (run_to_go_on / "about.json").write_text(json.dumps(about))
-    cli(*fit)
-    for name in ("report.html", "test_predictions.csv"):
-        (run_to_go_on / name).unlink()
-    about = json.loads((run_to_go_on / "about.json").read_text())
-    assert "ended" in about
-    del about["ended"]  # killed after the test
-    (run_to_go_on / "about.json").write_text(json.dumps(about))
-    run_lock.release()
-    (run_to_go_on / ".report.html.0a1b2c3d.tmp").write_text("a part")
-    cli(*fit)
-    assert "test accuracy" in (run_to_go_on / "report.html").read_text("utf-8")
-    assert (run_to_go_on / "test_predictions.csv").exists()
-    assert not list(run_to_go_on.glob(".*.tmp"))
+    fit += ["--test_after_fit", "true", "--trainer.default_root_dir"]
+    killed = run_script(KILLED_REPORT, *fit, tmp_path / "killed", cwd=tmp_path)
+    run = tmp_path / "killed/fit/version_0"
+    assert killed.returncode == -signal.SIGKILL
+    assert list(run.glob(".report.html.*.tmp")) and (run / "test.json").exists()
+    for place in ("killed", "undisturbed"):
+        done = finetune(*fit, tmp_path / place, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "test accuracy" in (run / "report.html").read_text("utf-8")
+    assert names_in(tmp_path / "killed") == names_in(tmp_path / "undisturbed")
