@@ -139,6 +139,29 @@ def test_the_start_has_no_part_in_the_result():
     np.testing.assert_allclose(shift, shift[0], atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_weakest_penalty_is_solved_to_the_limit_of_rounding_in_a_few_steps(seed, monkeypatch):
+    """Steps from a gradient of 1e-16 lead away from the optimum: a fit that does not end there may never end."""
+    monkeypatch.setattr("finetune.features.logistic_regression._MAX_STEPS", 30)
+    labels = np.repeat([0, 1, 2], [14, 8, 3])
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(3, 5))[labels] + 1e-4 * rng.normal(size=(25, 5))
+    features = (5 + features * np.logspace(0, -2, 5)).astype(np.float32).astype(np.float64)
+    settings = {
+        "strengths": [1e-6],
+        "class_weights": 25 / (3 * np.bincount(labels)),
+        "label_smoothing": 0.01,
+        "groups": labels,  # no cross-validation
+    }
+    probe = fit_probe(features, labels, 3, **settings)
+    # images in another order round differently; a gradient of 1e-13 is 1e-7 from the optimum
+    order = rng.permutation(25)
+    again = fit_probe(features[order], labels[order], 3, **{**settings, "groups": labels[order]})
+    np.testing.assert_allclose(
+        again.weight, probe.weight, rtol=0, atol=1e-7 * np.abs(probe.weight).max()
+    )
+
+
 @pytest.mark.parametrize("kind", ["classes", "labels"])
 def test_fits_that_do_not_fit_into_memory_together_have_the_same_result(kind, monkeypatch):
     features, labels = sample_images(60, 8, 3)
