@@ -345,7 +345,9 @@ def _check_threshold(parts: Parts, calibration: AnyCalibration) -> None:
         )
     missed = calibration.describe_unreached_aim(parts.model.class_names)
     if missed and parts.data.splitting.fold is None:
-        raise ValueError(f"{missed}; {best} has no threshold")
+        is_single = parts.model.task.label_kind == "single"
+        result = "no threshold" if is_single else "another threshold there"
+        raise ValueError(f"{missed}; {best} has {result}")
 
 
 def _write_report(run: Run, record: RunRecord, data: ImageDataModule) -> str:

@@ -25,15 +25,6 @@ from finetune.data.limits import EOI, SEGMENT, SOS
 
 _AT_ONCE = 2**22  # pixels compared at once
 _PIECE = 2**16  # bytes inflated at once
-
-# Prefixes of libjpeg's warnings (jerror.h, JWRN). simplejpeg raises the same exception for warnings and errors.
-_WARNINGS = (
-    "Corrupt JPEG data",
-    "Inconsistent progression",
-    "Invalid SOS",
-    "Unknown Adobe color transform",
-    "Warning",
-)
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")  # of a JPEG
 # Markers that begin a frame (ITU-T T.81, table B.1).
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
@@ -68,23 +59,19 @@ class IncompleteError(ValueError):
     """A file that does not hold all pixels of its image."""
 
 
-def load(image: ImageFile, file: BinaryIO) -> str:
+def load(image: ImageFile, file: BinaryIO) -> None:
     """Load the pixels of an image by Pillow, and check that all of them are there.
 
     Args:
         image: The image; only its header must have been read.
         file: Its file.
 
-    Returns:
-        The first warning of libjpeg, for example about extraneous bytes; "" if there is none.
-
     Raises:
         IncompleteError: Pixels are missing.
     """
-    warning = ""
     if isinstance(image, JpegImageFile):
         file.seek(0)
-        warning = check_jpeg(file.read())
+        check_jpeg(file.read())
     if isinstance(image, PngImageFile | TiffImageFile):
         _check_offsets(image, file)
     if isinstance(image, TiffImageFile) and not image.use_load_libtiff:
@@ -94,18 +81,14 @@ def load(image: ImageFile, file: BinaryIO) -> str:
         _check_png(image, file)
     if isinstance(image, TiffImageFile):
         _check_tiff(image, file)
-    return warning
 
 
-def check_jpeg(content: bytes) -> str:
+def check_jpeg(content: bytes) -> None:
     """Check that no scan of a JPEG ends before its last block, and that its scans carry all coefficients.
 
     libjpeg only reports its first warning, which may be harmless. If there is one, the file is decoded again with
     random filler after each scan and each restart interval. A decoder only reads the filler if data are missing. Then
     the pixels differ.
-
-    Returns:
-        The first warning of libjpeg, for example about extraneous bytes; "" if there is none.
 
     Raises:
         IncompleteError: Data are missing.
@@ -114,7 +97,7 @@ def check_jpeg(content: bytes) -> str:
     try:
         # at 1/8 of the size, which is fast
         simplejpeg.decode_jpeg(content, min_height=1, min_width=1)
-        return ""
+        return
     except ValueError as error:
         warning = str(error)
     if "premature end" in warning.lower():
@@ -125,8 +108,6 @@ def check_jpeg(content: bytes) -> str:
         raise IncompleteError(
             "the file is truncated or damaged: Corrupt JPEG data: premature end of data segment"
         )
-    # any other error: a kind of JPEG that only Pillow decodes
-    return warning if warning.startswith(_WARNINGS) else ""
 
 
 def check_coefficients(content: bytes) -> None:

@@ -113,7 +113,7 @@ def decode(
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
             image = read_header(file, max_pixels)
             if shorter_side is None or min(image.size) <= shorter_side:
-                return read_pixels(image, file)[0]
+                return read_pixels(image, file)
             return _decode_smaller(image, file, shorter_side)
     except StorageError:  # not a fault of this file
         raise
@@ -155,7 +155,7 @@ def _decode_smaller(image: ImageFile, file: BinaryIO, shorter_side: int) -> NDAr
     longer_side = round(max(image.size) * (shorter_side / min(image.size)))
     if isinstance(image, JpegImageFile):  # for a HEIC it would choose an embedded thumbnail
         image.draft(None, (2 * shorter_side, 2 * shorter_side))
-    pixels, _ = read_pixels(image, file)
+    pixels = read_pixels(image, file)
     return resize(
         pixels, *sorted((shorter_side, longer_side), reverse=pixels.shape[0] >= pixels.shape[1])
     )
@@ -223,16 +223,16 @@ def _check_size(width: int, height: int, max_pixels: float) -> None:
         raise ValueError(f"{width} x {height} pixels are more than the limit of {max_pixels:,.0f}")
 
 
-def read_pixels(image: ImageFile, file: BinaryIO) -> tuple[NDArray[np.uint8], str]:
-    """Return the pixels of an image from `read_header`, converted as in `decode`, and the warning of `load`."""
+def read_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8]:
+    """Return the pixels of an image from `read_header`, converted as in `decode`."""
     if image.format == "JPEG":
         check_scans(file)
     pixels = _jpeg_pixels(image, file)
     if pixels is not None:
-        return pixels, ""
+        return pixels
     _check_samples(image)
-    warning = load(image, file)
-    return _upright_rgb(image, is_owned=True), warning
+    load(image, file)
+    return _upright_rgb(image, is_owned=True)
 
 
 def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:

@@ -152,7 +152,7 @@ def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
             mode = _mode(image)
             size = (image.height, image.width)
             image.draft(None, (2 * SIDE, 2 * SIDE))  # only affects a JPEG
-            pixels, _ = read_pixels(image, file)
+            pixels = read_pixels(image, file)
             # rotated by its EXIF orientation
             if (pixels.shape[0] - pixels.shape[1]) * (size[0] - size[1]) < 0:
                 size = size[::-1]
@@ -205,7 +205,7 @@ def small_copy(source: str | Content, side: int) -> np.ndarray | None:
         with open_source(source) as file:
             image = read_header(file)
             image.draft(None, (side, side))
-            return read_pixels(image, file)[0]
+            return read_pixels(image, file)
     except StorageError:
         raise
     except Exception:  # any exception: see `inspect_image`
