@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_FILES = 2_000_000
+MOST_FILES = 2_000_000
 # Images do not compress: an archive of them is nearly as large as they are.
 _LARGEST_RATIO = 20
-_SMALL = 2**30  # bytes, which any archive may unpack to
+FREE_BYTES = 2**30  # bytes, which any archive may unpack to
 _LONGEST_READ = 2**24  # bytes; a header in a tar file may claim any length
 _LONGEST_NAME = 100  # characters of the archive's name in the cache
 _BLOCK = 512  # bytes
@@ -118,7 +118,7 @@ def _unpack(place: str, version: str, folder: Path) -> None:
         if is_address(place):
             path = temporary / "archive"
             _bucket_of(place).download(place, version, path)
-        limit = max(_SMALL, _LARGEST_RATIO * path.stat().st_size)
+        limit = max(FREE_BYTES, _LARGEST_RATIO * path.stat().st_size)
         is_zip = place.lower().endswith(".zip")
         _extract(_zip_members(path) if is_zip else _tar_members(path, limit), limit, content)
         content.rename(folder)
@@ -137,8 +137,8 @@ def _extract(members: Iterator[_Member], limit: int, folder: Path) -> None:
     num_bytes = 0
     for num_files, member in enumerate(members, 1):
         num_bytes += member.size
-        if num_files > _MOST_FILES:
-            raise ValueError(f"it has more than {_MOST_FILES:,} files")
+        if num_files > MOST_FILES:
+            raise ValueError(f"it has more than {MOST_FILES:,} files")
         if num_bytes > limit:
             raise ValueError(_too_large(limit))
         parts = PurePosixPath(member.name).parts

@@ -5,6 +5,7 @@ A row is a test, by its name. Its keys:
     files: more files, by path: their text; a path that ends in / is a folder
     command: a command line, with the options that SHORT has
     words: at most four, which must be in the line
+    hidden: a secret, which must not be shown
     code: the exit code, where it matters whether the line (2) or the data (1) are wrong
     python: the same in Python, such as {fit: photos, epochs: 0}; its error has the same words. Public names of
         finetune: fit, load, and classes of data, whose images are read
@@ -68,7 +69,8 @@ def place(
     """The empty folder of a test, which it is in, and the environment as it was before."""
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
-    yield situations.Place(tmp_path, fitted_runs)
+    with contextlib.ExitStack() as servers:
+        yield situations.Place(tmp_path, fitted_runs, servers)
     run_lock.release()
     os.environ.clear()
     os.environ.update(before)
@@ -117,6 +119,7 @@ def test_refused(case, place, monkeypatch, capsys):
     assert len(lines) == 1 and lines[0].startswith("finetune: error: "), error
     assert "Traceback" not in error and error.endswith(f"{lines[0]}\n"), error
     assert [word for word in case["words"] if str(word) not in lines[0]] == [], lines[0]
+    assert case.get("hidden", "Traceback") not in error
     assert ended.value.code in ([case["code"]] if "code" in case else [1, 2]), lines[0]
     assert files_in(place.folder) == before
 

@@ -385,7 +385,7 @@ MUTATIONS = [
         "data/storage.py",
         "(status.st_mtime_ns, status.st_ctime_ns)",
         "(status.st_mtime_ns, 0)",
-        "tests/data/test_image_cache.py tests/data/test_storage.py",
+        "tests/component/test_storages.py -k replaced",
     ),
     Mutation(
         "a closed terminal saves as SIGTERM does",
@@ -497,14 +497,14 @@ MUTATIONS = [
         "runs/run_upload.py",
         "(file.name == _LAST, file.status.st_mtime_ns)",
         "file.status.st_mtime_ns",
-        "tests/commands/test_object_storage_runs.py -k arrives",
+        "tests/promises/test_runs_in_object_storage.py -k uploaded_last",
     ),
     Mutation(
         "one process writes a run in object storage",
         "runs/run_upload.py",
         "            self._check_owner()\n",
         "",
-        "tests/commands/test_object_storage_runs.py -k one_process",
+        "tests/promises/test_runs_in_object_storage.py -k one_process",
     ),
     Mutation(
         "no telemetry: onnxruntime",

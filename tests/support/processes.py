@@ -177,6 +177,17 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+def start_ranks(
+    world_size: int, *arguments: object, cwd: Path, **environment: str
+) -> list[Process]:
+    """Start `finetune …` as several ranks, as torchrun does: none is forked from another one."""
+    port = _free_port()
+    return [
+        start(*arguments, cwd=cwd, **environment, **rank_environment(rank, world_size, port))
+        for rank in range(world_size)
+    ]
+
+
 def processes_of(sessions: Iterable[int]) -> list[str]:
     """Return what still runs of these sessions."""
     found = []

@@ -1,18 +1,22 @@
 """Files that a command meets, for tests of what it refuses: functions that make them in an empty folder."""
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from hub_server import Repository, hub_server
+from object_server import ObjectServer, object_server
 from runs import FittedRuns, copy_by_links
 
 
 @dataclass
 class Place:
-    """An empty folder, and the runs that may be copied into it."""
+    """An empty folder, the runs that may be copied into it, and servers that stop after the test."""
 
     folder: Path
     runs: FittedRuns
+    servers: ExitStack
 
 
 RUN = "runs/fit/version_0"
@@ -135,3 +139,44 @@ def killed_folds(place: Place) -> None:
 def not_utf8(place: Place) -> None:
     """latin.yaml, whose text is not UTF-8."""
     (place.folder / "latin.yaml").write_bytes(b"a: caf\xe9")
+
+
+def bucket(place: Place) -> ObjectServer:
+    """The bucket s3://photos with images in set/, a table, and a run without last.ckpt."""
+    server = place.servers.enter_context(object_server())
+    server.put_folder(place.runs.colours / "test", "set")
+    server.put("labels.csv", b"path,label\n")
+    for name in (".lock", "config.yaml", "checkpoints/best.ckpt"):
+        server.put(f"runs/fit/there/{name}", b"")
+    return server
+
+
+def closed_bucket(place: Place) -> None:
+    """A bucket that may not be read."""
+    bucket(place).fault = lambda *_: "deny"
+
+
+def read_only_bucket(place: Place) -> None:
+    """A bucket that may not be written to."""
+    bucket(place).fault = lambda method, _: "deny" if method == "PUT" else ""
+
+
+def hub(place: Place) -> Repository:
+    """The dataset hf://datasets/owner/photos, and a table in it."""
+    server = place.servers.enter_context(
+        hub_server(place.folder.with_name(f"{place.folder.name}-hub"))
+    )
+    server.put_folder(place.runs.colours / "test", "owner/photos", "set")
+    repository = server.repositories["datasets/owner/photos"]
+    repository.commit({"labels.csv": b"path,label\n"})
+    return repository
+
+
+def gated_dataset(place: Place) -> None:
+    """The same, for those whom its owner grants access."""
+    hub(place).is_gated = True
+
+
+def private_dataset(place: Place) -> None:
+    """The same, for those with a token."""
+    hub(place).is_private = True

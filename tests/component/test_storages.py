@@ -1,0 +1,321 @@
+"""What each storage of images must do: list, read, repeat failed requests, notice replaced files, and refuse."""
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colours import QUICKEST
+from object_server import ObjectServer, object_server
+
+from finetune import Classifier, ImageFolderData
+from finetune.data import object_requests
+from finetune.data.addresses import StorageError
+from finetune.data.checking.first_look import first_look
+from finetune.data.contents import UNKNOWN, file_digests
+from finetune.data.datasets.folders import class_folders
+from finetune.data.datasets.listing import list_images
+from finetune.data.prediction_paths import files_to_predict
+from finetune.data.seen_record import add_digests
+from finetune.data.storage import (
+    file_stats,
+    files_digest,
+    kind_of,
+    normal_path,
+    open_file,
+    read_pieces,
+    refresh,
+)
+from finetune.data.walk import SkippedFiles, find_images
+from finetune.system.messages import shown
+
+
+@pytest.fixture
+def server(colours: Path) -> Iterator[ObjectServer]:
+    """A bucket with the images of `colours` in its folder `set`."""
+    with object_server() as server:
+        server.put_folder(colours, "set")
+        yield server
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(
+    request: pytest.FixtureRequest, colours: Path, tmp_path: Path
+) -> Iterator[tuple[str, Callable[[str, bytes], None]]]:
+    """A place with these images in its folder `set`, and a function that writes a file there."""
+    if request.param == "s3":
+        server = request.getfixturevalue("server")
+        yield server.address, server.put
+    else:
+        shutil.copytree(colours, tmp_path / "set", symlinks=True)
+
+        def write(name: str, content: bytes) -> None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+
+        yield str(tmp_path), write
+
+
+def content_of(path: str) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
+# All storages
+
+
+def test_kinds_entries_and_pieces_are_those_of_a_folder(place, colours):
+    folder, _ = place
+    for is_listed in (False, True):
+        if is_listed:
+            refresh(f"{folder}/set")
+        assert kind_of(f"{folder}/set//train/./red/") == "folder"
+        assert kind_of(f"{folder}/set/train/red/00.png") == "file"
+        assert kind_of(f"{folder}/set/train/re") is None
+        assert kind_of(f"{folder}/other") is None
+        listing = list_images(f"{folder}/set")
+        assert np.array_equal(listing.counts(), list_images(colours).counts())
+    assert normal_path(f"{folder}/set//train/./red/") == f"{folder}/set/train/red"
+    for num_bytes in (1, 7, 10**6):
+        pieces = [
+            read_pieces(
+                f"{root}/train/red/00.png", num_bytes, lambda n: (0, n // 2, n - 3, n, n + 5)
+            )
+            for root in (f"{folder}/set", str(colours))
+        ]
+        assert pieces[0] == pieces[1]
+
+
+def test_a_data_module_reads_the_same_data_set(place, colours):
+    here = ImageFolderData(str(colours), num_workers=0)
+    there = ImageFolderData(f"{place[0]}/set", num_workers=0)
+    assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
+    results = []
+    for data in (here, there):
+        look = first_look(data.splits, data.class_names, data.scanned.folder)
+        seen = add_digests(data.seen, data.splits["train"], data.splits["val"])
+        results.append((look.plain(), seen.digests.tolist()))
+    assert results[0] == results[1] and UNKNOWN not in results[0][1]
+    for split, part in here.splits.items():
+        other = there.splits[split]
+        assert list(other.names()) == list(part.names())
+        assert np.array_equal(other.load_stats().sizes, part.load_stats().sizes)
+        assert np.array_equal(other.read(3), part.read(3))
+
+
+def test_names_with_unusual_characters(place):
+    folder, write = place
+    names = ["a%20b.png", "ä ö.png", "c+d&e=f.png", "[1].png"]
+    for name in names:
+        write(f"odd/x/{name}", name.encode())
+    assert sorted(files_to_predict(f"{folder}/odd")) == sorted(f"{folder}/odd/x/{n}" for n in names)
+    for name in names:
+        assert content_of(f"{folder}/odd/x/{name}") == name.encode()
+
+
+def test_files_that_are_missing(place):
+    folder, write = place
+    write("one/a.png", b"123")
+    refresh(f"{folder}/one")
+    paths = [f"{folder}/one/{name}" for name in ("a.png", "none.png")]
+    stats = file_stats(paths)
+    assert stats.sizes.tolist() == [3, -1] and stats.is_regular.tolist() == [True, False]
+    for read in (open_file, lambda path: file_stats([path], skip=False)):
+        with pytest.raises(FileNotFoundError) as caught:
+            read(paths[1])
+        assert caught.value.filename == paths[1]
+
+
+def test_a_replaced_file_is_noticed(place):
+    folder, write = place
+    path = f"{folder}/new/x/a.png"
+
+    def digests() -> tuple[str, int]:
+        refresh(f"{folder}/new")
+        content = int(file_digests([path], np.arange(1))[0])
+        return files_digest([path], file_stats([path]), f"{folder}/new"), content
+
+    write("new/x/a.png", b"123")
+    first = digests()
+    assert digests() == first  # the control
+    time.sleep(0.02)  # the file system's clock ticks a hundred times a second or more
+    write("new/x/a.png", b"456")
+    if "://" in folder:
+        with pytest.raises(StorageError, match="was replaced"):
+            open_file(path)
+    second = digests()
+    assert first[0] != second[0] and first[1] != second[1]
+    assert content_of(path) == b"456"
+
+
+# A disk
+
+
+@pytest.mark.parametrize("how", ["written over", "put in its place", "swapped"])
+def test_a_file_replaced_by_one_of_its_size_and_time_is_noticed(tmp_path, how):
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        Path(path).write_bytes(b"123")
+        os.utime(path, (5, 5))
+    first = files_digest(paths, file_stats(paths), tmp_path)
+    time.sleep(0.02)
+    if how == "swapped":
+        os.rename(paths[0], tmp_path / "c")
+        os.rename(paths[1], paths[0])
+        os.rename(tmp_path / "c", paths[1])
+    else:
+        target = paths[0] if how == "written over" else str(tmp_path / "new")
+        Path(target).write_bytes(b"456")
+        os.utime(target, (5, 5))
+        os.replace(target, paths[0])
+    status = os.stat(paths[0])
+    assert (status.st_size, status.st_mtime) == (3, 5)  # the control: these say nothing
+    assert files_digest(paths, file_stats(paths), tmp_path) != first
+
+
+def test_a_pipe_and_a_folder_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert file_stats([str(tmp_path / "pipe"), str(tmp_path)]).is_regular.tolist() == [False] * 2
+    assert file_digests([str(tmp_path / "pipe")], np.array([0])).tolist() == [UNKNOWN]
+    with pytest.raises(ValueError, match="a pipe"):
+        open_file(tmp_path / "pipe")
+    with pytest.raises(OSError, match=str(tmp_path)):
+        open_file(tmp_path)
+
+
+def test_a_fit_asks_the_disk_for_each_file_once_before_training(colours, cli, monkeypatch):
+    """A disk of a network may need a millisecond for each."""
+    asked: Counter[str] = Counter()
+    before: list[Counter[str]] = []
+    for name in ("stat", "lstat"):
+        ask = getattr(os, name)
+
+        def counted(path, *args, ask=ask, **options):
+            asked[os.fsdecode(path) if isinstance(path, str | os.PathLike) else ""] += 1
+            return ask(path, *args, **options)
+
+        monkeypatch.setattr(os, name, counted)
+    step = Classifier.training_step
+    monkeypatch.setattr(
+        Classifier, "training_step", lambda *args: before.append(asked.copy()) or step(*args)
+    )
+    cli("fit", "--data.root", colours, *QUICKEST)
+    files = [str(path) for path in Path(colours).rglob("*.png")]
+    assert len(files) == 90 and {before[0][path] for path in files} == {1}
+
+
+@pytest.mark.parametrize("target", ["store", "a", "a/b"])
+def test_a_circle_of_links_is_found_however_long(tmp_path, target):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "a/b/out").symlink_to(tmp_path / "store")
+    (tmp_path / "store/back").symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match="back is a link"):
+        list(find_images(tmp_path / "a"))
+    skipped = SkippedFiles(skip_unreadable=True)
+    assert list(find_images(tmp_path / "a", skipped)) == [] and len(skipped.unread) == 1
+
+
+# Object storage
+
+
+def test_a_folder_in_s3_is_listed_once_and_each_image_requested_once(server):
+    data = ImageFolderData(f"{server.address}/set", num_workers=0)
+    data.read()
+    for part in data.splits.values():
+        part.load_stats()
+    assert server.requests == {"LIST": 1}
+    first_look(data.splits, data.class_names, data.scanned.folder)
+    add_digests(data.seen, data.splits["train"], data.splits["val"])
+    assert server.requests == {"LIST": 1, "GET": sum(map(len, data.splits.values()))}
+
+
+def test_a_mark_of_a_folder_in_s3_is_no_image_and_hides_none(server):
+    server.put("marks/", b"")
+    server.put("marks/x/", b"")
+    server.put("marks/x/a.png", b"1")
+    server.put("marks/x/a.png/b.png", b"2")
+    server.put("marks/empty/", b"")
+    server.put("marks/runs/fit/version_0/.finetune", b"")  # of --out s3://BUCKET/marks/runs
+    server.put("marks/_SUCCESS", b"")  # the control
+    place = f"{server.address}/marks"
+    refresh(place)
+    assert class_folders(place) == [f"{place}/empty", f"{place}/x"]
+    assert kind_of(f"{place}/_SUCCESS") == "file" and kind_of(f"{place}/x") == "folder"
+    assert sorted(files_to_predict(place)) == [f"{place}/x/a.png", f"{place}/x/a.png/b.png"]
+
+
+def test_a_listing_that_breaks_off_is_repeated(server):
+    server.fault = lambda *_: "truncate" if server.requests["LIST"] < 3 else ""
+    refresh(f"{server.address}/set")
+    assert server.requests == {"LIST": 3}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("truncate", "does not answer"),
+        ("deny", "access denied: check AWS_ACCESS_KEY_ID"),
+        ("archived", "restore it"),
+    ],
+)
+def test_a_server_that_refuses_is_one_line_about_the_object(server, monkeypatch, fault, words):
+    monkeypatch.setattr(object_requests, "START_SECONDS", 0.2)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.2)
+    # a message about missing credentials is found by the word metadata
+    server.put_folder(Path(__file__).parent, "metadata")
+    path = f"{server.address}/metadata/{Path(__file__).name}"
+    refresh(f"{server.address}/metadata")
+    server.fault = lambda *_: fault
+    with pytest.raises(StorageError, match=words) as caught:
+        open_file(path)
+    assert path in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(StorageError, match=words):
+        refresh(f"{server.address}/metadata")
+
+
+def test_an_address_outside_of_the_folders_that_were_searched_is_not_read(server):
+    """It may come from an untrusted file."""
+    refresh(f"{server.address}/set")
+    server.put("other/a.png", b"1")
+    server.requests.clear()
+    with pytest.raises(PermissionError):
+        open_file(f"{server.address}/other/a.png")
+    assert not server.requests
+
+
+@pytest.mark.parametrize("name", ["x//a.png", "Metadata//a.png", "x/../a.png", "x/\x1b[31m.png"])
+def test_a_name_that_is_unsupported_is_named_and_escaped(server, name):
+    server.put(f"bad/{name}", b"")
+    with pytest.raises(StorageError, match="Rename or delete it") as caught:
+        refresh(f"{server.address}/bad")
+    assert repr(shown(f"bad/{name}")) in str(caught.value)
+    with pytest.raises(StorageError, match="are unsupported"):
+        refresh(f"{server.address}/bad/../x")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "endpoint", "flag"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"),
+        ("gs", "GOOGLE_BASE_URL", "GOOGLE_ALLOW_HTTP"),
+        ("az", "AZURE_STORAGE_ENDPOINT", "AZURE_ALLOW_HTTP"),
+    ],
+)
+def test_an_endpoint_without_encryption_needs_leave(monkeypatch, scheme, endpoint, flag):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "name")
+    monkeypatch.setenv(endpoint, "http://storage.example")
+    with pytest.raises(StorageError, match=f"{flag}=true"):
+        object_requests.new_client(f"{scheme}://bucket", 1)
+    for name, value in (
+        (flag, "true"),
+        (endpoint, "http://127.0.0.1:1"),
+        (endpoint, "https://x.y"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert object_requests.new_client(f"{scheme}://bucket", 1)

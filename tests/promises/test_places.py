@@ -1,0 +1,396 @@
+"""Wherever images lie (folder, table, archive, bucket, hub), a fit has the weights of their folder, bit for bit."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from colours import QUICKEST
+from hub_server import TOKEN, HubServer, environment
+from object_server import ObjectServer, object_server
+from places import AT_ADDRESSES, PLACES, RARE, Place, a_place, are_equal, error_line
+from processes import finetune, start, start_ranks
+from promise import control, promise
+
+from finetune import ImageFolderData
+from finetune.cli import run
+from finetune.data import object_requests, object_storage
+from finetune.data.image_cache import read_from_cache
+from finetune.data.storage import STORAGES, open_file, refresh
+
+slow = pytest.mark.slow
+UNTESTED = ("--test_after_fit", "false")
+LAST = "checkpoints/last.ckpt"
+OPTIONS = (*QUICKEST, "--data.mixup", "0.2", *UNTESTED)
+
+Cli = Callable[..., None]
+Values = dict[str, torch.Tensor]
+
+
+def values(name: str) -> Values:
+    """Return all that a run has learned: weights, moments of the optimizer, and the record of its images."""
+    checkpoint = torch.load(Path("runs/fit", name, LAST), weights_only=True)
+    moments = checkpoint["optimizer_states"][0]["state"]
+    found = {f"exp_avg {key}": state["exp_avg"] for key, state in moments.items()}
+    seen = checkpoint["finetune"]["seen"]
+    found |= {part: seen[part] for part in ("names", "sizes", "digests")}
+    return {**found, **checkpoint["state_dict"]}
+
+
+def fit(*arguments: object, name: str, epochs: int = 1) -> Values:
+    """Fit images, and return what the run has learned."""
+    line = ["fit", *arguments, *OPTIONS, "--trainer.max_epochs", epochs, "--name", name]
+    run([str(word) for word in line])
+    return values(name)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working directory of the tests of all places."""
+    folder = tmp_path_factory.mktemp("places")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def of_folder(home: Path, colours: Path) -> Callable[[int], Values]:
+    """What a fit on the folder has learned after some epochs."""
+    known: dict[int, Values] = {}
+
+    def values_after(epochs: int) -> Values:
+        if epochs not in known:
+            known[epochs] = fit(colours, name=f"folder-{epochs}", epochs=epochs)
+        return known[epochs]
+
+    return values_after
+
+
+@pytest.fixture(scope="module")
+def changed(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images with another one in the place of the first."""
+    copy = shutil.copytree(colours, tmp_path_factory.mktemp("changed") / "set")
+    shutil.copy(colours / "train/red/01.png", copy / "train/red/00.png")
+    return copy
+
+
+@pytest.fixture(
+    scope="module", params=[*PLACES, *(pytest.param(kind, marks=slow) for kind in RARE)]
+)
+def place(request: pytest.FixtureRequest, home: Path) -> Iterator[Place]:
+    with a_place(request.param, home) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def images(place: Place, colours: Path) -> list[str]:
+    """The arguments of a command for the images of `colours` at the place."""
+    return place.put(colours, f"{place.kind}-photos".replace(" ", "-"))
+
+
+@pytest.fixture(scope="module")
+def fitted(place: Place, images: list[str]) -> str:
+    """The name of a run on these images."""
+    workers = ("--data.num_workers", 1 if place.kind == "s3" else 0)
+    fit(*images, *workers, name=place.kind)
+    return place.kind
+
+
+@promise("table")
+@promise("archives")
+@promise("object-storage")
+@promise("hub-datasets")
+@control("table")
+@control("archives")
+@control("object-storage")
+@control("hub-datasets")
+def test_a_fit_from_a_place_has_the_weights_of_its_folder(place, fitted, of_folder, changed):
+    assert are_equal(values(fitted), of_folder(1))
+    other = place.put(changed, f"{place.kind}-changed".replace(" ", "-"))
+    learned = fit(*other, name=f"{place.kind} changed")
+    kernel = next(name for name, value in learned.items() if value.ndim == 4)
+    assert not learned[kernel].equal(values(fitted)[kernel])  # the control
+
+
+def test_resume_from_a_place_has_the_weights_of_an_uninterrupted_fit(images, fitted, of_folder):
+    shutil.copytree(f"runs/fit/{fitted}", f"runs/fit/{fitted} resumed")
+    more = ["--resume", f"runs/fit/{fitted} resumed", *OPTIONS, "--trainer.max_epochs", "2"]
+    run(["fit", *images, *more])
+    assert are_equal(values(f"{fitted} resumed"), of_folder(2))
+
+
+def predicted(name: str) -> list[tuple[str, ...]]:
+    """Return the rows of a table of predictions, with the last three parts of the paths."""
+    rows = [tuple(line.split(",")) for line in Path(name).read_text().splitlines()]
+    return sorted(("/".join(row[0].split("/")[-3:]), *row[1:]) for row in rows)
+
+
+def test_predict_on_a_place_is_that_on_its_folder(place, images, fitted, colours):
+    if place.kind == "table in s3":
+        pytest.skip("predict takes the paths of a table as they are")
+    for where, out in ((images[0], "there.csv"), (colours, "here.csv")):
+        run(["predict", f"runs/fit/{fitted}", str(where), "--out", out, "--workers", "0"])
+    assert predicted("there.csv") == predicted("here.csv")
+    assert len(predicted("there.csv")) == 1 + len([*colours.rglob("*.png")])
+
+
+@slow
+def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted, colours):
+    results, findings = [], []
+    for number, where in enumerate((images, [str(colours)])):
+        shutil.rmtree("runs/test", ignore_errors=True)
+        run(["test", f"runs/fit/{fitted}", *where, "--workers", "0"])
+        results.append(json.loads(Path("runs/test/version_0/test.json").read_text()))
+        with pytest.raises(SystemExit):
+            run(["check", *where, "--out", f"check-{number}"])
+        findings.append(json.loads(Path(f"check-{number}/check.json").read_text())["findings"])
+    assert results[0]["test/loss"] == results[1]["test/loss"]
+    assert findings[0] == findings[1]
+
+
+@promise("table")
+@promise("archives")
+@promise("object-storage")
+@promise("hub-datasets")
+@slow
+def test_two_processes_train_the_weights_of_the_folder(place, images, colours, home):
+    if not Path("runs/fit/two").exists():
+        done = finetune("fit", colours, *OPTIONS, "--devices", "2", "--name", "two", cwd=home)
+        assert done.returncode == 0, done.stderr
+    name = f"{place.kind} on two"
+    is_hub = isinstance(place.server, HubServer)
+    variables = environment(place.server, home / "of-processes") if is_hub else {}
+    line = ["fit", *images, *OPTIONS, "--devices", 2, "--workers", 1, "--name", name]
+    ranks = start_ranks(2, *line, cwd=home, **variables)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    assert are_equal(values(name), values("two"))
+
+
+@promise("no-code")
+@pytest.mark.parametrize("kind", AT_ADDRESSES)
+def test_a_checkpoint_chooses_no_address(kind, colours, cli, tmp_path):
+    with a_place(kind, tmp_path) as place:
+        images = place.put(colours, "photos")
+        cli("fit", *images, *OPTIONS, "--name", "run")
+        STORAGES.pop("s3", None)
+        before = place.num_requests()
+        line = error_line(cli, "test", "runs/fit/run")
+        assert "a checkpoint may not choose an address" in line and images[-1] in line
+        cli("test", "runs/fit/run", colours)
+        assert place.num_requests() == before and "s3" not in STORAGES
+        cli("test", "runs/fit/run", *images)  # the control
+        assert place.num_requests() > before
+
+
+def test_a_run_on_the_hub_names_its_commit_and_not_the_token(colours, changed, cli, tmp_path):
+    with a_place("hub", tmp_path) as place:
+        images = place.put(colours, "photos")
+        commits = [next(iter(place.server.repositories["datasets/owner/photos"].commits))]
+        for name, folder in (("first", None), ("second", changed)):
+            if folder:
+                commits.append(place.server.put_folder(folder, "owner/photos", "set"))
+            cli("fit", *images, *OPTIONS, "--name", name)
+            assert commits[-1] in Path("runs/fit", name, "about.json").read_text()
+        files = [path for path in Path("runs").rglob("*") if path.is_file()]
+        assert not any(TOKEN.encode() in path.read_bytes() for path in files)
+        variables = environment(place.server, tmp_path / "other")
+        finetune("check", *images, cwd=tmp_path, **variables)
+        # the client would name the packages that are installed
+        assert not any("torch" in agent for agent in place.server.user_agents)
+
+
+@pytest.fixture
+def server(colours: Path) -> Iterator[ObjectServer]:
+    """A server with the images of `colours` in its folder `set`."""
+    with object_server() as server:
+        server.put_folder(colours, "set")
+        yield server
+
+
+def test_a_fit_lists_a_folder_in_s3_once(server, cli):
+    cli("fit", f"{server.address}/set", *OPTIONS)
+    assert server.requests["LIST"] == 1 and server.requests["HEAD"] == 0
+
+
+class Company:
+    """Lets each request for an image wait for another one, at most half a second, and counts those that had none."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.num_alone = 0
+        self._changed = threading.Condition()
+
+    def __call__(self, method: str, path: str) -> str:
+        if path.endswith(".png"):
+            with self._changed:
+                self.num += 1
+                self._changed.notify_all()
+                number = self.num
+                has_company = self._changed.wait_for(lambda: self.num > number, 0.5)
+                self.num_alone += not has_company
+        return ""
+
+
+@promise("object-storage")
+@pytest.mark.parametrize("command", ["fit", "check", "predict"])
+def test_requests_to_s3_are_sent_ahead(server, cli, colours, command):
+    place = f"{server.address}/set"
+    if command == "predict":
+        cli("fit", colours, *OPTIONS, "--name", "run")
+    company = Company()
+    server.fault = company
+    if command == "fit":
+        cli("fit", place, *OPTIONS, "--trainer.max_steps", 1)
+        assert company.num > 100  # for the first look at the images, and for the first epoch
+    elif command == "predict":
+        cli("predict", "runs/fit/run", f"{place}/test", "--out", "x.csv")
+    else:
+        with pytest.raises(SystemExit):
+            cli("check", place, "--out", "checked")
+    assert company.num_alone < company.num / 5
+
+
+@control("object-storage")
+def test_control_requests_one_by_one_have_no_company(server):
+    place = f"{server.address}/set"
+    refresh(place)
+    company = Company()
+    server.fault = company
+    for number in range(4):
+        open_file(f"{place}/train/red/{number:02d}.png")
+    assert company.num == company.num_alone == 4
+
+
+def test_an_image_cache_spares_the_requests_of_a_fit(server, cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "caches"))
+    place = f"{server.address}/set"
+    num_requests = []
+    for name in ("first", "second"):
+        STORAGES.pop("s3", None)
+        server.requests.clear()
+        cli("fit", place, *OPTIONS, "--name", name)
+        num_requests.append(server.requests["GET"])
+        data = ImageFolderData(place)
+        assert read_from_cache(data.splits, place, 1, build=True)
+    assert num_requests[1] < num_requests[0] - 50
+    assert are_equal(values("first"), values("second"))
+
+
+class Outage:
+    """Stops the server for half a second at one of its requests."""
+
+    def __init__(self, server: ObjectServer, number: int) -> None:
+        self.server = server
+        self.left = number
+        self.restart = threading.Thread(target=self._restart)
+
+    def __call__(self, method: str, path: str) -> str:
+        self.left -= 1
+        if self.left == 0:
+            self.restart.start()
+        return "cut" if self.left <= 0 else ""
+
+    def _restart(self) -> None:
+        self.server.stop()
+        time.sleep(0.5)
+        self.server.start()
+
+
+@promise("object-storage-failures")
+def test_a_fit_waits_for_a_server_that_is_gone_for_a_moment(server, of_folder, home):
+    outage = Outage(server, 100)
+    server.fault = outage
+    assert are_equal(fit(f"{server.address}/set", name="outage"), of_folder(1))
+    outage.restart.join()
+
+
+def test_failed_requests_to_s3_are_repeated(server, of_folder, home):
+    num = 0
+
+    def fail(method: str, path: str) -> str:
+        nonlocal num
+        num += 1
+        return ("unavailable", "cut", "truncate")[num // 10 % 3] if num % 10 == 0 else ""
+
+    server.fault = fail
+    assert are_equal(fit(f"{server.address}/set", name="faults"), of_folder(1))
+    assert num > 100
+
+
+@promise("object-storage-failures")
+def test_a_server_that_is_gone_ends_the_fit_which_can_be_resumed(
+    server, of_folder, home, cli, monkeypatch
+):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(object_requests, "RETRY_SECONDS", 0.3)
+    last = Path("runs/fit/gone", LAST)
+    server.fault = lambda method, path: "cut" if last.exists() else ""
+    options = [*OPTIONS, "--trainer.max_epochs", 4, "--data.on_bad_image", "skip"]
+    line = error_line(cli, "fit", f"{server.address}/set", *options, "--name", "gone")
+    assert f"{server.address}/set/train/" in line and "does not answer" in line
+    server.fault = lambda method, path: ""
+    cli("fit", "--resume", "runs/fit/gone")
+    assert are_equal(values("gone"), of_folder(4))
+
+
+def forget_the_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List objects without their ETags."""
+    listed = object_storage.listed_object
+    monkeypatch.setattr(
+        object_storage, "listed_object", lambda meta: listed(meta)._replace(e_tag=None)
+    )
+
+
+@promise("object-storage-failures", controls=[forget_the_content])
+def test_an_object_that_is_replaced_during_a_fit_is_named(server, cli):
+    last = Path("runs/fit/run", LAST)
+
+    def replace(method: str, path: str) -> str:
+        if last.exists():
+            for key in [key for key in server.objects if "train/red" in key]:
+                server.put(key, server.objects[key] + b" ")
+        return ""
+
+    server.fault = replace
+    options = [*OPTIONS, "--trainer.max_epochs", 4, "--data.on_bad_image", "skip"]
+    line = error_line(cli, "fit", f"{server.address}/set", *options, "--name", "run")
+    assert f"{server.address}/set/train/red/" in line and "was replaced" in line
+    assert last.is_file()
+
+
+@promise("object-storage-failures")
+@pytest.mark.parametrize(
+    ("signum", "waits_for"), [(signal.SIGINT, "list-type"), (signal.SIGTERM, ".png")]
+)
+def test_a_signal_ends_a_wait_for_s3(server, tmp_path, signum, waits_for):
+    has_ended = threading.Event()
+    is_waiting = threading.Event()
+
+    def never_answer(method: str, path: str) -> str:
+        if waits_for in path:
+            is_waiting.set()
+            has_ended.wait(100)
+        return ""
+
+    server.fault = never_answer
+    process = start("fit", f"{server.address}/set", *OPTIONS, cwd=tmp_path)
+    assert is_waiting.wait(60)
+    process.send_signal(signum)
+    try:
+        assert process.wait(60) == 128 + signum, process.stderr
+    finally:
+        has_ended.set()
+
+
+def test_images_of_a_folder_need_no_client_of_object_storage(colours):
+    code = "import sys; from finetune.data.storage import *; "
+    code += f"assert is_local({str(colours)!r}) and kind_of({str(colours)!r}) == 'folder'; "
+    code += "sys.exit('obstore' in sys.modules or 'finetune.data.object_storage' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
