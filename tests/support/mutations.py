@@ -63,7 +63,7 @@ MUTATIONS = [
         "data/train_loader.py",
         "self._prefetched == (epoch, first) and not self.is_ended()",
         "self._prefetched is not None and not self.is_ended()",
-        "tests/data/test_train_loader.py",
+        "tests/component/test_workers.py",
     ),
     Mutation(
         "the partner in a mixture is a function of (seed, epoch, image)",
@@ -238,7 +238,7 @@ MUTATIONS = [
         "__init__.py",
         'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"',
         'os.environ["NO_ALBUMENTATIONS_UPDATE"] = "0"',
-        "tests/data/test_imports.py",
+        "tests/promises/test_imports.py",
     ),
     Mutation(
         "a checkpoint says how images are prepared",
@@ -315,7 +315,7 @@ MUTATIONS = [
         "data/loader.py",
         "if signum is not None and signum.si_pid == main.pid:",
         "if False:",
-        "tests/data/test_loader.py",
+        "tests/component/test_workers.py",
     ),
     Mutation(
         "classes are balanced by their frequency",
@@ -462,7 +462,7 @@ MUTATIONS = [
         "features/logistic_regression.py",
         "targets += self.label_smoothing / num_classes * self.class_weights",
         "targets += 0.0",
-        "tests/features/test_logistic_regression.py -k torch",
+        "tests/unit/test_logistic_regression.py -k scikit",
     ),
     Mutation(
         "the most probable classes come best first",

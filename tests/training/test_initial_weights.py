@@ -1,4 +1,4 @@
-"""The initial weights of a fit; tests/features/test_linear_probe.py has the head from features."""
+"""The initial weights of a fit; tests/component/test_probe_head.py has the head from features."""
 
 import numpy as np
 import pytest

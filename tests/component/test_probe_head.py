@@ -1,4 +1,4 @@
-"""The head that is fitted on the features of the backbone before training."""
+"""--head_init probe: the head that is fitted on the features of the backbone before training."""
 
 import re
 from dataclasses import replace
@@ -38,24 +38,19 @@ def test_features_are_what_the_head_sees(colours):
 
 
 @pytest.mark.slow
-def test_probe_head_starts_where_the_features_can_be_distinguished(colours, tmp_path, caplog):
+def test_a_probe_starts_where_the_features_distinguish_the_classes(colours):
     images = data(colours)
     accuracy = {}
     for start in ("probe", "xavier"):
         torch.manual_seed(0)
         model = Classifier(images.class_names, **SMALL, head_init=start)
-        with caplog.at_level("INFO"):
-            fit(model, images, max_steps=0)
+        fit(model, images, max_steps=0)
         (batch, *_) = data(colours, batch_size=64).loader("test")
         with torch.no_grad():
-            accuracy[start] = float(
-                (model.eval()(batch["image"]).argmax(1) == batch["label"]).float().mean()
-            )
+            predicted = model.eval()(batch["image"]).argmax(1)
+        accuracy[start] = float((predicted == batch["label"]).float().mean())
     assert accuracy["probe"] > 0.9  # the random backbone sees colours
     assert accuracy["xavier"] < 0.7
-    num_images = len(images.splits["train"])
-    reported = rf"on its features: {num_images} images, [\d.]+ s, strength \S+, cross-validated accuracy (1|0\.9)"
-    assert re.search(reported, caplog.text)
 
 
 def test_near_copies_of_one_patient_do_not_raise_the_cross_validated_accuracy(tmp_path, caplog):
@@ -70,14 +65,15 @@ def test_near_copies_of_one_patient_do_not_raise_the_cross_validated_accuracy(tm
 
 
 @pytest.mark.parametrize("weights", ["balanced", None, "blue:2,red:0.5"])
-def test_classes_count_in_the_probe_as_in_training(colours, weights, monkeypatch):
+def test_class_weights_count_in_the_probe_as_in_training(colours, weights, monkeypatch):
     given = []
     fit_probe = linear_probe.fit_probe
-    monkeypatch.setattr(
-        linear_probe,
-        "fit_probe",
-        lambda *args, **kw: given.append(kw["class_weights"]) or fit_probe(*args, **kw),
-    )
+
+    def keep(*args, **options):
+        given.append(options["class_weights"])
+        return fit_probe(*args, **options)
+
+    monkeypatch.setattr(linear_probe, "fit_probe", keep)
     images = data(colours)
     split = images.splits["train"]
     rare = np.flatnonzero((split.targets.labels != 0) | (np.arange(len(split)) < 3))
@@ -107,13 +103,21 @@ def test_probe_is_not_fitted_again_on_resume(colours, tmp_path: Path):
             fit(Classifier(images.class_names, **SMALL, head_init="probe"), data(colours))
 
 
-def test_images_that_none_can_be_read_of_leave_nothing_to_learn_from(tmp_path):
+def test_images_that_cannot_be_learned_from_are_refused(colours, tmp_path):
     root = draw_colours(tmp_path / "broken", train=3)
     for path in root.rglob("*.png"):
         path.write_bytes(b"broken")
     images = data(root, val_fraction=0, on_bad_image="skip")
-    with pytest.raises(ValueError, match=f"{root} has no training image that can be decoded"):
+    with pytest.raises(ValueError, match=f"{root} has no training image"):
         fit(Classifier(images.class_names, **SMALL, head_init="probe"), images)
+    images = data(colours)
+    first = re.escape(images.splits["train"].paths[0])
+    for value in (np.nan, np.inf):
+        model = Classifier(images.class_names, **SMALL, head_init="probe")
+        with torch.no_grad():
+            next(model.network.parameters()).fill_(value)
+        with pytest.raises(ValueError, match=f"not finite .* for example {first}"):
+            fit(model, images, max_steps=0)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0])
@@ -127,25 +131,14 @@ def test_equal_features_of_all_images_are_logged(colours, caplog, factor):
     assert ("training images are equal" in caplog.text) == (factor == 0)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_features_that_are_not_finite_name_an_image(colours, value):
-    images = data(colours)
-    model = Classifier(images.class_names, **SMALL, head_init="probe")
-    with torch.no_grad():
-        next(model.network.parameters()).fill_(value)
-    first = re.escape(images.splits["train"].paths[0])
-    with pytest.raises(ValueError, match=f"not finite .* for example {first}. The weights may be"):
-        fit(model, images, max_steps=0)
-
-
-def test_a_head_that_was_not_cross_validated_says_so(colours, caplog):
+def test_a_probe_that_was_not_cross_validated_says_so(colours, caplog):
     images = data(colours)
     split = images.splits["train"]
-    labels = split.targets.labels
     images.scanned = replace(images.scanned, seen=None)  # the record of all of them
-    ones = np.unique(labels, return_index=True)[1]
+    ones = np.unique(split.targets.labels, return_index=True)[1]
+    more = np.setdiff1d(np.arange(len(split)), ones)[0]
     with caplog.at_level("INFO"):
-        for rows in (ones, np.append(ones, np.setdiff1d(np.arange(len(labels)), ones)[0])):
+        for rows in (ones, np.append(ones, more)):
             caplog.clear()
             images.splits["train"] = split.take(np.sort(rows))
             fit(Classifier(images.class_names, **SMALL, head_init="probe"), images, max_steps=0)

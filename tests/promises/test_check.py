@@ -1,4 +1,4 @@
-"""`finetune check` on a folder with faults, and on one without."""
+"""`finetune check` on a folder with faults, and on one without; it changes nothing and can be stopped."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,39 +20,39 @@ from processes import start, start_script
 from finetune.commands import check
 
 
-def run(cli, *arguments):
+def run(cli, *arguments) -> int:
     with pytest.raises(SystemExit) as ended:
         cli("check", *arguments)
     return int(ended.value.code)
 
 
-def found(folder):
+def found(folder: Path) -> dict[str, dict]:
     content = json.loads((folder / "check.json").read_text())
     return {finding["kind"]: finding for finding in content["findings"]}
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(tmp_path) -> Path:
     """Photographs, in a way: 12 in each of two classes in two splits, all different."""
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("a", "b"):
             (tmp_path / "set" / split / name).mkdir(parents=True)
             for i in range(12):
-                pixels = Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize(
-                    (160, 120), 3
-                )
-                pixels.save(tmp_path / "set" / split / name / f"{i}.jpg", quality=90)
+                pixels = rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)
+                image = Image.fromarray(pixels).resize((160, 120), 3)
+                image.save(tmp_path / "set" / split / name / f"{i}.jpg", quality=90)
     return tmp_path / "set"
 
 
-def test_a_sound_set_is_clean(cli, images, tmp_path, capsys):
+def test_check_of_a_sound_set_finds_nothing(cli, images, tmp_path, capsys):
     assert run(cli, images) == 0
     assert found(tmp_path) == {} and "no problems found" in capsys.readouterr().out
     assert "<strong>No problems</strong> found" in (tmp_path / "check.html").read_text()
+    assert run(cli, images, "--out", "own") == run(cli, images, "--out", "own") == 0
 
 
-def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, images, tmp_path, capsys):
+def test_check_finds_each_fault_by_name_and_touches_nothing(cli, images, tmp_path, capsys):
     a = images / "train/a"
     (a / "0.jpg").write_bytes((a / "0.jpg").read_bytes()[:900])
     (a / "1.jpg").write_bytes(b"<html>not found</html>")
@@ -109,54 +110,67 @@ def test_each_fault_is_found_by_name_and_nothing_is_touched(cli, images, tmp_pat
     )
 
 
-def test_names_are_shown_and_listed_whatever_they_hold(cli, tmp_path, capsys):
-    names = (b"<b>&amp;'\"", b"a b", b"new\nline", b"\xff\xfe")
-    for name in names:
+def test_check_shows_and_lists_names_whatever_they_hold(cli, tmp_path, capsys):
+    for name in (b"<b>&amp;'\"", b"a b", b"new\nline", b"\xff\xfe"):
         folder = os.fsencode(tmp_path / "set") + b"/" + name
         os.makedirs(folder)
         for i in range(2):
-            with open(folder + b"/" + name + b"%d.jpg" % i, "wb") as file:
-                file.write(b"")
+            Path(os.fsdecode(folder + b"/" + name + b"%d.jpg" % i)).touch()
     assert run(cli, tmp_path / "set", "--lists", "lists") == 1
     assert "cannot be listed" in capsys.readouterr().out
     page = (tmp_path / "check.html").read_text("utf-8")
-    assert (
-        "&lt;b&gt;&amp;amp;" in page
-        and "<b>" not in page
-        and "new\\nline" in page
-        and "\\udcff" in page
-    )
+    assert "&lt;b&gt;&amp;amp;" in page and "<b>" not in page
+    assert "new\\nline" in page and "\\udcff" in page
     listed = (tmp_path / "lists/unreadable.txt").read_bytes().splitlines()
     assert len(listed) == 6 and all(os.path.exists(path) for path in listed)
 
 
-def test_one_image_and_no_image_are_findings(cli, tmp_path):
+def test_check_of_one_image_and_of_none_has_findings(cli, tmp_path):
     (tmp_path / "set/a").mkdir(parents=True)
-    assert (
-        run(cli, tmp_path / "set") == 1 and {"one_class", "empty_class"} <= found(tmp_path).keys()
-    )
+    assert run(cli, tmp_path / "set") == 1
+    assert {"one_class", "empty_class"} <= found(tmp_path).keys()
     Image.new("RGB", (30, 30), "red").save(tmp_path / "set/a/x.png")
     assert run(cli, tmp_path / "set") == 1 and {"one_class", "blank"} <= found(tmp_path).keys()
 
 
+def test_check_of_a_folder_that_vanishes_meanwhile_has_a_finding(
+    cli, images, tmp_path, monkeypatch
+):
+    inspect_images = check.inspect_images
+
+    def vanish(paths):
+        shutil.rmtree(images / "test")
+        return inspect_images(paths)
+
+    monkeypatch.setattr(check, "inspect_images", vanish)
+    assert run(cli, images) == 1
+    assert len(found(tmp_path)["unreadable"]["rows"]) == 24
+
+
+def test_two_checks_at_once_leave_one_whole_result(images, tmp_path):
+    children = [start("check", images, cwd=tmp_path) for _ in range(2)]
+    assert [child.wait(60) for child in children] == [0, 0]
+    assert found(tmp_path) == {}
+    assert (tmp_path / "check.html").read_text().rstrip().endswith("</html>")
+    assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
+
+
 @pytest.mark.slow
-def test_a_checkpoint_of_a_fit_ranks_labels(cli, colours, tmp_path):
+def test_check_with_ckpt_path_ranks_labels(cli, colours, tmp_path):
     """On colours that it was trained on, the images with a wrong class come first."""
-    cli(
-        "fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12, "--trainer.max_epochs", 3
-    )
-    folder = shutil.copytree(colours, tmp_path / "set")
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--data.batch_size", 12]
+    cli(*fit, "--trainer.max_epochs", 3)
+    folder = Path(shutil.copytree(colours, tmp_path / "set"))
     moved = sorted((folder / "train").glob("*/*"))[0]
     other = next(path for path in sorted((folder / "train").iterdir()) if path != moved.parent)
     moved.rename(other / "moved.png")
-    assert run(
-        cli, folder, "--ckpt_path", tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
-    ) in (0, 1)
+    checkpoint = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
+    assert run(cli, folder, "--ckpt_path", checkpoint) in (0, 1)
     assert found(tmp_path)["labels"]["rows"][0]["files"] == [f"train/{other.name}/moved.png"]
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(images, tmp_path):
+def test_check_after_ctrl_c_ends_in_a_line_and_leaves_nothing(images, tmp_path):
     for i in range(3000):
         os.link(images / "train/a/1.jpg", images / f"train/a/x{i}.jpg")
     program = tmp_path / "program.py"
@@ -177,7 +191,7 @@ def test_ctrl_c_ends_it_in_a_line_and_leaves_nothing(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(images, tmp_path):
+def test_check_whose_reader_goes_away_is_no_error(images, tmp_path):
     command = [sys.executable, "-m", "finetune", "check", str(images)]
     child = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -188,28 +202,8 @@ def test_a_reader_that_goes_away_is_no_error(images, tmp_path):
     assert (tmp_path / "check.json").exists()
 
 
-def test_two_at_once_leave_one_whole_result(images, tmp_path):
-    children = [start("check", images, cwd=tmp_path) for _ in range(2)]
-    assert [child.wait(60) for child in children] == [0, 0]
-    assert found(tmp_path) == {} and (tmp_path / "check.html").read_text().rstrip().endswith(
-        "</html>"
-    )
-    assert sorted(os.listdir(tmp_path)) == ["check.html", "check.json", "set"]
-
-
-def test_a_folder_that_vanishes_meanwhile_is_a_finding(cli, images, tmp_path, monkeypatch):
-    def vanish(paths):
-        shutil.rmtree(images / "test")
-        return inspect_images(paths)
-
-    inspect_images = check.inspect_images
-    monkeypatch.setattr(check, "inspect_images", vanish)
-    assert run(cli, images) == 1
-    assert len(found(tmp_path)["unreadable"]["rows"]) == 24
-
-
 @pytest.mark.slow
-def test_a_copy_in_many_files_is_one_set(cli, images, tmp_path):
+def test_check_of_a_copy_in_many_files_is_one_set(cli, images, tmp_path):
     for i in range(3000):
         os.link(images / "train/a/1.jpg", images / f"train/a/x{i}.jpg")
     assert run(cli, images) == 1
@@ -218,13 +212,12 @@ def test_a_copy_in_many_files_is_one_set(cli, images, tmp_path):
 
 
 @pytest.mark.slow
-def test_thousands_of_classes_are_reported_in_few_lines(cli, tmp_path, capsys):
+def test_check_of_thousands_of_classes_has_few_lines(cli, tmp_path, capsys):
+    rng = np.random.default_rng(0)
     for i in range(3000):
-        folder = tmp_path / f"set/class {i:04}"
-        folder.mkdir(parents=True)
-        Image.fromarray(np.random.default_rng(i).integers(0, 256, (9, 9, 3)).astype(np.uint8)).save(
-            folder / "x.png"
-        )
+        (tmp_path / f"set/class {i:04}").mkdir(parents=True)
+        image = Image.fromarray(rng.integers(0, 256, (9, 9, 3)).astype(np.uint8))
+        image.save(tmp_path / f"set/class {i:04}/x.png")
     assert run(cli, tmp_path / "set") == 1
     assert len(capsys.readouterr().out.splitlines()) < 12
     assert len(found(tmp_path)["tiny_class"]["rows"]) == 3000

@@ -7,7 +7,6 @@ from drawings import drawing
 
 from finetune.data.decode import decode
 from finetune.data.transforms import eval_transform
-from finetune.features import image_features as module
 from finetune.features.image_features import Features, image_features
 from finetune.models.backbones import build, normalization
 from finetune.models.stages import head_name
@@ -21,9 +20,14 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "size"), [pytest.param("resnet18", 64, marks=pytest.mark.slow), ("small_cnn", 28)]
+    ("backbone", "size"),
+    [
+        ("small_cnn", 28),
+        pytest.param("small_cnn", 900, marks=pytest.mark.slow),  # in batches of three
+        pytest.param("resnet18", 64, marks=pytest.mark.slow),
+    ],
 )
-def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone, size):
+def test_they_are_what_the_head_is_given(paths, tmp_path, backbone, size):
     torch.manual_seed(0)
     network = build(backbone, 5)
     with torch.no_grad():  # statistics as after training, which batch norm has to be fused with
@@ -41,7 +45,6 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, monkeypatch, backbone,
         for path in paths:
             pixels = transform(image=decode(path, shorter_side=2 * size))["image"]
             network(((torch.from_numpy(pixels).permute(2, 0, 1) - mean) / std)[None])
-    monkeypatch.setattr(module, "_BATCH_SIZE", 3)  # 7 images are not a multiple of it
     found = np.stack(
         [*image_features(Features(backbone, str(tmp_path / "weights.pt")), paths, preparation)]
     )

@@ -1,6 +1,4 @@
-"""The ranking of doubtful labels, compared with scikit-learn; an image's own label must not decide."""
-
-from types import SimpleNamespace
+"""The ranking of doubtful labels is that of scikit-learn with the same folds; no image decides its own label."""
 
 import numpy as np
 import pytest
@@ -28,25 +26,39 @@ def blobs(num: int = 300, num_classes: int = 3, size: int = 8, spread: float = 1
     """Features around a centre for each class, and the classes."""
     rng = np.random.default_rng(0)
     labels = np.arange(num) % num_classes
-    return 2 * rng.normal(size=(num_classes, size))[labels] + spread * rng.normal(
-        size=(num, size)
-    ), labels
+    centres = 2 * rng.normal(size=(num_classes, size))
+    return centres[labels] + spread * rng.normal(size=(num, size)), labels
 
 
-def test_probabilities_are_scikit_trains_with_the_same_folds():
-    features, labels = blobs(spread=3)
+def several_blobs(num: int = 300, num_labels: int = 4, size: int = 12):
+    """Features that are the sum of a direction for each label, and the labels."""
+    rng = np.random.default_rng(0)
+    has_label = (rng.random((num, num_labels)) < [0.5, 0.3, 0.2, 0.1]).astype(np.int64)
+    directions = 4 * rng.normal(size=(num_labels, size))
+    return has_label @ directions + rng.normal(size=(num, size)), has_label
+
+
+@pytest.mark.parametrize("has_several", [False, True])
+def test_probabilities_are_scikit_learns_with_the_same_folds(has_several):
+    features, labels = several_blobs() if has_several else blobs(spread=3)
+    if has_several:
+        features += 6 * np.random.default_rng(1).normal(size=features.shape)
     groups = np.arange(300)
-    found, folds = out_of_fold(features, labels, groups, 3), deal_folds(labels, groups)
-    for fold in range(NUM_FOLDS):
+    found = out_of_fold(features, labels, groups, 4 if has_several else 3)
+    strata = MultiHot(labels.astype(np.uint8)).strata() if has_several else labels
+    folds = deal_folds(strata, groups)
+    for fold in range(1 if has_several else NUM_FOLDS):
         rest, held_out = folds != fold, folds == fold
         x = features - features[rest].mean(axis=0)
         x /= np.sqrt((x[rest] ** 2).sum(axis=1).mean())
         # Its penalty is a half of the weights' squares against C times the sum of losses.
-        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000).fit(
-            x[rest], labels[rest]
-        )
-        np.testing.assert_allclose(found[held_out], other.predict_proba(x[held_out]), atol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), 1)
+        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000)
+        if has_several:
+            heads = [other.fit(x[rest], y[rest]).predict_proba(x[held_out])[:, 1] for y in labels.T]
+            expected = np.stack(heads, axis=1)
+        else:
+            expected = other.fit(x[rest], labels[rest]).predict_proba(x[held_out])
+        np.testing.assert_allclose(found[held_out], expected, atol=1e-3 if has_several else 1e-5)
 
 
 def test_no_image_teaches_its_own_label(monkeypatch):
@@ -63,13 +75,13 @@ def test_no_image_teaches_its_own_label(monkeypatch):
     assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
-def test_planted_errors_come_first_where_classes_are_apart():
+def test_planted_errors_come_first():
     features, labels = blobs()
     wrong = np.arange(0, 300, 20)
     given = labels.copy()
     given[wrong] = (labels[wrong] + 1) % 3
     probabilities = out_of_fold(features, given, np.arange(300), 3)
-    order = rank_labels(probabilities, given, np.arange(len(given)))
+    order = rank_labels(probabilities, given, np.arange(300))
     own = probabilities[np.arange(300), given]
     # By its formula the "self-confidence" of confident learning: the probability of the label that is given.
     assert np.array_equal(own[order], np.sort(own))
@@ -77,88 +89,7 @@ def test_planted_errors_come_first_where_classes_are_apart():
     assert (own[is_wrong][:, None] < own[~is_wrong]).mean() > 0.98
 
 
-def test_copies_share_a_fold_and_folds_hold_each_class_evenly():
-    rng = np.random.default_rng(0)
-    labels, groups = rng.integers(0, 4, 400), rng.integers(0, 150, 400)
-    folds = deal_folds(labels, groups)
-    assert all(len(np.unique(folds[groups == group])) == 1 for group in np.unique(groups))
-    alone = deal_folds(labels, np.arange(400))
-    counts = np.array(
-        [np.bincount(alone[labels == label], minlength=NUM_FOLDS) for label in range(4)]
-    )
-    assert counts.max(axis=1).tolist() <= (counts.min(axis=1) + 1).tolist()
-
-
-def test_of_a_class_smaller_than_the_folds_nobody_is_doubted():
-    features, labels = blobs(34)
-    labels[30:] = 3
-    found = rank_labels(out_of_fold(features, labels, np.arange(34), 4), labels, np.arange(34))
-    assert sorted(found) == list(range(30))
-
-
-def test_nor_of_one_whose_images_are_all_copies_of_each_other():
-    """They are held out together, so the head was fitted on no other image of their class."""
-    features, labels = blobs(38)
-    labels[30:] = 3
-    groups = np.array([*range(30), *[30] * 8])
-    probabilities = out_of_fold(features, labels, groups, 4)
-    assert sorted(rank_labels(probabilities, labels, groups)) == list(range(30))
-    # The control: taken one by one they are doubted, and most come first.
-    assert len({*rank_labels(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
-
-
-def test_all_images_copies_of_one_are_no_error():
-    features, labels = blobs(12)
-    assert out_of_fold(features, labels, np.zeros(12, int), 3).tolist() == [[0.0] * 3] * 12
-
-
-def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_path):
-    features, labels = blobs(60)
-    features[59] = features[0]  # a copy of image 0, in the class of 59
-    for i, label in enumerate(labels):
-        (tmp_path / "abc"[label]).mkdir(exist_ok=True)
-        (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
-    listing = list_images(tmp_path)
-    order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
-    i, j = sorted((order.index(0), order.index(59)))
-    (finding,) = label_findings(
-        listing, np.arange(60), features[order], [Pair(i, j, 1.0, False, 1.0)]
-    )
-    assert not finding.is_judged and finding.rows[0].images == [order.index(59)]
-    assert (
-        finding.rows[0].note.startswith("c by its folder (0.0")
-        and ", a by the others (" in finding.rows[0].note
-    )
-    values = [row.value for row in finding.rows]
-    assert values == sorted(values, reverse=True)
-    # one class alone
-    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
-
-
-def several_blobs(num: int = 300, num_labels: int = 4, size: int = 12):
-    """Features that are the sum of a direction for each label, and the labels."""
-    rng = np.random.default_rng(0)
-    has_label = (rng.random((num, num_labels)) < [0.5, 0.3, 0.2, 0.1]).astype(np.int64)
-    directions = 4 * rng.normal(size=(num_labels, size))
-    return has_label @ directions + rng.normal(size=(num, size)), has_label
-
-
-def test_several_labels_have_scikit_trains_probabilities_with_the_same_folds():
-    features, has_label = several_blobs()
-    features += 6 * np.random.default_rng(1).normal(size=features.shape)
-    groups = np.arange(300)
-    found = out_of_fold(features, has_label, groups, 4)
-    folds = deal_folds(MultiHot(has_label.astype(np.uint8)).strata(), groups)
-    rest, held_out = folds != 0, folds == 0
-    x = features - features[rest].mean(axis=0)
-    x /= np.sqrt((x[rest] ** 2).sum(axis=1).mean())
-    for k in range(4):
-        other = LogisticRegression(C=1 / (STRENGTH * rest.sum()), tol=1e-10, max_iter=10_000)
-        expected = other.fit(x[rest], has_label[rest, k]).predict_proba(x[held_out])[:, 1]
-        np.testing.assert_allclose(found[held_out, k], expected, atol=1e-3)
-
-
-def test_changed_labels_come_first_and_rare_ones_are_skipped():
+def test_planted_errors_of_several_labels_come_first_and_rare_labels_are_skipped():
     features, has_label = several_blobs()
     changed = [(7, 0), (20, 1), (33, 2), (140, 3), (250, 1)]
     stated = has_label.copy()
@@ -177,23 +108,58 @@ def test_changed_labels_come_first_and_rare_ones_are_skipped():
     assert 3 not in ranked[:, 1] and len(ranked) == 3 * 300
 
 
-def test_doubtful_labels_of_a_table_are_named(tmp_path):
+def test_classes_smaller_than_the_folds_are_not_doubted_nor_those_of_copies():
+    features, labels = blobs(34)
+    labels[30:] = 3
+    found = rank_labels(out_of_fold(features, labels, np.arange(34), 4), labels, np.arange(34))
+    assert sorted(found) == list(range(30))
+    # Copies are held out together, so the head was fitted on no other image of their class.
+    features, labels = blobs(38)
+    labels[30:] = 3
+    groups = np.array([*range(30), *[30] * 8])
+    probabilities = out_of_fold(features, labels, groups, 4)
+    assert sorted(rank_labels(probabilities, labels, groups)) == list(range(30))
+    # The control: taken one by one they are doubted, and most come first.
+    assert len({*rank_labels(probabilities, labels, np.arange(38))[:8]} & {*range(30, 38)}) > 5
+    features, labels = blobs(12)  # all are copies of one
+    assert out_of_fold(features, labels, np.zeros(12, int), 3).tolist() == [[0.0] * 3] * 12
+
+
+def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_path):
+    features, labels = blobs(60)
+    features[59] = features[0]  # a copy of image 0, in the class of 59
+    for i, label in enumerate(labels):
+        (tmp_path / "abc"[label]).mkdir(exist_ok=True)
+        (tmp_path / "abc"[label] / f"{i:02}.jpg").touch()
+    listing = list_images(tmp_path)
+    order = [int(path[-6:-4]) for path in listing.paths]  # listed class by class
+    i, j = sorted((order.index(0), order.index(59)))
+    pairs = [Pair(i, j, 1.0, False, 1.0)]
+    (finding,) = label_findings(listing, np.arange(60), features[order], pairs)
+    assert not finding.is_judged and finding.rows[0].images == [order.index(59)]
+    note = finding.rows[0].note
+    assert note.startswith("c by its folder (0.0") and ", a by the others (" in note
+    values = [row.value for row in finding.rows]
+    assert values == sorted(values, reverse=True)
+    # one class alone
+    assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
+
+
+def test_a_finding_of_a_table_names_the_doubtful_label(tmp_path):
     features, has_label = several_blobs()
     stated = has_label.copy()
     stated[20, 1] = 1 - stated[20, 1]
-    sets, class_of = np.unique(stated, axis=0, return_inverse=True)
-    listing = SimpleNamespace(
-        paths=[str(i) for i in range(300)],
-        label_sets=sets,
-        label_names=["a", "b", "c", "d"],
-        class_of=class_of.reshape(-1),
-        groups=None,
-    )
-    (found,) = label_findings(listing, np.arange(300), features, [])
-    assert found.rows[0].images == [20] and not found.is_judged
+    rows = ["path,labels"]
+    for i, row in enumerate(stated):
+        (tmp_path / f"{i:03}.jpg").touch()
+        rows.append(f"{i:03}.jpg,{';'.join('abcd'[k] for k in np.flatnonzero(row))}")
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    listing = TableSource(tmp_path / "table.csv", TableOptions()).listing()
+    order = [int(path[-7:-4]) for path in listing.paths]
+    (found,) = label_findings(listing, np.arange(300), features[order], [])
+    assert order[found.rows[0].images[0]] == 20 and not found.is_judged
     what = "has" if stated[20, 1] else "lacks"
     assert found.rows[0].note.startswith(f"{what} b, which is predicted with probability 0.")
-    assert "label to look at first" in found.title or "labels to look at first" in found.title
 
 
 @pytest.mark.parametrize("has_groups", [True, False])
@@ -207,8 +173,7 @@ def test_other_images_of_a_group_do_not_hide_its_wrong_label(tmp_path, has_group
     for i, patient in enumerate(patients.tolist()):
         (tmp_path / f"{i:02}.jpg").touch()
         label = ("well", "ill")[is_ill[i] if patient else 1]
-        if has_several:
-            label = f"any;{label}"
+        label = f"any;{label}" if has_several else label
         rows.append(f"{i:02}.jpg,{label},{patient}" if has_groups else f"{i:02}.jpg,{label}")
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
 

@@ -1,0 +1,30 @@
+"""Batches are copied to a GPU while it computes; other devices have nothing to overlap."""
+
+import pytest
+import torch
+
+from finetune.data.device_copy import DeviceCopy
+
+
+def test_without_cuda_a_batch_is_just_moved():
+    batch = {"image": torch.ones(2), "bad": []}
+    assert DeviceCopy()(batch, torch.device("cpu"), lambda given, device: given) is batch
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_arrive_whole_however_busy_the_device_is():
+    device, transfer = torch.device("cuda", 0), DeviceCopy()
+    busy, seen = torch.randn(4096, 4096, device=device), []
+    for i in range(20):
+        pixels = torch.full((64, 3, 224, 224), i, dtype=torch.uint8).pin_memory()
+        there = transfer(
+            {"image": pixels, "bad": []},
+            device,
+            lambda batch, to: {"image": batch["image"].to(to, non_blocking=True), "bad": []},
+        )
+        for _ in range(5):
+            busy = busy @ busy / 4096
+        seen.append(there["image"].float().mean())
+        del there
+    assert torch.stack(seen).tolist() == list(range(20))
