@@ -128,6 +128,7 @@ def choose(aim: Aim, probabilities: np.ndarray, is_positive: np.ndarray) -> Choi
     above = np.append(1.0, probabilities[order])
     below = np.append(probabilities[order], 0.0)
     is_between = above > below  # there is no threshold between equal probabilities
+    is_between[-1] = True  # all images, also those with the probability 0
     num_predicted = np.arange(len(above))[is_between]
     num_hits = np.append(0, np.cumsum(is_positive[order]))[is_between]
     middle = (above + below)[is_between] / 2
