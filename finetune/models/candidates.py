@@ -16,7 +16,7 @@ from finetune.models.timm_backbones import TIMM_WEIGHT_FILES, has_timm, is_timm,
 AUTO = "auto"
 DEFAULT = "DEFAULT"
 # Small to medium networks whose code and weights have permissive licences, sorted by the size of their weights.
-# tests/models/test_candidates.py checks licences and sizes against torchvision and timm.
+# tests/unit/test_networks.py checks licences and sizes against torchvision and timm.
 BUILT_IN = {
     "efficientnet_b0": 20,  # MB
     "timm/mobilenetv4_conv_medium.e500_r256_in1k": 39,

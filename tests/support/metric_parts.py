@@ -7,13 +7,13 @@ from torchmetrics import Metric
 
 
 def put_together(make: Callable[[], Metric], parts: Iterable[tuple]) -> Any:
-    """Sum the states of the devices' parts, as torchmetrics does after gathering, and return the metric of the sum."""
-    full = make()
-    for part in parts:
-        metric = make()
-        if len(part[0]):
-            metric.update(*part)
-        for name in metric._defaults:
-            setattr(full, name, getattr(full, name) + getattr(metric, name))
-    full._update_count = 1
-    return full.compute()
+    """Update a metric for each device's part, sum their states by torchmetrics' own rule, and return the result."""
+    full, *others = sorted(parts, key=lambda part: len(part[0]), reverse=True)
+    metric = make()
+    metric.update(*full)
+    for part in others:
+        other = make()
+        if len(part[0]):  # a device without images
+            other.update(*part)
+        metric.merge_state(other)
+    return metric.compute()

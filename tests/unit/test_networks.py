@@ -1,0 +1,439 @@
+"""Networks of torchvision, timm and our own: heads, first weights, sizes of images, and what is said of them."""
+
+import http.server
+import json
+import math
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import timm
+import torch
+from networks import HEADS, few_blocks, network, skeleton
+from promise import promise
+from tiers import sweep
+from timm.data import ImageNetInfo, resolve_data_config
+from timm_scenarios import FAMILIES
+from torch import nn
+from torchvision import models
+from torchvision.transforms.v2 import functional as reference
+
+from finetune.models.backbones import build, normalization
+from finetune.models.candidates import (
+    BUILT_IN,
+    Candidate,
+    built_in_candidates,
+    cached_file,
+    candidate_names,
+    is_choice,
+    is_reachable,
+    weights_server,
+)
+from finetune.models.fx import fuse_batch_norm
+from finetune.models.image_classifier import build_image_classifier
+from finetune.models.network_list import ListedNetwork, timm_networks, torchvision_networks
+from finetune.models.stages import batch_norms, head, head_name
+from finetune.models.timm_backbones import describe, is_timm, pretrained_cfg, timm_name
+from finetune.parity import data_parallel
+from finetune.runs.licence import is_restricted, licence
+from finetune.training.dropout import make_per_image
+
+
+@promise("backbones")
+def test_the_listed_networks_are_those_of_torchvision_and_timm():
+    networks = {network.name: network for network in [*torchvision_networks(), *timm_networks()]}
+    assert {"lenet", "resnet18", "vit_h_14", *BUILT_IN} <= networks.keys()
+    assert not any(name.startswith("squeezenet") for name in networks)  # it has no linear head
+    assert networks["regnet_y_128gf"].licence == "CC-BY-NC-4.0"
+    assert sum(name.startswith("timm/") for name in networks) > 1000
+    name = "timm/convnext_nano.in12k_ft_in1k"
+    config = timm.get_pretrained_cfg(name.removeprefix("timm/"))
+    assert networks[name] == ListedNetwork(name, config.input_size[1], config.license)
+    with torch.device("meta"):
+        network = timm.create_model("convnext_nano")
+        other = build(name, 10)
+    assert networks[name].num_parameters() == sum(p.numel() for p in network.parameters())
+    # The control: another number of classes has other parameters.
+    assert networks[name].num_parameters() != sum(p.numel() for p in other.parameters())
+
+
+@pytest.mark.parametrize("backbone", HEADS)
+def test_the_head_is_the_only_difference_to_torchvision(backbone):
+    with torch.device("meta"):
+        ours, theirs = build(backbone, 3).state_dict(), models.get_model(backbone).state_dict()
+    assert list(ours) == list(theirs)
+    changed = {key for key in ours if ours[key].shape != theirs[key].shape}
+    assert changed == {f"{HEADS[backbone]}.weight", f"{HEADS[backbone]}.bias"}
+
+
+@pytest.mark.parametrize("family", sweep(FAMILIES, quick=("resnet", "vit")))
+def test_the_head_is_timms_classifier(family):
+    backbone, image_size = FAMILIES[family]
+    network = build(backbone, 3, image_size).eval()
+    classifier = timm.get_pretrained_cfg(timm_name(backbone)).classifier
+    assert network.get_submodule(classifier) is head(network)
+    with torch.inference_mode():
+        assert network(torch.rand(2, 3, image_size, image_size)).shape == (2, 3)
+    theirs = timm.create_model(timm_name(backbone), num_classes=3).state_dict()
+    assert list(network.state_dict()) == list(theirs)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "timm/test_resnet", "timm/test_convnext"])
+def test_a_new_head_is_xavier(backbone):
+    layer = head(network(backbone))
+    bound = (6 / (layer.in_features + 3)) ** 0.5  # Glorot and Bengio 2010, equation 16
+    assert 0.9 * bound < layer.weight.abs().max() <= bound
+    # uniform numbers, at least 192
+    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+    assert layer.bias.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        ("resnet81", r"'resnet81'; did you mean .*resnet18"),
+        ("lenett", "did you mean 'lenet'"),
+        ("fcn_resnet50", "fcn_resnet50"),  # torchvision has it, but it segments
+        ("squeezenet1_1", "squeezenet1_1 is not supported"),
+        ("timm/resnet81", "did you mean 'resnet18'"),
+        ("timm/resnet18.nowhere", "valid are .*tv_in1k"),
+        ("timm/resnet18.", "valid are .*tv_in1k"),
+        ("timm/deit_tiny_distilled_patch16_224", "2 heads"),
+        ("timm/levit_384_s8", "head.linear"),
+        ("timm/coat_tiny", "share weights"),
+        ("timm/dla34", "Conv2d"),
+        ("timm/qwen3_vit_88m_enc", "no head"),
+        # a name is never a place
+        ("timm/hf-hub:somebody/theirs", "has no network"),
+        ("timm/hf_hub:somebody/theirs", "has no network"),
+        ("timm/local-dir:/tmp", "has no network"),
+        ("timm//tmp", "has no network"),
+        ("timm/", "has no network"),
+    ],
+)
+def test_a_backbone_that_is_unsupported_is_reported_in_a_line(backbone, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        skeleton(backbone)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match=r"pip install '\.\[timm\]'"):
+        build("timm/resnet18", 3)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "image_size", "side"),
+    [
+        ("vit_b_16", None, 14),
+        ("vit_b_16", 384, 24),
+        ("vit_h_14", 518, 37),
+        ("vit_b_32", 64, 2),
+        ("timm/vit_small_patch16_224", 48, 3),
+        ("timm/vit_small_patch16_224", None, 14),
+    ],
+)
+def test_a_vit_has_positions_for_the_size_of_the_images(backbone, image_size, side):
+    with torch.device("meta"):
+        network = build(backbone, 3, image_size)
+    positions = network.pos_embed if is_timm(backbone) else network.encoder.pos_embedding
+    assert positions.shape[1] == 1 + side * side
+
+
+@pytest.mark.parametrize(
+    ("backbone", "image_size", "words"),
+    [("vit_b_32", 48, "image_size must be a multiple .* 32"), ("timm/nest_tiny", 100, "224")],
+)
+def test_a_size_that_a_network_can_not_have_is_reported(backbone, image_size, words):
+    with pytest.raises(ValueError, match=words):
+        build(backbone, 3, image_size)
+
+
+@pytest.mark.parametrize("backbone", ["lenet", "small_cnn"])
+def test_small_networks_refuse_images_of_another_size(backbone):
+    network = build(backbone, 10)
+    for height, word in ((32, "32x28"), (28, "28x32")):
+        with pytest.raises(ValueError, match=f"image_size must be 28, not {word}"):
+            network(torch.rand(1, 3, height, 60 - height))
+
+
+def test_lenet_is_the_one_by_hand():
+    torch.manual_seed(0)
+    net = build("lenet", 10).double()
+    for parameter in net.parameters():
+        # as first drawn, logits are too small to tell networks apart
+        nn.init.normal_(parameter, std=0.1)
+    grey = torch.rand(2, 1, 28, 28, dtype=torch.float64)
+    params = [p.T if p.dim() == 2 else p for p in net.parameters()]
+    expected = data_parallel.lenet(grey, params)
+    assert expected.abs().max() > 0.1
+    # the channels' mean
+    torch.testing.assert_close(net(grey.expand(2, 3, 28, 28)), expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(net(grey.expand(2, 3, 28, 28).flip(2)), expected)
+
+
+@pytest.mark.parametrize("backbone", ["lenet", "resnet18_small"])
+def test_first_weights_of_small_networks_are_the_book_s(backbone):
+    torch.manual_seed(0)
+    layers = [m for m in build(backbone, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    drawn = torch.cat([layer.weight.flatten() for layer in layers])
+    assert drawn.std().item() == pytest.approx(0.01, rel=0.02)  # over 100,000 numbers
+    assert abs(drawn.mean()) < 1e-4
+    assert all(layer.bias is None or layer.bias.eq(0).all() for layer in layers)
+
+
+def test_shapes_of_small_networks():
+    net, seen = build("resnet18_small", 10).eval(), {}
+    for name in ("conv1", "layer1", "layer4"):
+        net.get_submodule(name).register_forward_hook(
+            lambda m, i, o, name=name: seen.update({name: o.shape[1:]})
+        )
+    with torch.inference_mode():
+        net(torch.rand(1, 3, 28, 28))
+    assert seen == {"conv1": (64, 28, 28), "layer1": (64, 28, 28), "layer4": (512, 4, 4)}
+    shapes = [tuple(p.shape) for p in build("small_cnn", 10).parameters() if p.dim() > 1]
+    assert shapes == [(32, 3, 5, 5), (64, 4608), (10, 64)]
+
+
+def test_normalisation_is_torchvisions_and_part_of_the_classifier():
+    model = build_image_classifier("resnet18", 2).eval()
+    images = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8)
+    scaled = reference.to_dtype(images, torch.float32, scale=True)
+    expected = reference.normalize(scaled, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    with torch.no_grad():
+        logits = model(images)
+        torch.testing.assert_close(logits, model.network(expected), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(logits, model.network(scaled), rtol=1e-4, atol=1e-5)  # control
+    for tensor in (model.normalized(images), model.network.conv1.weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+    assert normalization("lenet") == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # pixels as they are
+
+
+def test_logits_have_the_precision_of_the_classifier():
+    model = build_image_classifier("small_cnn", 2).eval()
+    images = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model.network(model.normalized(images)).dtype == torch.bfloat16
+        assert model(images).dtype == torch.float32
+    assert model.double()(images).dtype == torch.float64
+
+
+# One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens, dropout.
+FUSED = {
+    "resnet18": 64,
+    "densenet121": 64,
+    "mobilenet_v2": 64,
+    "efficientnet": 64,
+    "googlenet": 64,
+    "swin_t": 64,
+    "vit": 32,
+}
+
+
+@pytest.mark.parametrize("backbone", sweep(FUSED, quick=["efficientnet", "vit"]))
+@torch.no_grad()
+def test_batch_norm_fused_into_convolutions_computes_the_same(backbone):
+    torch.manual_seed(0)
+    is_small = backbone in ("vit", "efficientnet")
+    network = (few_blocks(backbone) if is_small else build(backbone, 4)).eval().double()
+    make_per_image(network)  # as a fit does
+    norms = [norm for norm in batch_norms(network) if isinstance(norm, nn.BatchNorm2d)]
+    for norm in norms:
+        for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    images = torch.rand(2, 3, FUSED[backbone], FUSED[backbone], dtype=torch.float64)
+    expected, before = network(images), [p.clone() for p in network.parameters()]
+    few = fuse_batch_norm(network)
+    calls = [n for n in few.graph.nodes if n.op == "call_module"]
+    left = [n for n in calls if isinstance(few.get_submodule(n.target), nn.BatchNorm2d)]
+    assert len(left) < 0.6 * len(norms) or not norms  # densenet's stand before, not after
+    torch.testing.assert_close(few(images), expected, rtol=1e-10, atol=1e-10)
+    # it is a copy
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+    for norm in norms:
+        norm.bias.sub_(0.1)
+    # and so a difference would be seen
+    assert not norms or not torch.allclose(few(images), network(images))
+
+
+@pytest.mark.parametrize("backbone", ["timm/nest_tiny", "timm/hiera_tiny_224"])
+def test_batch_norm_is_not_fused_where_a_network_can_not_be_followed(backbone):
+    part = skeleton(backbone).eval()
+    assert fuse_batch_norm(part) is part
+
+
+DESCRIBED = [
+    "timm/convnext_nano.in12k_ft_in1k",
+    "timm/vit_tiny_patch16_224",
+    "timm/vit_small_patch14_dinov2",
+    "timm/focalnet_tiny_srf",
+    *(name for name, _ in FAMILIES.values()),
+]
+
+
+@pytest.mark.parametrize("backbone", DESCRIBED)
+def test_images_are_prepared_as_timm_itself_does(backbone):
+    config = timm.get_pretrained_cfg(timm_name(backbone)).to_dict()
+    theirs = resolve_data_config(pretrained_cfg=config)
+    ours = describe(backbone)
+    crop = (theirs["mean"], theirs["std"], theirs["crop_pct"])
+    assert (ours.mean, ours.std, ours.crop_share) == crop
+    assert ours.interpolation == theirs["interpolation"]
+    assert (3, ours.image_size, ours.image_size) == theirs["input_size"]
+    assert ours.resize == {"center": "shorter_side", "squash": "squash"}[theirs["crop_mode"]]
+    assert normalization(backbone) == (ours.mean, ours.std)
+
+
+def test_images_that_timm_squashes_and_does_not_crop_are_shown_whole():
+    assert describe("timm/coat_lite_medium_384").resize == "whole"
+    assert describe("timm/dm_nfnet_f0")[5:7] == (0.9, "squash")
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """What timm writes to the config.json of a folder."""
+    description = {
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+        "input_size": [3, 96, 96],
+        "interpolation": "bilinear",
+    }
+    description |= {"crop_pct": 0.9, "crop_mode": "center", "license": "cc-by-nc-4.0"}
+    above = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"]}
+    changed = changes.get("pretrained_cfg", {})
+    pretrained = {**description, **changed} if isinstance(changed, dict) else changed
+    return {**above, **changes, "pretrained_cfg": pretrained}
+
+
+def described(folder: Path, content: Any) -> Any:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "config.json").write_text(text)
+    return describe("timm/resnet18", folder)
+
+
+def test_a_folder_of_timm_describes_itself(tmp_path):
+    found = described(tmp_path, config(label_descriptions={"a": "an ape"}))
+    assert found[1:5] == ((0.5,) * 3, (0.25,) * 3, 96, "bilinear")
+    assert found[5:] == (0.9, "shorter_side", "cc-by-nc-4.0", 2, ["an ape", "b"])
+    for unnamed in ({"label_names": 2}, {"label_descriptions": ["a"]}, {"num_classes": None}):
+        assert described(tmp_path, config(model_args=None, **unnamed)).class_names is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (config(architecture="resnet34"), "--model.backbone timm/resnet34"),
+        (config(model_args={"act_layer": "gelu"}), "gelu"),
+        (config(model_args={"in_chans": 1}), "in_chans"),
+        (config(pretrained_cfg={"crop_mode": "border"}), "border"),
+        (config(pretrained_cfg={"interpolation": "lanczos"}), "unsupported"),
+        (config(pretrained_cfg={"input_size": [3, 96, 64]}), "square"),
+        (config(pretrained_cfg={"input_size": "abb"}), "square"),
+        (config(pretrained_cfg={"mean": None}), "does not define"),
+        (config(pretrained_cfg={"std": [0.5, 0, 0.5]}), "deviation"),
+        (config(pretrained_cfg={"mean": [0.5]}), "mean"),
+        (config(pretrained_cfg={"mean": [math.nan] * 3}), "nan"),
+        (config(pretrained_cfg=[]), "pretrained_cfg"),
+        (config(model_args=[1]), "model_args"),
+        ("{}", "damaged"),
+        ("[]", "damaged"),
+        ("no json", "damaged"),
+    ],
+)
+def test_a_folder_of_timm_that_does_not_do_says_why(tmp_path, content, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        described(tmp_path, content)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json"):
+        describe("timm/resnet18", tmp_path)
+
+
+@pytest.mark.parametrize("tag", ["in1k", "fb_in22k_ft_in1k_384", "in12k", "x_in1kk", None])
+def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
+    about = {**timm.get_pretrained_cfg("resnet18").to_dict(), "tag": tag}
+    folder = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
+    names = described(tmp_path, folder).class_names
+    if tag is None or "in1k" not in tag.split("_"):
+        assert names is None
+        return
+    info = ImageNetInfo("imagenet-1k")  # timm's own order of the rows, in WordNet's words
+    assert names[934] == "hotdog" and len(names) == 1000
+    same = [name.lower() in info.index_to_description(i).lower() for i, name in enumerate(names)]
+    assert sum(same) == 998  # "crane bird" and "maillot tank suit" are written otherwise
+    # it was trained further on others
+    assert described(tmp_path, {**folder, "num_classes": 3}).class_names is None
+
+
+def test_names_of_networks_of_timm():
+    assert head_name(skeleton("timm/mobilenetv4_conv_small")) == "classifier"
+    assert timm_name("timm/convnext_nano.in12k_ft_in1k") == "convnext_nano.in12k_ft_in1k"
+
+
+OF_TIMM = [name for name in BUILT_IN if is_timm(name)]
+
+
+@pytest.mark.parametrize("backbone", BUILT_IN)
+def test_networks_of_backbone_auto_have_the_sizes_that_are_said_and_free_licences(backbone):
+    if is_timm(backbone):
+        assert pretrained_cfg(backbone).license == "apache-2.0"
+        with torch.device("meta"):
+            network = timm.create_model(backbone.removeprefix("timm/"), pretrained=False)
+        size = 4 * sum(parameter.numel() for parameter in network.parameters()) / 1e6
+    else:
+        assert not is_restricted(licence("DEFAULT", backbone))
+        size = models.get_model_weights(backbone).DEFAULT.meta["_file_size"]
+    assert BUILT_IN[backbone] == round(size)
+    assert list(BUILT_IN.values()) == sorted(BUILT_IN.values())
+    with torch.device("meta"):
+        assert build(backbone, 3, 224) is not None
+
+
+def test_without_timm_backbone_auto_has_those_of_torchvision(monkeypatch):
+    monkeypatch.setattr("finetune.models.candidates.has_timm", lambda: False)
+    listed = [candidate.backbone for candidate in built_in_candidates()]
+    assert listed == [name for name in BUILT_IN if not is_timm(name)]
+
+
+def test_several_backbones_are_named_by_their_weights_only_where_they_must_be():
+    listed = [Candidate("resnet18", "a.pt"), Candidate("resnet18", "b.pt"), Candidate("resnet50")]
+    assert candidate_names(listed) == ["resnet18=a.pt", "resnet18=b.pt", "resnet50"]
+    given = {"auto": True, "resnet18,resnet50": True, "resnet18": False, None: False}
+    assert {backbone: is_choice(backbone) for backbone in given} == given
+
+
+def test_weights_that_were_downloaded_before_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    asked = Candidate("resnet50", "IMAGENET1K_V1")
+    assert cached_file(asked) is None and not ListedNetwork("resnet18", 224, "").is_local()
+    folder = tmp_path / "hub/checkpoints"
+    folder.mkdir(parents=True)
+    file = folder / Path(models.ResNet50_Weights.IMAGENET1K_V1.url).name
+    file.touch()
+    # whose DEFAULT is V2
+    assert cached_file(asked) == file and cached_file(Candidate("resnet50")) is None
+    assert weights_server(asked) == "https://download.pytorch.org"
+    (folder / Path(models.ResNet18_Weights.DEFAULT.url).name).touch()
+    assert ListedNetwork("resnet18", 224, "").is_local()
+    assert not ListedNetwork("resnet50", 224, "").is_local()
+    found = {("timm/convnext_nano.in12k_ft_in1k", "pytorch_model.bin"): str(tmp_path / "a.bin")}
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *asked: found.get(asked))
+    assert cached_file(Candidate(OF_TIMM[1])) == tmp_path / "a.bin"
+    assert cached_file(Candidate(OF_TIMM[0])) is None
+
+
+def test_a_server_of_weights_is_reachable_if_it_answers_anything():
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(403)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as answering:
+        threading.Thread(target=answering.handle_request, daemon=True).start()
+        assert is_reachable(f"http://127.0.0.1:{answering.server_port}")
+    assert not is_reachable(f"http://127.0.0.1:{answering.server_port}")  # closed by now
