@@ -140,7 +140,7 @@ MUTATIONS = [
         "training/classifier.py",
         "        self.calibration = self.task.uncalibrated()  # this step changes the weights\n",
         "",
-        "tests/training/test_calibration.py -k moved",
+        "tests/promises/test_labels.py -k moved",
     ),
     Mutation(
         "dropout does not depend on the device",
@@ -189,7 +189,7 @@ MUTATIONS = [
         "training/classifier.py",
         "            module.eval()",
         "            module.train()",
-        "tests/training/test_classifier.py -k frozen",
+        "tests/component/test_classifier_fits.py -k 'freeze or frozen'",
     ),
     Mutation(
         "what is frozen does not move: weights",
@@ -210,14 +210,14 @@ MUTATIONS = [
         "models/safe_load.py",
         "weights_only=True)\n        except",
         "weights_only=False)\n        except",
-        "tests/models/test_safe_load.py tests/commands/test_trust.py",
+        "tests/component/test_weight_files.py tests/commands/test_trust.py",
     ),
     Mutation(
         "no file is unpickled: weights",
         "models/safe_load.py",
         "weights_only=True)\n\n\ndef",
         "weights_only=False)\n\n\ndef",
-        "tests/models/test_weight_files.py",
+        "tests/component/test_weight_files.py",
     ),
     Mutation(
         "a checkpoint holds only what a fit writes",
@@ -322,7 +322,7 @@ MUTATIONS = [
         "training/initial_weights.py",
         "return counts.sum() / (len(counts) * torch.where(counts > 0, counts, 1))",
         "return torch.ones(len(counts))",
-        "tests/unit/test_losses.py tests/training/test_classifier.py",
+        "tests/unit/test_losses.py",
     ),
     Mutation(
         "a threshold decides",
@@ -441,21 +441,21 @@ MUTATIONS = [
         "models/weights.py",
         "    pretrained.write_normalization(model.mean, model.std)\n",
         "",
-        "tests/models/test_weights.py tests/training/test_classifier.py -k normalisation",
+        "tests/component/test_pretrained_weights.py -k normalisation",
     ),
     Mutation(
         "a head begins with the rows of the source classifier",
         "training/initial_weights.py",
         'if self.head_init != "source":',
         "if True:",
-        "tests/training/test_classifier.py -k source_head",
+        "tests/component/test_pretrained_weights.py -k source_head",
     ),
     Mutation(
         "rows of the source classifier are found by their class's name",
         "models/source_head.py",
         "weight[rows].double().mean(0)",
         "weight[[0]].double().mean(0)",
-        "tests/models/test_weights.py -k source_head",
+        "tests/component/test_pretrained_weights.py -k source_head",
     ),
     Mutation(
         "label smoothing counts where the head is solved exactly",
@@ -539,14 +539,14 @@ MUTATIONS = [
         "training/overview.py",
         "_FEW = 2",
         "_FEW = 1",
-        "tests/training/test_overview.py -k doubted",
+        "tests/component/test_progress_output.py -k doubted",
     ),
     Mutation(
         "a warning names a test of few images",
         "training/overview.py",
         "_FEW_TO_TEST = 30",
         "_FEW_TO_TEST = 29",
-        "tests/training/test_overview.py -k doubted",
+        "tests/component/test_progress_output.py -k doubted",
     ),
     Mutation(
         "a checkpoint's network is made of plain settings",
@@ -606,7 +606,7 @@ MUTATIONS = [
         "training/classifier.py",
         "self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))",
         "pass",
-        "tests/training/test_classifier.py",
+        "tests/promises/test_labels.py -k class_weights",
     ),
 ]
 

@@ -12,9 +12,8 @@ from small_fits import data, fit
 from torch import Tensor, nn
 
 from finetune import Classifier
-from finetune.models.ensemble import Ensemble, check_members, combine_logits
+from finetune.models.ensemble import Ensemble, combine_logits
 from finetune.models.image_classifier import build_image_classifier
-from finetune.system.messages import WrongUsage
 
 MEAN = {"single": lambda each: each.softmax(2), "several": lambda each: each.sigmoid()}
 
@@ -92,19 +91,6 @@ def test_members_answer_together_train_apart_and_are_frozen_each():
         assert any(module is network.layer1 for module in frozen)
         assert not any(p.requires_grad for p in network.layer1.parameters())
         assert all(p.requires_grad for p in network.layer2.parameters())
-
-
-@pytest.mark.parametrize("num", [0, -1, 33, 10**9, True, 2.0, "3", None])
-def test_what_is_no_number_of_members_is_refused(num):
-    with pytest.raises(WrongUsage, match="model.members"):
-        check_members(num, "xavier")
-
-
-@pytest.mark.parametrize("head_init", ["source", "probe"])
-def test_members_whose_heads_would_be_alike_are_refused(head_init):
-    check_members(1, head_init)
-    with pytest.raises(WrongUsage, match=f"head_init {head_init}"):
-        check_members(2, head_init)
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

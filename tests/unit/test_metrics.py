@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from metric_parts import put_together
 from sklearn import metrics
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701 - its only place
-from torchmetrics import Metric
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassCalibrationError,
@@ -36,10 +34,7 @@ from finetune.training.logit_histogram import (
 from finetune.training.metrics import CalibrationError, MeanLoss, class_metrics
 from finetune.training.multilabel_calibration import MultilabelCalibration
 from finetune.training.multilabel_metrics import label_metrics
-from finetune.training.precise_sums import global_sums, restore_sums
-from finetune.training.precision import WITHOUT_FLOAT64
 from finetune.training.task import task_for
-from finetune.training.temperature import Temperature
 
 NAMES = ["a", "b", "c", "d"]
 KINDS = ["single", "several"]
@@ -115,12 +110,6 @@ def test_calibration_error_is_torchmetrics_on_any_devices(drawn, cuts):
     assert found == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_the_calibration_error_of_logits_that_are_no_numbers_is_none():
-    metric = CalibrationError()
-    metric.update(torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.int64))
-    assert metric.compute().isnan()
-
-
 def test_metrics_of_one_label_are_those_of_torchmetrics():
     logits, labels = predictions(0)
     values, counts = measured("single", logits, labels)
@@ -188,18 +177,6 @@ def test_batches_make_no_difference_to_metrics(kind, seed, batch):
     full, full_counts = measured(kind, logits, labels, FITTED[kind], batch=40)
     assert counts == full_counts
     assert values == pytest.approx(full, rel=1e-5, nan_ok=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_metrics_begin_anew_after_they_are_taken(kind):
-    task = task_for(kind, NAMES)
-    metric = task.split_metrics("val")
-    one = torch.ones(())
-    taken = []
-    for _ in range(2):
-        metric.update(*DRAW[kind](0), one, one, task.uncalibrated())
-        taken.append(metric.take(NAMES, task.uncalibrated()))
-    assert taken[0] == taken[1]
 
 
 @pytest.mark.parametrize("num_predicted", [0, 2])  # that are taken for the class without images
@@ -300,52 +277,6 @@ def test_sums_stay_in_float64_whatever_the_precision_of_the_network(way):
     assert not metric.sum.requires_grad  # or it would keep the graph of each step
 
 
-class WithoutFloat64(TorchDispatchMode):
-    """Lets the device "meta", which has no data, behave as Apple's: it refuses float64, and gives its data (zeros)."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        is_copy = func.name() == "aten::_to_copy" and args[0].device.type == "meta"
-        if is_copy and torch.device(kwargs.get("device", "meta")).type == "cpu":
-            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        result = func(*args, **kwargs)
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            is_there = isinstance(tensor, Tensor) and tensor.device.type == "meta"
-            if is_there and tensor.dtype == torch.float64:
-                raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
-        return result
-
-
-def measured_without_float64() -> list[Tensor]:
-    logits, labels = (value.to("meta") for value in predictions(0, 4))
-    found = [Calibration(2.0, 9).probabilities(logits)]
-    values: dict[Metric, tuple[Tensor, ...]] = {
-        CalibrationError(): (logits.softmax(1), labels),
-        Temperature(): (logits, labels),
-        MeanLoss(): (logits.sum(), labels.sum()),
-    }
-    for metric, update in values.items():
-        metric.to("meta")
-        metric.update(*update)
-        sums = global_sums(metric)
-        restore_sums(metric, sums, is_rank_zero=True)
-        metric.update(*update)
-        found += [getattr(metric, name) for name in sums]
-    return found
-
-
-def test_sums_and_probabilities_are_in_float64_where_the_device_has_none(monkeypatch):
-    with WithoutFloat64(), pytest.raises(TypeError, match="float64"):  # the control
-        measured_without_float64()
-    monkeypatch.setattr("finetune.training.precision.WITHOUT_FLOAT64", {*WITHOUT_FLOAT64, "meta"})
-    monkeypatch.setattr(
-        "finetune.training.precise_sums.WITHOUT_FLOAT64", {*WITHOUT_FLOAT64, "meta"}
-    )
-    with WithoutFloat64():
-        found = measured_without_float64()
-    assert {(tensor.device.type, tensor.dtype) for tensor in found} == {("cpu", torch.float64)}
-
-
 @given(
     seed=SEEDS,
     num=st.integers(500, 3000),
@@ -395,16 +326,3 @@ def test_every_logit_has_a_bin_and_lies_within_its_edges(logits):
     counts = histogram(torch.tensor(logits)[:, None], torch.ones(len(logits), 1))
     assert counts[1, 0].tolist() == np.histogram(values, edges)[0].tolist()
     assert counts[0].sum() == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_monitored_score_and_its_standard_error(kind):
-    task = task_for(kind, NAMES)
-    logits, labels = DRAW[kind](0)
-    if kind == "single":
-        expected = metrics.accuracy_score(labels, logits.argmax(1))
-    else:
-        expected = metrics.average_precision_score(labels, logits, average="macro")
-    assert task.score(logits, labels) == pytest.approx(expected, abs=1e-3)
-    assert task.standard_error(0.8, 100) == pytest.approx(np.sqrt(0.8 * 0.2 / 100))
-    assert task.standard_error(0.8, 0) == 0

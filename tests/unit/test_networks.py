@@ -1,10 +1,7 @@
 """Networks of torchvision, timm and our own: heads, first weights, sizes of images, and what is said of them."""
 
-import http.server
 import json
 import math
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +24,13 @@ from finetune.models.candidates import (
     Candidate,
     built_in_candidates,
     cached_file,
-    candidate_names,
-    is_choice,
-    is_reachable,
     weights_server,
 )
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import build_image_classifier
 from finetune.models.network_list import ListedNetwork, timm_networks, torchvision_networks
-from finetune.models.stages import batch_norms, head, head_name
+from finetune.models.stages import batch_norms, head
 from finetune.models.timm_backbones import describe, is_timm, pretrained_cfg, timm_name
-from finetune.parity import data_parallel
 from finetune.runs.licence import is_restricted, licence
 from finetune.training.dropout import make_per_image
 
@@ -120,12 +113,6 @@ def test_a_backbone_that_is_unsupported_is_reported_in_a_line(backbone, words):
     assert "\n" not in str(caught.value)
 
 
-def test_without_timm_a_line_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[timm\]'"):
-        build("timm/resnet18", 3)
-
-
 @pytest.mark.parametrize(
     ("backbone", "image_size", "side"),
     [
@@ -151,52 +138,6 @@ def test_a_vit_has_positions_for_the_size_of_the_images(backbone, image_size, si
 def test_a_size_that_a_network_can_not_have_is_reported(backbone, image_size, words):
     with pytest.raises(ValueError, match=words):
         build(backbone, 3, image_size)
-
-
-@pytest.mark.parametrize("backbone", ["lenet", "small_cnn"])
-def test_small_networks_refuse_images_of_another_size(backbone):
-    network = build(backbone, 10)
-    for height, word in ((32, "32x28"), (28, "28x32")):
-        with pytest.raises(ValueError, match=f"image_size must be 28, not {word}"):
-            network(torch.rand(1, 3, height, 60 - height))
-
-
-def test_lenet_is_the_one_by_hand():
-    torch.manual_seed(0)
-    net = build("lenet", 10).double()
-    for parameter in net.parameters():
-        # as first drawn, logits are too small to tell networks apart
-        nn.init.normal_(parameter, std=0.1)
-    grey = torch.rand(2, 1, 28, 28, dtype=torch.float64)
-    params = [p.T if p.dim() == 2 else p for p in net.parameters()]
-    expected = data_parallel.lenet(grey, params)
-    assert expected.abs().max() > 0.1
-    # the channels' mean
-    torch.testing.assert_close(net(grey.expand(2, 3, 28, 28)), expected, rtol=0, atol=1e-12)
-    assert not torch.allclose(net(grey.expand(2, 3, 28, 28).flip(2)), expected)
-
-
-@pytest.mark.parametrize("backbone", ["lenet", "resnet18_small"])
-def test_first_weights_of_small_networks_are_the_book_s(backbone):
-    torch.manual_seed(0)
-    layers = [m for m in build(backbone, 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    drawn = torch.cat([layer.weight.flatten() for layer in layers])
-    assert drawn.std().item() == pytest.approx(0.01, rel=0.02)  # over 100,000 numbers
-    assert abs(drawn.mean()) < 1e-4
-    assert all(layer.bias is None or layer.bias.eq(0).all() for layer in layers)
-
-
-def test_shapes_of_small_networks():
-    net, seen = build("resnet18_small", 10).eval(), {}
-    for name in ("conv1", "layer1", "layer4"):
-        net.get_submodule(name).register_forward_hook(
-            lambda m, i, o, name=name: seen.update({name: o.shape[1:]})
-        )
-    with torch.inference_mode():
-        net(torch.rand(1, 3, 28, 28))
-    assert seen == {"conv1": (64, 28, 28), "layer1": (64, 28, 28), "layer4": (512, 4, 4)}
-    shapes = [tuple(p.shape) for p in build("small_cnn", 10).parameters() if p.dim() > 1]
-    assert shapes == [(32, 3, 5, 5), (64, 4608), (10, 64)]
 
 
 def test_normalisation_is_torchvisions_and_part_of_the_classifier():
@@ -288,11 +229,6 @@ def test_images_are_prepared_as_timm_itself_does(backbone):
     assert normalization(backbone) == (ours.mean, ours.std)
 
 
-def test_images_that_timm_squashes_and_does_not_crop_are_shown_whole():
-    assert describe("timm/coat_lite_medium_384").resize == "whole"
-    assert describe("timm/dm_nfnet_f0")[5:7] == (0.9, "squash")
-
-
 def config(**changes: Any) -> dict[str, Any]:
     """What timm writes to the config.json of a folder."""
     description = {
@@ -368,11 +304,6 @@ def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
     assert described(tmp_path, {**folder, "num_classes": 3}).class_names is None
 
 
-def test_names_of_networks_of_timm():
-    assert head_name(skeleton("timm/mobilenetv4_conv_small")) == "classifier"
-    assert timm_name("timm/convnext_nano.in12k_ft_in1k") == "convnext_nano.in12k_ft_in1k"
-
-
 OF_TIMM = [name for name in BUILT_IN if is_timm(name)]
 
 
@@ -398,13 +329,6 @@ def test_without_timm_backbone_auto_has_those_of_torchvision(monkeypatch):
     assert listed == [name for name in BUILT_IN if not is_timm(name)]
 
 
-def test_several_backbones_are_named_by_their_weights_only_where_they_must_be():
-    listed = [Candidate("resnet18", "a.pt"), Candidate("resnet18", "b.pt"), Candidate("resnet50")]
-    assert candidate_names(listed) == ["resnet18=a.pt", "resnet18=b.pt", "resnet50"]
-    given = {"auto": True, "resnet18,resnet50": True, "resnet18": False, None: False}
-    assert {backbone: is_choice(backbone) for backbone in given} == given
-
-
 def test_weights_that_were_downloaded_before_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     asked = Candidate("resnet50", "IMAGENET1K_V1")
@@ -423,17 +347,3 @@ def test_weights_that_were_downloaded_before_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *asked: found.get(asked))
     assert cached_file(Candidate(OF_TIMM[1])) == tmp_path / "a.bin"
     assert cached_file(Candidate(OF_TIMM[0])) is None
-
-
-def test_a_server_of_weights_is_reachable_if_it_answers_anything():
-    class Refuses(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.send_error(403)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as answering:
-        threading.Thread(target=answering.handle_request, daemon=True).start()
-        assert is_reachable(f"http://127.0.0.1:{answering.server_port}")
-    assert not is_reachable(f"http://127.0.0.1:{answering.server_port}")  # closed by now

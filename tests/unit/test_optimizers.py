@@ -13,14 +13,12 @@ from networks import BACKBONES, skeleton, trainable
 from timm.models import group_parameters
 from timm_scenarios import FAMILIES
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from finetune.models.backbones import build
-from finetune.models.ensemble import Ensemble
 from finetune.models.stages import freeze, head_name, stages
 from finetune.training.fused_optimizers import fuse
 from finetune.training.lr_schedulers import WarmupCosine
-from finetune.training.param_groups import merged, param_groups, scale_learning_rates
+from finetune.training.param_groups import param_groups
 from finetune.training.run_length import settle_length, usual_epochs
 
 known = cache(skeleton)  # of networks that each example thaws
@@ -124,41 +122,6 @@ def test_layer_decay_by_hand():
     assert by_name["conv_proj"] == 2**-13
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", "vit_b_16"])
-@pytest.mark.parametrize("options", [(1.0, True), (0.75, False)])
-def test_groups_of_an_ensemble_are_those_of_its_networks_together(backbone, options):
-    members = [skeleton(backbone) for _ in range(3)]
-    for member in members:
-        freeze(member, list(stages(member))[1])
-    names = names_of(Ensemble(members))
-    together = merged([param_groups(member, 10.0, *options) for member in members])
-    for i, member in enumerate(members):
-        alone = param_groups(member, 10.0, *options)
-        for ours, group in zip(together, alone, strict=True):
-            own = [p for p in ours["params"] if names[id(p)].startswith(f"members.{i}.")]
-            assert [*map(id, own)] == [*map(id, group["params"])]
-            assert {**ours, "params": None} == {**group, "params": None}
-
-
-def test_rates_of_groups_reach_the_weights():
-    network = build("resnet18", 3)
-    freeze(network, "layer1")
-    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    groups = param_groups(network, 10.0, decay_norm_and_bias=False)
-    optimizer = SGD(groups, lr=0.5, weight_decay=0.0)
-    scale_learning_rates(optimizer)
-    scale_learning_rates(optimizer)  # a second call changes nothing
-    rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == [0.5, 0.5, 5.0, 5.0]
-    for parameter in network.parameters():
-        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
-    optimizer.step()
-    frozen = ("conv1.", "bn1.", "layer1.")
-    for name, parameter in network.named_parameters():
-        rate = 5.0 if name.startswith("fc.") else 0.0 if name.startswith(frozen) else 0.5
-        assert parameter.equal(before[name] - rate), name
-
-
 def two_groups() -> Optimizer:
     groups = [{"params": [torch.zeros(2, requires_grad=True)], "lr": lr} for lr in (0.1, 1.0)]
     return SGD(groups, momentum=0.9)
@@ -201,15 +164,6 @@ def test_no_step_has_a_rate_of_0_and_a_resumed_schedule_goes_on(total_steps, war
     optimizer.load_state_dict(states[0])
     scheduler.load_state_dict(states[1])
     assert rates(optimizer, scheduler, total_steps - stop) == full[stop:]
-
-
-def test_a_schedule_of_a_longer_run_follows_its_own_length():
-    state = WarmupCosine(two_groups(), 10).state_dict()
-    optimizer = two_groups()
-    scheduler = WarmupCosine(optimizer, 20, warmup=0.0)
-    scheduler.load_state_dict(state)
-    # half way of 20, not at the end of 10
-    assert rates(optimizer, scheduler, 20)[10][1] == pytest.approx(0.5)
 
 
 @given(num_images=st.integers(0, 10**6))
@@ -332,52 +286,6 @@ def test_optimizer_state_of_another_layout_is_laid_out_as_the_weights(name):
     expected = after_a_step(partial(OPTIMIZERS[name], foreach=False))
     ours = after_a_step(lambda parameters: fuse(OPTIMIZERS[name](parameters)))
     assert is_close(ours, expected)
-
-
-def test_the_step_of_an_unfused_checkpoint_goes_to_the_device():
-    """As of a run whose weights were spread over devices: the kernel of a GPU can't read it on the CPU."""
-    other = AdamW([nn.Parameter(torch.zeros(3))], lr=0.1, foreach=False)
-    other.param_groups[0]["params"][0].grad = torch.ones(3)
-    other.step()
-    for is_ours in (True, False):
-        # a device that is not the CPU, as a GPU is
-        weight = nn.Parameter(torch.zeros(3, device="meta"))
-        optimizer = AdamW([weight], lr=0.1)
-        # as `fuse` chooses on a GPU; torch asks the constructor for one
-        optimizer.param_groups[0]["fused"] = True
-        if is_ours:
-            fuse(optimizer)
-        optimizer.load_state_dict(other.state_dict())
-        device = optimizer.state[weight]["step"].device.type
-        assert device == ("meta" if is_ours else "cpu")  # the control: torch's own
-
-
-class Spread(nn.Parameter):
-    """As weights that are spread over devices, for which torch has no fused step."""
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        RMSprop([nn.Parameter(torch.zeros(3))], lr=0.1),
-        SGD([nn.Parameter(torch.zeros(3))], lr=0.1, foreach=True),
-        SGD([Spread(torch.zeros(3))], lr=0.1),
-    ],
-    ids=["RMSprop", "foreach", "spread"],
-)
-def test_other_optimizers_and_settings_of_the_user_are_not_fused(optimizer):
-    fuse(optimizer)
-    assert not any(group.get("fused") for group in optimizer.param_groups)
-
-
-def test_a_checkpoint_does_not_decide_whether_steps_are_fused():
-    """A run on one device may continue with sharded weights, for which torch has no fused optimizer."""
-    network = channels_last()
-    optimizers = [fuse(SGD(network.parameters(), lr=0.1, foreach=way)) for way in (None, False)]
-    saved = [optimizer.state_dict() for optimizer in optimizers]
-    optimizers[0].load_state_dict(saved[1])
-    optimizers[1].load_state_dict(saved[0])
-    assert [optimizer.param_groups[0]["fused"] for optimizer in optimizers] == [True, None]
 
 
 @pytest.mark.parametrize(("kind", "name"), [(SGD, "momentum_buffer"), (Adam, "exp_avg")])

@@ -1,0 +1,261 @@
+"""Weights by name or file, and the network and the head that start from them."""
+
+import hashlib
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torch
+from networks import CATEGORIES, HEADS, SMALL, network, random_state
+from tiers import sweep
+from torchvision import models
+from torchvision.models import Weights, WeightsEnum
+
+from finetune.models.backbones import build
+from finetune.models.ensemble import Ensemble
+from finetune.models.image_classifier import ImageClassifier, build_image_classifier
+from finetune.models.source_head import source_head
+from finetune.models.stages import head
+from finetune.models.weight_files import Pretrained
+from finetune.models.weights import load_pretrained, load_weights, read_weights
+from finetune.system.messages import WrongUsage
+
+
+def pretrained(
+    state: dict[str, torch.Tensor] | None = None, class_names: list[str] | None = CATEGORIES
+) -> Pretrained:
+    return Pretrained(state or random_state(SMALL, 7), class_names, "the file")
+
+
+@pytest.mark.parametrize("backbone", sweep(HEADS, quick=("resnet18", SMALL)))
+def test_weights_change_everything_but_the_head(backbone):
+    net, source = network(backbone), random_state(backbone, 7)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    load_weights(net, pretrained(source))
+    after = net.state_dict()
+    kept = {key for key in after if after[key].equal(before[key])}
+    assert kept == {f"{HEADS[backbone]}.weight", f"{HEADS[backbone]}.bias"}
+    assert all(
+        after[key].equal(source[key].to(after[key].dtype)) for key in after if key not in kept
+    )
+    net.load_state_dict(before)
+
+
+def test_weights_that_do_not_fit_are_named_and_none_is_copied():
+    source = random_state(SMALL, 7)
+    # forgiven are the head and the counters of batch norm
+    lean = {k: v for k, v in source.items() if not k.startswith("classifier.3")}
+    lean = {k: v for k, v in lean.items() if "num_batches" not in k}
+    load_weights(build(SMALL, 3), pretrained(lean))
+    bad = dict(source)
+    for i in range(1, 6):
+        del bad[f"features.{i}.block.0.0.weight"]
+    bad |= {"features.99.weight": torch.zeros(1), "classifier.0.weight": torch.zeros(5, 576)}
+    two = {f"members.0.{key}": value for key, value in source.items()}
+    not_finite = {**source, "features.0.0.weight": torch.full((16, 3, 3, 3), torch.nan)}
+    net = build(SMALL, 3)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    for state, words in (
+        (bad, ["features.3.block.0.0.weight and 2 more", "features.99", "(5, 576)"]),
+        (not_finite, ["NaN", "features.0.0.weight"]),
+        (two, ["ensemble", "--members 1"]),
+    ):
+        with pytest.raises(ValueError, match="the file") as caught:
+            load_weights(net, pretrained(state))
+        assert all(word in str(caught.value) for word in words)
+        assert all(value.equal(before[key]) for key, value in net.state_dict().items())
+
+
+def test_a_checkpoint_of_an_ensemble_is_refused_for_one_network(tmp_path):
+    state = Ensemble([network(SMALL)] * 2).state_dict()
+    about = {"hyper_parameters": {"class_names": ["a", "b", "c"]}}
+    named = {f"network.{key}": value for key, value in state.items()}
+    torch.save({"state_dict": named, **about}, tmp_path / "two.ckpt")
+    with pytest.raises(WrongUsage, match=r"two\.ckpt .*--members 1"):
+        load_weights(build(SMALL, 3), read_weights(str(tmp_path / "two.ckpt"), SMALL))
+
+
+def test_weights_with_auxiliary_classifiers_and_without_versions_of_modules():
+    theirs = models.googlenet(weights=None, aux_logits=True, init_weights=False).state_dict()
+    assert any(key.startswith("aux1.") for key in theirs)
+    ours = build("googlenet", 3)
+    load_weights(ours, pretrained(theirs))
+    name = "inception5b.branch4.1.conv.weight"
+    assert ours.state_dict()[name].equal(theirs[name])
+    state = dict(models.mnasnet0_5(weights=None).state_dict())  # a plain dict, as from safetensors
+    net = build("mnasnet0_5", 3)
+    with pytest.raises(ValueError, match="version"):  # what torchvision does with it
+        net.load_state_dict(state)
+    load_weights(net, pretrained(state))
+    assert net.state_dict()["layers.0.weight"].equal(state["layers.0.weight"])
+
+
+def test_weights_that_are_nowhere(tmp_path):
+    for name in (str(tmp_path / "none.pt"), "model_best.pth.tar", "pytorch_model.bin", "none.CKPT"):
+        with pytest.raises(FileNotFoundError, match=f"{name}$"):
+            read_weights(name, "resnet50")
+    for weights, backbone, word in (
+        (str(tmp_path), "resnet50", "timm/NAME"),
+        ("IMAGENET1K_V3", "resnet50", "IMAGENET1K_V2"),
+        ("ResNet18_Weights.IMAGENET1K_V1", "resnet50", "IMAGENET1K_V2"),
+        ("DEFAULT", "lenet", "null"),
+        # of another size than the images, before a file of a gigabyte is fetched
+        ("DEFAULT", "vit_h_14", "image_size must be 518"),
+        ("IMAGENET1K_SWAG_E2E_V1", "vit_b_16", "image_size must be 384"),
+    ):
+        with pytest.raises(WrongUsage, match=word):
+            read_weights(weights, backbone)
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Weights as torchvision publishes them, with the right hash in the name, and an empty place for downloads."""
+    torch.save(random_state(SMALL, 7), tmp_path / "source.pth")
+    digest = hashlib.sha256((tmp_path / "source.pth").read_bytes()).hexdigest()[:8]
+
+    class Tiny_Weights(WeightsEnum):
+        IMAGENET1K_V1 = Weights(
+            url=f"https://models.invalid/tiny-{digest}.pth",
+            transforms=models.MobileNet_V3_Small_Weights.DEFAULT.transforms,
+            meta={"categories": CATEGORIES},
+        )
+        DEFAULT = IMAGENET1K_V1
+
+    monkeypatch.setattr(models, "get_model_weights", lambda backbone: Tiny_Weights)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path / "source.pth", tmp_path / "hub" / "checkpoints" / f"tiny-{digest}.pth"
+
+
+@pytest.mark.parametrize("name", ["DEFAULT", "IMAGENET1K_V1", "Tiny_Weights.IMAGENET1K_V1"])
+def test_published_weights_come_with_names_and_normalisation(name, published):
+    source, target = published
+    target.parent.mkdir(parents=True)
+    target.write_bytes(source.read_bytes())
+    read = read_weights(name, SMALL)
+    assert read.state["features.0.0.weight"].equal(random_state(SMALL, 7)["features.0.0.weight"])
+    assert (read.class_names, read.origin) == (CATEGORIES, "Tiny_Weights.IMAGENET1K_V1")
+    model = build_image_classifier(SMALL, 2)
+    assert read.mean.equal(model.mean) and read.std.equal(model.std)
+    target.write_bytes(source.read_bytes()[:-100])  # a copy that broke off
+    with pytest.raises(ValueError, match="sha256"):
+        read_weights(name, SMALL)
+
+
+@pytest.mark.parametrize("error", [URLError("no route to host"), RuntimeError("invalid hash")])
+def test_weights_that_can_not_be_fetched_say_where_to_put_them(published, monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(OSError, match="--model.weights FILE") as caught:
+        read_weights("DEFAULT", SMALL)
+    line = str(caught.value)
+    assert str(published[1]) in line and str(error) in line and "\n" not in line
+
+
+def test_our_own_checkpoint_brings_its_normalisation_and_its_classes(tmp_path):
+    mean = torch.tensor([[[1.5]], [[2.5]], [[0.1]]])
+    std = torch.tensor([[[51.0]], [[5.1]], [[0.3]]])
+    state = {f"network.{key}": value for key, value in random_state(SMALL, 3).items()}
+    state |= {"mean": mean, "std": std}
+
+    def saved(name: str, class_names: object = ("a", "b", "c"), **changes: torch.Tensor) -> str:
+        about = {"hyper_parameters": {"class_names": class_names}}
+        torch.save({"state_dict": {**state, **changes}, **about}, tmp_path / name)
+        return str(tmp_path / name)
+
+    read = read_weights(saved("our.ckpt"), SMALL)
+    model = ImageClassifier(network(SMALL), torch.zeros(3, 1, 1), torch.zeros(3, 1, 1))
+    load_pretrained(model, str(tmp_path / "our.ckpt"), SMALL)
+    assert model.mean.equal(mean) and model.std.equal(std) and "mean" not in read.state
+    assert list(read.class_names) == ["a", "b", "c"]
+    for changes in ({"mean": torch.zeros(4)}, {"std": torch.zeros(())}):
+        with pytest.raises(ValueError, match=r"odd\.ckpt .* shape"):
+            read_weights(saved("odd.ckpt", **changes), SMALL)
+    for names in (["a", "\x1b[2Jb"], ["a", "a"], "ab"):  # that no class can have
+        assert read_weights(saved("odd.ckpt", names), SMALL).class_names is None
+    # says nothing of who made it: its buffers may be in any unit
+    torch.save(state, tmp_path / "plain.pt")
+    assert read_weights(str(tmp_path / "plain.pt"), SMALL).mean is None
+
+
+def test_a_source_head_takes_means_exact_names_and_classes_without_a_match():
+    source = pretrained()
+    weight, bias = source.state["classifier.3.weight"], source.state["classifier.3.bias"]
+    net = build(SMALL, 6)
+    before = head(net).weight.clone()
+    classes = ["zebra", "cardigan", "CARDIGAN", "sweet", "CRANE", "ice cream"]
+    mapping: dict[str, str | list[str]] = {"sweet": ["Ice-Cream", "hot dog"], "ice cream": []}
+    matched = source_head(net, source, classes, mapping)
+    assert list(matched.values()) == [
+        [],
+        ["cardigan"],  # written the same: not the dog
+        ["Cardigan", "cardigan"],
+        ["hot dog", "ice_cream"],
+        ["crane", "Crane"],
+        [],  # by the mapping's wish
+    ]
+    for row, rows in {1: [2], 2: [1, 2], 3: [0, 3], 4: [4, 5]}.items():
+        torch.testing.assert_close(head(net).weight[row], weight[rows].mean(0))
+        torch.testing.assert_close(head(net).bias[row], bias[rows].mean())
+    for row in (0, 5):
+        assert head(net).weight[row].equal(before[row]) and head(net).bias[row] == 0
+
+
+@pytest.mark.parametrize(("name", "typed"), [("café", "cafe\u0301"), ("cafe\u0301", "café")])
+def test_a_class_mapping_is_in_either_unicode_composition(name, typed):
+    assert source_head(build(SMALL, 1), pretrained(), [name], {typed: "crane"}) == {name: ["crane"]}
+
+
+def test_a_source_head_takes_names_from_a_file_of_source_classes():
+    net = build(SMALL, 1)
+    unnamed = pretrained(class_names=None)
+    assert source_head(net, unnamed, ["b"], source_classes=list("abcdefg")) == {"b": ["b"]}
+    assert head(net).weight[0].equal(random_state(SMALL, 7)["classifier.3.weight"][1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"pretrained": None}, "--weights"),
+        ({"pretrained": pretrained(class_names=None)}, "--model.source_classes FILE"),
+        ({"source_classes": ["a", "b"]}, "2 names"),
+        ({"mapping": {"hotdgo": "crane"}}, "'hotdgo'; did you mean 'hotdog'"),
+        ({"mapping": {"hotdog": "carne"}}, "'carne'; did you mean 'crane'"),
+        ({"pretrained": pretrained({"a": torch.zeros(1)})}, "1024 features"),
+        ({"pretrained": pretrained({"classifier.3.weight": torch.zeros(7, 5)})}, "1024 features"),
+    ],
+)
+def test_a_source_head_that_does_not_fit_is_refused(arguments, words):
+    arguments = {"pretrained": pretrained(), "class_names": ["hotdog", "other"], **arguments}
+    with pytest.raises(ValueError, match=words):
+        source_head(build(SMALL, 2), **arguments)
+
+
+def test_a_source_head_of_a_fit_predicts_as_its_source(colours, tmp_path):
+    """The classes of a fit, in another order and spelling, are found in a checkpoint of an earlier fit."""
+    from small_fits import data, fit
+
+    from finetune import Classifier
+
+    tiny = {"backbone": "small_cnn", "scheduler": None}
+    images = data(colours, image_size=28)
+    source = Classifier(images.class_names, weights=None, **tiny)
+    fit(source, images).save_checkpoint(tmp_path / "source.ckpt")
+    for split in ("train", "test"):
+        for name in ("green", "blue"):
+            folder = Path(tmp_path, "some", split, name.title())
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.symlink_to(colours / split / name)
+    some = data(tmp_path / "some", image_size=28)
+    models = [
+        Classifier(some.class_names, weights=str(tmp_path / "source.ckpt"), head_init=how, **tiny)
+        for how in ("source", "xavier")
+    ]
+    for model in models:
+        fit(model, some, max_steps=0)
+    batch = next(iter(some.loader("test")))["image"]
+    with torch.no_grad():
+        restricted = source.eval()(batch)[:, [0, 1]]
+        torch.testing.assert_close(models[0].eval()(batch), restricted)
+        assert not torch.allclose(models[1].eval()(batch), restricted)  # the control

@@ -1,0 +1,337 @@
+"""What a checkpoint may contain: a setting has a row in a table, and nothing else is accepted."""
+
+import copy
+import inspect
+import io
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from colours import QUICKEST
+from hypothesis import given
+from hypothesis import strategies as st
+
+import finetune
+from finetune import Classifier
+from finetune.commands.lightning_cli import run_lightning
+from finetune.data.datamodule import ImageDataModule
+from finetune.data.transforms import Interpolation, ResizeMode
+from finetune.models import checkpoint_sections as sections
+from finetune.models.checkpoint_sections import check_checkpoint
+from finetune.models.checkpoint_values import DATA_CLASSES, is_plain
+from finetune.runs import run_lock
+from finetune.training.checkpoint_settings import class_paths, model_settings, plain
+
+MODEL = "hyper_parameters"
+DATA = "datamodule_hyper_parameters"
+OURS = "finetune"
+TABLES = {
+    MODEL: sections.HYPER_PARAMETERS,
+    DATA: sections.DATAMODULE_HYPER_PARAMETERS,
+    OURS: sections.FINETUNE,
+}
+
+
+@pytest.fixture(scope="module")
+def written(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The checkpoint of a short fit."""
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(tmp_path_factory.mktemp("written"))
+        run_lightning(["fit", "--data.root", str(colours), *QUICKEST, "--test_after_fit", "false"])
+        run_lock.release()
+        return torch.load("runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
+
+
+NOT_IN_CHECKPOINTS = {
+    "optimizer",
+    "scheduler",
+    "compile",
+    "num_workers",
+    "cache_limit_gb",
+    "predict",
+}
+
+
+@pytest.mark.parametrize(("kind", "part"), [(Classifier, MODEL), (ImageDataModule, DATA)])
+def test_each_saved_setting_has_a_row_that_accepts_its_default(kind, part):
+    parameters = inspect.signature(kind).parameters
+    saved = parameters.keys() - NOT_IN_CHECKPOINTS
+    saved -= set() if kind is Classifier else {"class_names"}
+    rules = TABLES[part]
+    assert rules.keys() == saved
+    for name in saved:
+        default = parameters[name].default
+        assert default is inspect.Parameter.empty or rules[name].accepts(default), name
+
+
+def test_the_rows_of_checkpoints_say_what_the_signatures_say():
+    expected = {"resize": get_args(ResizeMode), "interpolation": get_args(Interpolation)}
+    for name in ("head_init", "scheduler_interval"):
+        expected[name] = get_args(inspect.signature(Classifier).parameters[name].annotation)
+    for name, values in expected.items():
+        rule = {**sections.HYPER_PARAMETERS, **sections.DATAMODULE_HYPER_PARAMETERS}[name]
+        assert set(rule.expected.split(" or ")) == set(values)
+    classes = {name: getattr(finetune, name) for name in finetune.__all__}
+    assert set(DATA_CLASSES) == {
+        f"finetune.{name}"
+        for name, kind in classes.items()
+        if isinstance(kind, type) and issubclass(kind, ImageDataModule)
+    }
+
+
+NAMES, SIZES = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)
+META = torch.zeros(3, 1, 1, device="meta")
+FLIPS = [{"class_path": "albumentations.HorizontalFlip"}] * 101
+MANY = [str(i) for i in range(1_000_001)]
+LOOPS = {"fit_loop": {"epoch_progress": {"current": {"processed": -1}}}}
+BOMB: list[Any] = ["x"]
+for _ in range(40):
+    BOMB = [BOMB, BOMB]
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+SEEN = {"names": NAMES, "sizes": SIZES, "num_train": 0}
+
+# place: values out of range, which none of our checkpoints has
+INVALID: dict[tuple[str, ...], list[Any]] = {
+    (MODEL, "class_names"): [[], ["a"], ["a", "a"], ["a", ""], ["a", "b\x1b[2J"], MANY],
+    (MODEL, "backbone"): ["x" * 5000],
+    (MODEL, "head_init"): ["other"],
+    (MODEL, "class_mapping"): [{1: "a"}, {"a": MANY}],
+    (MODEL, "head_lr_multiplier"): [0, -1.0, math.inf, math.nan],
+    (MODEL, "layer_decay"): [0, 1.5],
+    (MODEL, "label_smoothing"): [1, -0.1, math.nan],
+    (MODEL, "class_weights"): ["other", {"a": -1.0}, {"a": math.nan}, {"a": "2"}, {1: 2.0}],
+    (MODEL, "network_size"): [0, 10**9],
+    (MODEL, "members"): [0, 33, True],
+    (MODEL, "head_stages"): [0, 5],
+    (MODEL, "compile"): [True],
+    (MODEL, "_instantiator"): ["some.function"],
+    (DATA, "root"): ["a\0b", {"class_path": "x"}],
+    (DATA, "batch_size"): [0, -1, 10**9, 8.0, True],
+    (DATA, "image_size"): [0, -1, 10**6, 28.0],
+    (DATA, "eval_image_size"): [-1, 10**6],
+    (DATA, "resize"): ["other"],
+    (DATA, "interpolation"): ["other"],
+    (DATA, "crop_share"): [1e-9, 0, 1.1, math.nan],
+    (DATA, "min_crop"): [0, 2.0],
+    (DATA, "augmentations"): ["[]", [{"class_path": BOMB}], [{"init_args": DEEP}], FLIPS],
+    (DATA, "exclude"): [MANY],
+    (DATA, "mixup"): [-1.0, math.inf],
+    (DATA, "val_fraction"): [1.0, -0.1],
+    (DATA, "split_seed"): [10**40],
+    (DATA, "cache_size"): [10**9],
+    (DATA, "on_bad_image"): ["other"],
+    (DATA, "num_workers"): [0],
+    (DATA, "predict"): ["/etc"],
+    (OURS, "precision"): ["8-bit"],
+    (OURS, "data_class"): ["finetune.ImageDataModule", "finetune.load", ["finetune.SampleData"]],
+    (OURS, "seen"): [
+        {"names": NAMES, "num_train": 3},
+        {**SEEN, "sizes": SIZES[:2]},
+        {**SEEN, "names": NAMES.double()},
+        {**SEEN, "names": NAMES.to_sparse()},
+        {**SEEN, "names": NAMES.to("meta")},
+        {**SEEN, "num_train": 4},
+        {**SEEN, "digests": NAMES[:2]},
+        {**SEEN, "other": NAMES},
+    ],
+    (OURS, "train_metrics"): [{"restore": {}}, {"train_loss": {"forward": torch.zeros(())}}],
+    (OURS, "exported"): ["/some/other.onnx"],
+    ("callbacks", "Checkpoints"): [{"highest": 2.0}, {"highest": None, "run": "x"}, {"limits": 3}],
+    ("callbacks", "EarlyStopping{'monitor': 'x'}"): [{}, {"wait_count": "3", "patience": 1}],
+    ("loops",): [{}, LOOPS],
+    ("global_step",): [-1, 1.5],
+    ("pytorch-lightning_version",): ["x", "2.6\n"],
+    ("optimizer_states",): [[{"param_groups": []}], [{"param_groups": [{}], "state": {0: META}}]],
+    ("state_dict",): [{"x": META}, {"std": torch.ones(3, 1, 1).to_sparse()}],
+    ("state_dict", "mean"): [torch.zeros(3), torch.full((3, 1, 1), math.nan)],
+    ("state_dict", "std"): [torch.zeros(3, 1, 1), torch.ones(3, 1, 1, dtype=torch.int64)],
+    ("state_dict", "class_weight"): [torch.ones(5)],
+}
+
+
+def with_value(checkpoint: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return a copy of a checkpoint with another value at a place."""
+    changed = {
+        name: dict(part) if isinstance(part, dict) else part for name, part in checkpoint.items()
+    }
+    inside = changed
+    for name in place[:-1]:
+        inside = inside[name]
+    inside[place[-1]] = value
+    return changed
+
+
+def refusal(checkpoint: dict[str, Any]) -> str:
+    """The line by which a checkpoint is refused; "" if it is accepted."""
+    try:
+        check_checkpoint(checkpoint, "some.ckpt")
+    except ValueError as error:
+        line = str(error)
+        assert line.startswith("'some.ckpt' ") and len(line) < 400
+        assert "\n" not in line and "\x1b" not in line
+        return line
+    return ""
+
+
+@pytest.mark.parametrize("place", INVALID, ids=".".join)
+def test_a_value_out_of_range_in_a_checkpoint_is_refused(written, place):
+    assert refusal(written) == ""
+    for value in INVALID[place]:
+        line = refusal(with_value(written, place, value))
+        assert place[0] in line and place[-1] in line, value
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+TENSORS = st.sampled_from([torch.zeros(1), META, NAMES.to_sparse()])
+ANYTHING = st.recursive(
+    SCALARS | TENSORS,
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.tuples(values)
+        | st.dictionaries(SCALARS, values, max_size=3)
+        | st.dictionaries(st.text(), values, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(draw=st.data(), value=ANYTHING)
+def test_any_value_in_a_checkpoint_is_refused_in_a_line_or_has_its_type(written, draw, value):
+    part = draw.draw(st.sampled_from([*written]))
+    names = [*written[part]] if isinstance(written[part], dict) else []
+    name = draw.draw(st.sampled_from([None, *names]))
+    place = (part,) if name is None or not isinstance(name, str) else (part, name)
+    line = refusal(with_value(written, place, value))
+    rule = TABLES.get(part, {}).get(place[-1]) if len(place) == 2 else None
+    if rule is not None:
+        assert bool(line) == (not rule.accepts(value))
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_a_setting_that_a_checkpoint_needs_is_named(written, part):
+    required = [name for name, rule in TABLES[part].items() if rule.is_required]
+    assert required
+    for name in required:
+        known = copy.copy(written)
+        known[part] = {key: value for key, value in known[part].items() if key != name}
+        assert f"{part}.{name} is missing" in refusal(known)
+    known = {name: part for name, part in written.items() if name != "pytorch-lightning_version"}
+    assert "pytorch-lightning_version is missing" in refusal(known)  # Lightning has a KeyError
+
+
+def test_a_data_class_of_another_module_may_have_settings_of_its_own(written):
+    known = with_value(written, (DATA, "magnification"), 40)
+    assert "magnification" in refusal(known)
+    known = with_value(known, (OURS, "data_class"), "mine.Slides")
+    assert refusal(known) == ""
+    for value in (BOMB, DEEP, META):
+        assert "too many values" in refusal(with_value(known, (DATA, "magnification"), value))
+    # ours stay bounded
+    assert "batch_size" in refusal(with_value(known, (DATA, "batch_size"), 0))
+
+
+def test_images_of_a_checkpoint_are_never_resized_beyond_all_bounds(written):
+    known = with_value(written, (DATA, "image_size"), 8000)
+    assert refusal(with_value(known, (DATA, "crop_share"), 0.875)) == ""
+    assert "crop_share" in refusal(with_value(known, (DATA, "crop_share"), 0.1))
+
+
+@given(value=ANYTHING)
+def test_plain_settings_are_copied_and_others_are_named(value):
+    if not isinstance(value, dict) or not is_plain(value):
+        with pytest.raises(ValueError, match="its data (hold|are)"):
+            plain(value, "data")
+        return
+    copied = plain(value, "data")
+    assert is_plain(copied) and copied is not value
+    # which may bring code of its own
+    with pytest.raises(ValueError, match="OrderedDict"):
+        plain(OrderedDict(value), "data")
+
+
+NAMED = {"class_path": "somebody.Thing"}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (NAMED, ["somebody.Thing"]),
+        ([1, {"deep": [NAMED, {"class_path": ["no text"]}]}], ["somebody.Thing", ["no text"]]),
+        ({"class_path": "Outer", "init_args": {"x": [NAMED]}}, ["Outer", "somebody.Thing"]),
+        ('{"class_path": "somebody.Thing"}', ["somebody.Thing"]),  # which a parser would read
+        (["- class_path: somebody.Thing"], ["somebody.Thing"]),
+        # Of which PyYAML says ValueError, AttributeError, KeyError and IndexError.
+        ({"class_names": ["4006-38-13", "0x_", "!!timestamp x", "!!bool x", '!!int ""']}, []),
+        ({"freeze": "layer2", "note": "class_path", "broken": "{", "num": 3, "none": None}, []),
+    ],
+)
+def test_every_class_path_of_a_checkpoint_is_found(value, found):
+    assert list(class_paths(value)) == found
+
+
+def test_a_model_gets_its_own_settings_and_no_class_to_import():
+    known = {"class_names": ["a", "b"], "backbone": "lenet", "weights": None}
+    assert model_settings({MODEL: known}) == known
+    # `Classifier` takes an optimizer, but a checkpoint never holds one: it would be a class to import.
+    for name in ("optimizer", "scheduler", "compile", "_instantiator"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            model_settings({MODEL: {**known, name: None}})
+    with pytest.raises(ValueError, match=r"somebody\.Thing"):
+        model_settings({MODEL: {**known, "class_names": ["a", NAMED]}})
+
+
+def saved(state: Any) -> Any:
+    """The state dict as a checkpoint returns it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+def classifier(backbone: str) -> Classifier:
+    return Classifier(["a", "b", "c"], backbone, weights=None)
+
+
+def test_keys_of_a_checkpoint_are_those_of_the_network_and_of_the_buffers():
+    model = classifier("small_cnn")
+    state = model.state_dict()
+    expected = {f"network.{name}" for name in model.network.state_dict()}
+    assert set(state) == {*expected, "mean", "std", "class_weight"}
+    assert state["network.head.weight"].data_ptr() == model.network.head.weight.data_ptr()
+
+
+@pytest.mark.parametrize(("backbone", "side"), [("small_cnn", 28), ("mnasnet0_5", 32)])
+def test_the_state_of_a_checkpoint_is_loaded_and_not_changed(backbone, side):
+    """torchvision's MNASNet does not load without the versions of its modules."""
+    one, other = classifier(backbone), classifier(backbone)
+    one.class_weight += 1
+    state = saved(one.state_dict())
+    keys = list(state)
+    assert any(not torch.equal(value, state[key]) for key, value in other.state_dict().items())
+    other.load_state_dict(state)
+    assert all(torch.equal(value, state[key]) for key, value in other.state_dict().items())
+    alone = classifier(backbone).image_classifier.eval()
+    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
+    alone.load_checkpoint_state(state)
+    with torch.no_grad():
+        assert torch.equal(alone(images), one.eval()(images))
+    assert list(state) == keys
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+def test_the_state_of_another_network_is_refused(change):
+    state = classifier("small_cnn").state_dict()
+    if change == "missing":
+        del state["network.head.bias"]
+    elif change == "unexpected":
+        state["network.tail.bias"] = torch.zeros(3)
+    else:
+        state["network.head.bias"] = torch.zeros(4)
+    other = classifier("small_cnn")
+    for load in (other.load_state_dict, other.image_classifier.load_checkpoint_state):
+        with pytest.raises(RuntimeError, match=r"network\.(head|tail)\.bias"):
+            load(state)
