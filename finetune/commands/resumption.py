@@ -3,11 +3,10 @@
 `--name` is checked here too: it names a new run or the one to continue.
 """
 
-import json
 import os
 import re
-from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,9 @@ from finetune.runs.newest_run import (
     settings_of,
     working_dir_of,
 )
-from finetune.runs.resume import Changes, Start, check_resumable, is_of_data, read_start
+from finetune.runs.resume import Changes, Start, check_resumable, read_start
 from finetune.runs.run_download import fetch_run
-from finetune.runs.run_search import check_is_in, read_about, runs_of
+from finetune.runs.run_search import check_is_in, runs_of
 from finetune.system.messages import NotFound, WrongUsage
 
 # the default, which continues a run of any data class on its folder
@@ -79,7 +78,7 @@ def find_run_to_resume(parser: ArgumentParser, arguments: Sequence[str]) -> Plan
     elif explicit.get("name"):
         search = _run_by_name(root / "fit" / explicit.name, explicit, read)
     else:
-        search = find_run(root, _wanted(explicit, read), read)
+        search = find_run(root, _wanted(explicit), read)
     if search.run is None:
         _check_has_data(explicit, root, search)
         if explicit.get("name"):
@@ -178,54 +177,15 @@ def put_settings_of_run(plan: Plan, parser: ArgumentParser, options: Namespace) 
     return changes
 
 
-def _wanted(explicit: Namespace, read: Callable[[Path], Start]) -> RunFilter:
-    """Return the data and the network that a command names.
-
-    Args:
-        explicit: The options that the command line gives.
-        read: Reads a checkpoint.
-    """
+def _wanted(explicit: Namespace) -> RunFilter:
+    """Return the data and the network that a command names."""
     data_class = explicit.get("data.class_path")
-    modules: dict[str, ImageDataModule] = {}  # by class and arguments: each lists its images once
-
-    may_differ = explicit.get("allow_changes", False)
-
-    def module_for(settings: Mapping[str, Any]) -> ImageDataModule | None:
-        class_path = settings["data"].get("class_path")
-        # The command does not name this class: it is not imported, and its data is not downloaded.
-        if class_path != (data_class or _ANY_DATA):
-            return None
-        explicit_arguments = explicit.data.get("init_args") or Namespace()
-        now = explicit_arguments.as_dict()
-        arguments = {**at_place(settings["data"].get("init_args") or {}, now), **now}
-        key = json.dumps([class_path, arguments], sort_keys=True, default=str)
-        if key not in modules:
-            modules[key] = data_module(class_path, arguments)
-        return modules[key]
-
-    def has_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
-        try:
-            data = module_for(settings)
-            return data is not None and is_of_data(read(last_checkpoint(run)), data, may_differ)
-        except (ArgumentError, ValueError, OSError):  # its settings or checkpoint are unreadable
-            return False
-
-    def may_have_data_of(run: Path, settings: Mapping[str, Any]) -> bool:
-        fingerprint = read_about(run).get("fingerprint")
-        try:
-            data = module_for(settings)
-            return data is not None and (may_differ or fingerprint in (None, data.fingerprint))
-        except (ArgumentError, ValueError, OSError):
-            return False
-
     backbone = explicit.get("model.backbone")
     return RunFilter(
         root=_explicit_place(explicit),
         data_class=None if data_class == _ANY_DATA else data_class,
         backbone=None if is_choice(backbone) else backbone,
-        has_data_of=has_data_of,
         is_ranked=is_choice(backbone) and not isinstance(explicit.resume, str),
-        may_have_data_of=may_have_data_of,
     )
 
 
@@ -243,7 +203,9 @@ def _run_by_path(run: Path, explicit: Namespace, read: Callable[[Path], Start]) 
         last = shown_place(last_checkpoint(run))
         raise NotFound(f"--resume {shown_place(run)}: there is no {last} to continue from")
     settings = settings_of(run, read)
-    if difference := _wanted(explicit, read).difference(run, settings):
+    # The images may be in another folder now. `check_changes` compares them.
+    wanted = replace(_wanted(explicit), root=None)
+    if difference := wanted.difference(run, settings):
         raise WrongUsage(f"--resume {run}: the run is {difference}")
     root = _folder_of_runs(run)
     return NewestRun(run, settings, None, [], runs_elsewhere(root, runs_of(root)))
@@ -280,7 +242,6 @@ def _settings_below_command_line(search: NewestRun, arguments: Sequence[str]) ->
     settings["trainer"] = trainer
     _leave_old_place(settings, arguments)
     _locate_data(settings, working_dir_of(search.run))
-    _drop_missing_excluded(settings)
     for argument in arguments[1:]:
         # A list on the command line replaces the list of the run; it does not extend it.
         if match := re.match(r"--([\w.]+)\+?(=|$)", argument):
@@ -308,20 +269,6 @@ def _leave_old_place(settings: dict[str, Any], arguments: Sequence[str]) -> None
     data = settings.get("data") or {}
     explicit = read_explicit_settings(arguments).arguments_of("data")
     settings["data"] = {**data, "init_args": at_place(data.get("init_args") or {}, explicit)}
-
-
-def _drop_missing_excluded(settings: dict[str, Any]) -> None:
-    """Drop excluded class folders that no longer exist: only a name that the user types may be misspelt."""
-    data = settings.get("data") or {}
-    arguments = data.get("init_args") or {}
-    exclude = arguments.get("exclude")
-    if not exclude or not arguments.get("root") or not os.path.isdir(arguments["root"]):
-        return
-    root = Path(arguments["root"])
-    folders = [root, *(entry for entry in root.iterdir() if entry.is_dir())]
-    names = [exclude] if isinstance(exclude, str) else exclude
-    present = [name for name in names if any((folder / name).exists() for folder in folders)]
-    settings["data"] = {**data, "init_args": {**arguments, "exclude": present}}
 
 
 def _drop_list(settings: dict[str, Any], path: list[str]) -> None:

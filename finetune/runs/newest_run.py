@@ -36,27 +36,16 @@ class RunFilter:
         root: Folder or table of the data.
         data_class: Class path of the data module.
         backbone: Name of the network.
-        has_data_of: Returns whether the data are those of a run, from its folder and settings. It reads the data, so
-            it is called only if the data folders differ: the data may have been moved.
         is_ranked: Whether the network must have been chosen by `--backbone auto`.
-        may_have_data_of: The same as `has_data_of` without a checkpoint, by about.json: false if the data differ.
     """
 
     root: str | None
     data_class: str | None
     backbone: str | None
-    has_data_of: Callable[[Path, Mapping[str, Any]], bool]
     is_ranked: bool = False
-    may_have_data_of: Callable[[Path, Mapping[str, Any]], bool] = lambda run, settings: True
 
-    def difference(self, run: Path, settings: Mapping[str, Any], is_downloaded: bool = True) -> str:
-        """Return how a run differs in data or network; "" if it does not, or if its settings are missing.
-
-        Args:
-            run: Its folder.
-            settings: Its settings.
-            is_downloaded: Whether last.ckpt may be read. Otherwise the run may be a newer one in object storage.
-        """
+    def difference(self, run: Path, settings: Mapping[str, Any]) -> str:
+        """Return how a run differs in data or network; "" if it does not, or if its settings are missing."""
         data = settings.get("data") or {}
         model = settings.get("model") or {}
         if self.backbone not in (None, model.get("backbone", self.backbone)):
@@ -68,14 +57,7 @@ class RunFilter:
         if self.root is None or not data:
             return ""
         root = place_of(data.get("init_args") or {})
-        is_same_folder = root is not None and _is_same_data(run, root, self.root)
-        if is_same_folder:
-            return ""
-        if is_downloaded:
-            is_same = last_checkpoint(run).is_file() and self.has_data_of(run, settings)
-        else:
-            is_same = self.may_have_data_of(run, settings)
-        if is_same:
+        if root is not None and _is_same_data(run, root, self.root):
             return ""
         return f"of other data ({root}, not {self.root})"
 
@@ -144,13 +126,7 @@ def find_run(
             check_free(run)
             begun = run
         elif has_checkpoint:
-            try:
-                settings = settings_of(run, read)
-            except ValueError:
-                if not _has_other_root(run, wanted.root, read):
-                    raise
-                skipped.append((run, "of other data, and its config.yaml is damaged"))
-                continue
+            settings = settings_of(run, read)
             if difference := wanted.difference(run, settings):
                 skipped.append((run, difference))
                 continue
@@ -169,7 +145,7 @@ def _remote_difference(run: Path, wanted: RunFilter) -> str:
         settings = settings_of(run)
     except ValueError:
         return ""
-    return wanted.difference(run, settings, is_downloaded=False)
+    return wanted.difference(run, settings)
 
 
 def check_has_last(run: Path) -> None:
@@ -233,17 +209,6 @@ def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     if str(class_path).startswith("finetune.") and modules <= {_TRANSFORMS}:
         settings["data"] = {"class_path": class_path, "init_args": data_arguments}
     return settings
-
-
-def _has_other_root(run: Path, root: str | None, read: Callable[[Path], Start]) -> bool:
-    """Return whether the checkpoint of a run names another data folder."""
-    if root is None:
-        return False
-    try:
-        other = place_of(read(last_checkpoint(run)).content["datamodule_hyper_parameters"])
-    except (ValueError, OSError, LookupError):
-        return False
-    return other is not None and not _is_same_data(run, other, root)
 
 
 def _is_same_data(run: Path, own: str, place: str) -> bool:

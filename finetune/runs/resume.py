@@ -108,13 +108,6 @@ def check_resumable(start: Start) -> None:
         )
 
 
-def is_of_data(start: Start, data: ImageDataModule, allow_changes: bool) -> bool:
-    """Return whether a run was trained on these images; if changes are allowed, on any images of the same classes."""
-    if start.content["hyper_parameters"]["class_names"] != data.class_names:
-        return False
-    return allow_changes or not _has_other_images(start.content, data)
-
-
 class Changes(NamedTuple):
     """The settings of a run that is resumed, and of the command that resumes it.
 
@@ -162,7 +155,7 @@ def check_changes(
             f"{run} is of the classes {', '.join(names)}, and {data.root} has {', '.join(data.class_names)}: "
             "begin a new run without --resume"
         )
-    has_other_images = _has_other_images(start.content, data)
+    has_other_images = start.content["finetune"]["data_fingerprint"] != data.fingerprint
     message, _ = compare_settings(
         changes.before, changes.now, has_other_images, allow_changes, is_finished
     )
@@ -221,7 +214,3 @@ def restore_progress(trainer: pl.Trainer, run: Run, start: Start) -> None:
         and trainer.is_global_zero
     ):
         link(last, best)
-
-
-def _has_other_images(checkpoint: Mapping[str, Any], data: ImageDataModule) -> bool:
-    return bool(checkpoint["finetune"]["data_fingerprint"] != data.fingerprint)

@@ -15,7 +15,7 @@ from finetune.runs.newest_run import NewestRun, RunFilter, find_run, new_run_mes
 from finetune.runs.run_search import runs_of
 from finetune.system.messages import WrongUsage
 
-ANY = RunFilter(None, None, None, lambda run, settings: False)
+ANY = RunFilter(None, None, None)
 
 
 def write_run(
@@ -54,7 +54,7 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     # the same name in another folder
     write_run(tmp_path / "fit/version_2", "photos", begun_in=tmp_path)
     (tmp_path / "fit/version_3").mkdir()
-    wanted = RunFilter(str(here / "photos"), None, "resnet18", lambda run, settings: False)
+    wanted = RunFilter(str(here / "photos"), None, "resnet18")
     run, settings, begun, passed, _ = find_run(tmp_path, wanted)
     assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
     assert settings["model"] == {"backbone": "resnet18"}
@@ -66,9 +66,7 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
         f"since {passed[0][0]} is {passed[0][1]}, and 1 older of others, too: a new run begins"
         in reported
     )
-    moved = RunFilter(wanted.root, None, None, lambda run, settings: run.name == "version_2")
-    assert find_run(tmp_path, moved).run == tmp_path / "fit/version_2"  # by what it holds
-    data_class = RunFilter(wanted.root, "finetune.Hotdog", None, moved.has_data_of)
+    data_class = RunFilter(wanted.root, "finetune.Hotdog", None)
     assert find_run(tmp_path, data_class).run is None
 
 
@@ -90,7 +88,7 @@ def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path):
         WrongUsage, match=r"version_1 cannot be resumed: its last\.ckpt was deleted"
     ):
         find_run(tmp_path, ANY)
-    of_others = RunFilter("a", None, None, lambda run, settings: False)
+    of_others = RunFilter("a", None, None)
     assert find_run(tmp_path, of_others).run == tmp_path / "fit/version_0"
 
 
@@ -141,8 +139,8 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     (tmp_path / "fit/version_2/config.yaml").rename(begun / "config.yaml")
     shutil.rmtree(tmp_path / "fit/version_2")
     # it is of other data
-    assert find(RunFilter("photos", None, None, ANY.has_data_of)).run == tmp_path / "fit/version_0"
+    assert find(RunFilter("photos", None, None)).run == tmp_path / "fit/version_0"
     with pytest.raises(ValueError, match="another process"):
-        find(RunFilter("trash", None, None, ANY.has_data_of))
+        find(RunFilter("trash", None, None))
     other.communicate(timeout=60)
-    assert find(RunFilter("trash", None, None, ANY.has_data_of)).begun == begun  # the control
+    assert find(RunFilter("trash", None, None)).begun == begun  # the control
