@@ -189,26 +189,16 @@ def replace_text(path: Path, text: str, errors: str = "strict") -> None:
 def link(source: Path, target: Path) -> None:
     """Replace `target` atomically by a hard link to `source`, or by a copy if the file system has no hard links.
 
-    Only one process at a time may call this for a target: it removes all temporary files of the target. If the target
-    has another mode or owner than the source, it becomes a copy, since all links of a file share these.
+    Only one process at a time may call this for a target: it removes all temporary files of the target.
     """
     for leftover in unfinished(target):
         leftover.unlink(missing_ok=True)
-    before = _status(target)
-    is_alike = before is None or _rights(before) == _rights(source.stat())
-    is_linked = False
     with replacing(target) as temporary:
-        if is_alike:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-                os.link(source, temporary)
-                is_linked = True
-        if not is_linked:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
             shutil.copyfile(source, temporary)
-
-
-def _rights(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_mode, status.st_uid, status.st_gid
 
 
 def lock_if_supported(descriptor: int, operation: int) -> bool:
@@ -235,31 +225,23 @@ def _has_locks(file: str) -> bool:
 
 
 def _acquire(lock: FileLock) -> tuple[AbstractContextManager[object], bool]:
-    """Make the folder of a lock, and acquire the lock if the file system has locks.
+    """Acquire a lock if the file system has locks.
 
     Returns:
         The acquired lock, or a context that does nothing, and whether another process has held the lock.
     """
-    has_waited = False
-    attempts_left = 100  # other processes may delete the lock file, or the folder while it is empty
-    while True:
+    try:
         try:
-            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                return lock.acquire(timeout=0), has_waited
-            except Timeout:
-                has_waited = True
-                if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
-                    return lock.acquire(), has_waited
-        except (FileExistsError, FileNotFoundError):
-            attempts_left -= 1
-            if not attempts_left:
-                raise
-            continue
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
-        return nullcontext(), False
+            return lock.acquire(timeout=0), False
+        except Timeout:
+            if _has_locks(lock.lock_file):  # some versions of filelock would wait forever
+                return lock.acquire(), True
+    except FileNotFoundError:  # the other process has released the lock and deleted its file
+        return lock.acquire(), True
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    return nullcontext(), False
 
 
 @contextmanager
@@ -271,16 +253,11 @@ def one_at_a_time(target: Path) -> Iterator[bool]:
     Yields:
         Whether this process has waited for another one, which may have made `target`: the caller must look again.
     """
-    missing_parents = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{target.name}.lock"))
-    try:
-        held, has_waited = _acquire(lock)
-        with held:
-            try:
-                yield has_waited
-            finally:  # before the release: later the lock file may be another process's, which a third would not see
-                Path(lock.lock_file).unlink(missing_ok=True)
-    finally:
-        for parent in missing_parents:
-            with suppress(OSError):  # not empty: it holds the target
-                parent.rmdir()
+    held, has_waited = _acquire(lock)
+    with held:
+        try:
+            yield has_waited
+        finally:  # before the release: later the lock file may be another process's, which a third would not see
+            Path(lock.lock_file).unlink(missing_ok=True)

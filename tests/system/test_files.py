@@ -137,19 +137,6 @@ def test_what_a_killed_process_left_is_found_where_a_link_leads(tmp_path):
     assert unfinished(tmp_path / "link.csv") == [left]
 
 
-def test_linked_files_of_other_modes_are_copies_that_keep_them(tmp_path):
-    source, target = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
-    source.write_bytes(b"new")
-    target.write_bytes(b"old")
-    target.chmod(0o600)
-    link(source, target)
-    assert target.read_bytes() == b"new" and stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert stat.S_IMODE(source.stat().st_mode) != 0o600 and not os.path.samefile(source, target)
-    source.chmod(0o600)
-    link(source, target)
-    assert os.path.samefile(source, target)
-
-
 def test_replaced_at_once_or_not_at_all(tmp_path):
     target = tmp_path / "a.png"
     target.write_text("old")
