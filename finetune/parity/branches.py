@@ -37,8 +37,6 @@ class Branches(nn.Module):
 
     def __init__(self, network: Siamese, devices: Sequence[torch.device | str]) -> None:
         super().__init__()
-        if len(devices) != 2:
-            raise ValueError(f"two sequences need two devices, not {len(devices)}")
         # Without a copy, two branches on one device would share their weights, and the comparison would prove nothing.
         self.copies = nn.ModuleList(copy.deepcopy(network.lstm).to(device) for device in devices)
         self.dense = copy.deepcopy(network.dense).cpu()

@@ -39,10 +39,6 @@ def shard_linear(network: nn.Module, names: Sequence[str], mesh: DeviceMesh) -> 
         names: The layers, in forward order.
         mesh: A one-dimensional mesh of the devices that share the layers.
     """
-    if mesh.ndim != 1:
-        raise ValueError(
-            f"layers are spread over one axis of devices, not over {mesh.ndim}: pass mesh[axis]"
-        )
     plan: dict[str, ParallelStyle] = {}
     for i, name in enumerate(names):
         if i % 2:
