@@ -1,5 +1,6 @@
 """Find the run that `--resume` continues: the newest one of the same data and network."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ class RunFilter:
         root = place_of(data.get("init_args") or {})
         if root is not None and _is_same_data(run, root, self.root):
             return ""
-        return f"of other data ({root}, not {self.root})"
+        of_run = None if root is None else joined(working_dir_of(run), root)
+        return f"of other data ({of_run}, not {self.root})"
 
 
 class NewestRun(NamedTuple):
@@ -213,7 +215,9 @@ def _settings_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_same_data(run: Path, own: str, place: str) -> bool:
     """Return whether the folder or table of a run is that of a command."""
-    return real_place(joined(str(working_dir_of(run)), own)) == real_place(place)
+    before = joined(working_dir_of(run), own)
+    has_moved = own == place and not os.path.exists(before)  # with the runs next to it
+    return has_moved or real_place(before) == real_place(place)
 
 
 def new_run_message(root: Path, skipped: list[tuple[Path, str]], elsewhere: Sequence[Path]) -> str:

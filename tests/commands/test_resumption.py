@@ -299,7 +299,7 @@ def test_an_excluded_folder_that_is_gone_is_named(colours, cli, tmp_path):
     (folder / "train/results").rmdir()
     with pytest.raises(ValueError, match="results"):
         cli(*fit, *UNFINISHED, "--resume")
-    cli(*fit, *UNFINISHED, "--resume", "--data.exclude", "null")
+    cli(*fit, *UNFINISHED, "--resume", "--data.exclude", "[]")
     assert epochs_of(tmp_path / "runs/fit/version_0") == 2
 
 

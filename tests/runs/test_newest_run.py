@@ -59,7 +59,7 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     assert (run, begun) == (tmp_path / "fit/version_0", tmp_path / "fit/version_3")
     assert settings["model"] == {"backbone": "resnet18"}
     assert [run.name for run, _ in passed] == ["version_2", "version_1"]
-    assert "of other data (photos, not " in passed[0][1]
+    assert f"of other data ({tmp_path}/photos, not " in passed[0][1]
     assert passed[1][1] == "of another network (resnet50, not resnet18)"
     reported = new_run_message(tmp_path, passed, [])
     assert (
@@ -68,6 +68,17 @@ def test_runs_of_other_data_or_another_network_are_passed_over(tmp_path):
     )
     data_class = RunFilter(wanted.root, "finetune.Hotdog", None)
     assert find_run(tmp_path, data_class).run is None
+
+
+def test_a_folder_that_has_moved_with_its_runs_is_the_same(tmp_path, monkeypatch):
+    before = tmp_path / "before"
+    (before / "photos").mkdir(parents=True)
+    run = write_run(tmp_path / "fit/version_0", "photos", begun_in=before)
+    monkeypatch.chdir(tmp_path)
+    wanted = RunFilter("photos", None, None)
+    assert find_run(tmp_path, wanted).run is None  # a copy may be of other images
+    before.rename(tmp_path / "after")
+    assert find_run(tmp_path, wanted).run == run
 
 
 def test_a_named_run_is_found_by_the_time_when_it_began(tmp_path):
