@@ -100,11 +100,6 @@ def count_ended_epochs(trainer: "pl.Trainer") -> None:
     trainer.fit_loop._iteration_based_training = _return_false  # type: ignore[method-assign]
 
 
-def has_validation_clock(trainer: "pl.Trainer") -> bool:
-    """Return whether `val_check_interval` is a time, not a number of batches."""
-    return trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
-
-
 def is_accumulating(trainer: "pl.Trainer") -> bool:
     """Return whether gradients were computed that no optimizer step has used yet."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

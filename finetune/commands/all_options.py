@@ -11,11 +11,9 @@ from jsonargparse import ArgumentParser
 
 from finetune.commands.help_pages import PAGES
 from finetune.commands.options import OPTIONS, TABLE, WORDS, Option
-from finetune.commands.trainer import UNSUPPORTED
 from finetune.data.datasets.image_folder import ImageFolderData
 
-# Options that are not shown: they have no meaning alone, a fit refuses them, or `--resume`, the data or the checkpoint
-# decides them.
+# Options that are not shown: they have no meaning alone, or `--resume`, the data or the checkpoint decides them.
 HIDDEN = (
     "help",
     "config",
@@ -27,7 +25,6 @@ HIDDEN = (
     "model.class_names",
     "model.network_size",
     "model.label_kind",
-    *(f"trainer.{name}" for name in UNSUPPORTED),
 )
 _SECTIONS = {
     "": "the run",

@@ -29,15 +29,11 @@ _LIMITS = (
     "limit_train_batches",
     "limit_val_batches",
     "limit_test_batches",
-    "limit_predict_batches",
-    "overfit_batches",
     "val_check_interval",
     "check_val_every_n_epoch",
     "log_every_n_steps",
-    "num_sanity_val_steps",
     "accumulate_grad_batches",
     "gradient_clip_val",
-    "gradient_clip_algorithm",
 )
 
 

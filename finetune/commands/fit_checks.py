@@ -5,7 +5,6 @@ import json
 import torch
 from pytorch_lightning import Trainer
 
-from finetune import lightning_private
 from finetune.data.batch_limits import batches_within
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.samplers import evaluated_targets
@@ -42,9 +41,7 @@ def check_validated(trainer: Trainer, data: ImageDataModule, what: str) -> None:
 
 
 def _first_validation(trainer: Trainer, num_batches: int) -> int:
-    """Return after how many batches a fit first validates; 0 if a clock decides."""
-    if lightning_private.has_validation_clock(trainer):
-        return 0
+    """Return after how many batches a fit first validates."""
     interval = trainer.val_check_interval
     batches = batches_within(trainer.limit_train_batches, num_batches)
     inside = interval if isinstance(interval, int) else max(1, int(batches * interval))

@@ -31,7 +31,7 @@ from finetune.commands.plan import Plan
 from finetune.commands.resumption import find_run_to_resume
 from finetune.commands.run_places import check_shared, settle_root
 from finetune.commands.settle import SETTINGS, TRIALS, Command, settle
-from finetune.commands.trainer import DEFAULTS, complete, make_ready
+from finetune.commands.trainer import DEFAULTS, OPTIONS, complete, make_ready
 from finetune.commands.trust import check_groups, check_root, data_settings
 from finetune.data.datamodule import ImageDataModule
 from finetune.data.seen import exclude_seen
@@ -66,6 +66,11 @@ _EVALUATED = {"validate": "val", "test": "test"}  # the split that a command eva
 
 class OneLineErrorLightningParser(OneLineErrorParser, LightningArgumentParser):
     """A `OneLineErrorParser` for LightningCLI. Its help has all options of a command in sections."""
+
+    def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> list[str]:
+        if theclass is Trainer:
+            kwargs["skip"] = inspect.signature(Trainer).parameters.keys() - OPTIONS
+        return super().add_class_arguments(theclass, *args, **kwargs)
 
     def format_help(self, formatter: HelpFormatter | None = None) -> str:
         command = command_of(self)

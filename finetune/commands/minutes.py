@@ -24,8 +24,7 @@ from finetune.system.progress import duration
 
 log = logging.getLogger(__name__)
 
-# Other limits of the length of training, and their values if unset.
-_LIMITS = {"max_steps": -1, "overfit_batches": 0.0}
+_NO_LIMIT = -1  # of steps: Lightning's default
 _CHOSEN = ("max_epochs", "limit_train_batches")  # values of a config are overruled
 # the default, and smaller sizes at which pretrained networks are still accurate
 _SIZES = (224, 192, 160, 128)
@@ -192,11 +191,10 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
     """
     if not 0 < minutes < math.inf:
         raise WrongUsage(f"--minutes must be a number and more than 0, got {minutes}")
-    if config.resume:  # the config has the limits of the resumed run, which are allowed
-        limits = [name for name in _LIMITS if explicit.has_flag(f"trainer.{name}")]
-    else:
-        limits = [name for name, unset in _LIMITS.items() if config.trainer[name] != unset]
-    limits += [name for name in _CHOSEN if explicit.has_flag(f"trainer.{name}")]
+    limits = [name for name in ("max_steps", *_CHOSEN) if explicit.has_flag(f"trainer.{name}")]
+    # the config of a resumed run has its own limit, which is allowed
+    if not config.resume and config.trainer.max_steps != _NO_LIMIT:
+        limits.insert(0, "max_steps")
     if limits:
         flag = flag_names("fit", f"trainer.{limits[0]}")
         raise WrongUsage(f"--minutes and {flag} both set the length of training: remove one")
@@ -208,10 +206,6 @@ def check_minutes(minutes: float, config: Any, explicit: ExplicitSettings) -> No
         raise WrongUsage(
             "--minutes chooses the length of a fit from its first step: to continue from --ckpt_path pass --epochs, to "
             "start from its weights pass it as --weights"
-        )
-    if config.trainer.plugins:
-        raise WrongUsage(
-            "--minutes tries steps without trainer.plugins: omit them, or pass --epochs"
         )
     interval = config.trainer.val_check_interval
     if interval is not None and not (isinstance(interval, float) and 0 < interval <= 1):
@@ -234,17 +228,15 @@ def _length_of_resumed_run(config: Any, explicit: ExplicitSettings) -> ChosenLen
             image_size=data["image_size"],
             has_cache=data.get("cache_limit_gb") != 0,
         )
-        other = {name: before["trainer"].get(name, unset) for name, unset in _LIMITS.items()}
+        max_steps = before["trainer"].get("max_steps", _NO_LIMIT)
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{file} is damaged: {reason}; pass --epochs instead of --minutes to continue"
         ) from error
-    if limits := [
-        f"{name} {other[name]}" for name, unset in _LIMITS.items() if other[name] != unset
-    ]:
+    if max_steps != _NO_LIMIT:
         raise WrongUsage(
-            f"{config.resume} ends by trainer.{limits[0]}: pass that instead of --minutes to continue"
+            f"{config.resume} ends by trainer.max_steps {max_steps}: pass that instead of --minutes to continue"
         )
     log.info(
         "--minutes is for new runs: %s continues to its %s epochs",

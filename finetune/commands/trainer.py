@@ -1,4 +1,4 @@
-"""Make the arguments of a command's Trainer: precision, processes, callbacks, plugins and loggers."""
+"""Make the arguments of a command's Trainer: precision, processes, callbacks and loggers."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,7 +7,6 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping, ProgressBar
-from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -36,8 +35,41 @@ from finetune.training.progress_bar import ImageProgressBar
 
 _STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 
-# Settings and callbacks of Lightning with which a run could not be resumed exactly, or would test other weights.
-UNSUPPORTED = ("min_epochs", "min_steps", "max_time", "fast_dev_run", "sync_batchnorm")
+# The arguments of Lightning's Trainer that are options. Others need a script with a LightningCLI of its own.
+OPTIONS = frozenset(
+    {
+        "accelerator",
+        "strategy",
+        "devices",
+        "num_nodes",
+        "precision",
+        "logger",
+        "callbacks",
+        "max_epochs",
+        "max_steps",
+        "limit_train_batches",
+        "limit_val_batches",
+        "limit_test_batches",
+        "val_check_interval",
+        "check_val_every_n_epoch",
+        "log_every_n_steps",
+        "enable_progress_bar",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "deterministic",
+        "profiler",
+        "default_root_dir",
+    }
+)
+# Our defaults for some of them, and the values of other arguments.
+DEFAULTS = {"default_root_dir": "runs", "log_every_n_steps": 10}
+_FIXED = {
+    "use_distributed_sampler": False,  # our sampler splits every batch exactly
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+# Callbacks of Lightning with which a run could not be resumed exactly, or would test other weights.
 _UNSUPPORTED_CALLBACKS = (
     "EMAWeightAveraging",
     "GradientAccumulationScheduler",
@@ -45,15 +77,6 @@ _UNSUPPORTED_CALLBACKS = (
     "Timer",
     "WeightAveraging",
 )
-
-# Our defaults for Lightning's flags.
-DEFAULTS = {
-    "default_root_dir": "runs",
-    "use_distributed_sampler": False,  # our sampler splits every batch exactly
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "log_every_n_steps": 10,
-}
 
 
 def complete(
@@ -77,21 +100,13 @@ def complete(
     """
     check_allowed(config)
     run = folder.run
-    if run.command == "fit" and config["enable_checkpointing"] is False:
-        raise WrongUsage(
-            "remove trainer.enable_checkpointing: a fit is tested and resumed from its checkpoints"
-        )
-    plugins = [AtomicCheckpointIO(), *_as_list(config["plugins"])]
-    if config["precision"] is None and not any(isinstance(plugin, Precision) for plugin in plugins):
+    if config["precision"] is None:
         config["precision"] = automatic()
         options.trainer.precision = config["precision"]
     check_precision(config["precision"])
     loggers = [MetricsCSV(run), *_as_list(config["logger"])]
     attach(loggers, run)
-    config["devices"], config["num_nodes"] = num_processes(
-        config["devices"], config["num_nodes"], plugins
-    )
-    plugins += cluster_environment(plugins)
+    config["devices"], config["num_nodes"] = num_processes(config["devices"], config["num_nodes"])
     user_callbacks = _as_list(config["callbacks"])
     callbacks: list[Callback] = [
         folder,
@@ -100,7 +115,7 @@ def complete(
         LimitWaits(),
     ]
     if run.command == "fit":
-        callbacks += _callbacks_of_fit(run, options, config["val_check_interval"], monitor)
+        callbacks += _callbacks_of_fit(run, options, monitor)
         _check_one_patience(callbacks, user_callbacks, monitor)
     else:
         callbacks += _callbacks_of_evaluation(run, options)
@@ -111,12 +126,15 @@ def complete(
         callbacks.append(ImageProgressBar())
     config["callbacks"] = [*user_callbacks, *callbacks]
     has_checkpoints = any(isinstance(callback, Checkpoint) for callback in config["callbacks"])
-    return {"logger": loggers, "plugins": plugins, "enable_checkpointing": has_checkpoints}
+    return {
+        "logger": loggers,
+        "plugins": [AtomicCheckpointIO(), *cluster_environment()],
+        "enable_checkpointing": has_checkpoints,
+        **_FIXED,
+    }
 
 
-def _callbacks_of_fit(
-    run: Run, options: Namespace, val_check_interval: Any, monitor: str
-) -> list[Callback]:
+def _callbacks_of_fit(run: Run, options: Namespace, monitor: str) -> list[Callback]:
     callbacks: list[Callback] = [
         Rates(),
         Checkpoints(run, options.checkpoint_every_n_steps),
@@ -126,8 +144,7 @@ def _callbacks_of_fit(
     if options.report:
         callbacks.append(LiveReport(run))
     if options.patience is not None:
-        has_clock = not isinstance(val_check_interval, int | float | None)
-        callbacks.append(patience(options.patience, has_clock, monitor))
+        callbacks.append(patience(options.patience, monitor))
     callbacks.append(PredictionWriter(run))
     return callbacks
 
@@ -170,23 +187,21 @@ def check_allowed(config: Any) -> None:
     Raises:
         WrongUsage: A setting is not supported.
     """
-    names = [name for name in UNSUPPORTED if config.get(name)]
-    names += [
-        name for name in _callback_names(config["callbacks"]) if name in _UNSUPPORTED_CALLBACKS
-    ]
-    if names:
-        raise WrongUsage(
-            f"trainer.{names[0]} is not supported: remove it. A fit ends by epochs, steps or --patience, and batch "
-            "norm that trains has the statistics of the global batch"
-        )
+    for name in _callback_names(config["callbacks"]):
+        if name in _UNSUPPORTED_CALLBACKS:
+            raise WrongUsage(
+                f"trainer.callbacks {name} is not supported: remove it. A fit ends by epochs, steps or --patience"
+            )
     check_strategy(config["strategy"])
     check_num_processes(config["devices"], config["accelerator"])
     for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
         if isinstance(num := config[name], int) and num < 1:
             raise WrongUsage(f"trainer.{name} must be at least 1, got {num}")
     interval = config["val_check_interval"]
-    if isinstance(interval, int | float) and interval <= 0:
-        raise WrongUsage(f"trainer.val_check_interval must be above 0, got {interval}")
+    if interval is not None and not (isinstance(interval, int | float) and interval > 0):
+        raise WrongUsage(
+            f"trainer.val_check_interval must be a number of batches or a share of an epoch, not {interval}"
+        )
 
 
 def _callback_names(callbacks: Any) -> list[str]:
@@ -223,31 +238,21 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def patience(num: int, has_clock: bool = False, monitor: str = MONITOR) -> EarlyStopping:
+def patience(num: int, monitor: str = MONITOR) -> EarlyStopping:
     """Return the callback that ends a fit after `num` validations without a higher value of a metric.
 
     Args:
         num: Number of validations.
-        has_clock: Whether validations are scheduled by time.
         monitor: Name of the metric.
     """
     if num < 1:
         raise WrongUsage(f"--patience must be at least 1, got {num}")
-    # Not strict: a limit may end the run before its first validation. With a clock Lightning cannot choose when to
-    # check.
-    at_end = False if has_clock else None
-    return EarlyStopping(
-        monitor, mode="max", patience=num, strict=False, check_on_train_epoch_end=at_end
-    )
+    # not strict: a limit may end the run before its first validation
+    return EarlyStopping(monitor, mode="max", patience=num, strict=False)
 
 
 def make_ready(trainer: Trainer) -> Trainer:
     """Complete a new Trainer: the end of its processes, arithmetic, memory allocator, and counting of epochs."""
-    if lightning_private.has_validation_clock(trainer) and trainer.world_size > 1:
-        hint = "set trainer.val_check_interval in batches, or --devices 1"
-        raise WrongUsage(
-            f"several devices would validate by different clocks, and wait for one another: {hint}"
-        )
     take_over(trainer)
     # Lightning reads the rank from the environment, which may still have that of another job.
     if trainer.world_size == 1:

@@ -4,7 +4,6 @@ Without it each process would train by itself.
 """
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,20 +22,13 @@ _SRUN_TASKS = "SLURM_STEP_NUM_TASKS"
 _PROCESSES_PER_CORE = 8  # at most; more of them only compete for the cores
 
 
-def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
+def cluster_environment() -> list[ClusterEnvironment]:
     """Return a list with the plugin that describes a SLURM job to Lightning; an empty list if none is needed.
-
-    Args:
-        plugins: The plugins of the Trainer. If one of them is a cluster environment, the result is empty.
 
     Raises:
         WrongUsage: SLURM variables that Lightning needs are missing.
     """
-    if (
-        _has_environment(plugins)
-        or TorchElasticEnvironment.detect()
-        or not SLURMEnvironment.detect()
-    ):
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
     if _SRUN_TASKS not in os.environ:  # a batch script: Lightning starts the processes
         return [LightningEnvironment()]
@@ -47,19 +39,16 @@ def cluster_environment(plugins: Sequence[Any]) -> list[ClusterEnvironment]:
         raise WrongUsage(" ".join(str(error).split())) from error
 
 
-def num_processes(devices: Any, num_nodes: int, plugins: Sequence[Any]) -> tuple[Any, int]:
+def num_processes(devices: Any, num_nodes: int) -> tuple[Any, int]:
     """Return `trainer.devices` and `trainer.num_nodes`, as the launcher has them if there is one.
 
     Args:
         devices: The user's `trainer.devices`; "auto" if it is not set.
         num_nodes: The user's `trainer.num_nodes`; 1 if it is not set.
-        plugins: The plugins of the Trainer.
 
     Raises:
         ValueError: The user's numbers differ from those of the launcher.
     """
-    if _has_environment(plugins):
-        return devices, num_nodes
     if TorchElasticEnvironment.detect():
         launcher = "torchrun"
         total = int(os.environ["WORLD_SIZE"])
@@ -135,10 +124,6 @@ def num_machines() -> int:
     if TorchElasticEnvironment.detect():
         return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
     return int(os.environ.get("SLURM_STEP_NUM_NODES", 1)) if is_launched() else 1
-
-
-def _has_environment(plugins: Sequence[Any]) -> bool:
-    return any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
 
 
 def count_devices(devices: Any) -> int | None:

@@ -49,7 +49,7 @@ def trial(
         model: The model. The trial changes its weights.
         data: The images. The trial uses the batch size of one device. It sets `cache_limit_gb` to 0 if, after all
             images were decoded for the cache, there would be no time to train on each twice.
-        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `benchmark`, `deterministic` and
+        trainer: `accelerator`, `precision`, `devices`, `accumulate_grad_batches`, `deterministic` and
             `default_root_dir` of the fit.
         seconds: Seconds in which steps are timed.
         most: Seconds after which slow steps end the trial early; see `Stopwatch`.
@@ -103,7 +103,6 @@ def _trial_trainer(trainer: Any, stopwatch: Stopwatch, folder: str) -> pl.Traine
         devices=_first(trainer["accelerator"], trainer["devices"]),
         precision=trainer["precision"],
         accumulate_grad_batches=trainer["accumulate_grad_batches"],
-        benchmark=trainer["benchmark"],
         deterministic=trainer["deterministic"],
         # With more than one epoch the image cache is built, as in the fit.
         max_epochs=10**6,

@@ -81,8 +81,7 @@ _WITHOUT_EFFECT = (
     "trainer.default_root_dir",
     "trainer.logger",
     "trainer.log_every_n_steps",
-    "trainer.enable_",
-    "trainer.plugins",
+    "trainer.enable_progress_bar",
     "trainer.profiler",
 )
 

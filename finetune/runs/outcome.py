@@ -111,7 +111,7 @@ def num_validated(about: Mapping[str, Any], setting: Callable[..., Any]) -> int:
         about: The content of about.json.
         setting: Returns a value of config.yaml by its keys; None if it is not there.
     """
-    limit = setting("trainer", "overfit_batches") or setting("trainer", "limit_val_batches")
+    limit = setting("trainer", "limit_val_batches")
     batch_size = setting("data", "init_args", "batch_size") or 1
     return num_within(limit, num_in_split(about, "val"), batch_size)
 

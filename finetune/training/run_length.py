@@ -42,12 +42,10 @@ _SOLVED_HEAD_SETTINGS = {
     "max_epochs": 1,
     "max_steps": -1,
     "limit_train_batches": 1,
-    "overfit_batches": 0.0,
     "val_check_interval": None,
     "check_val_every_n_epoch": 1,
     "accumulate_grad_batches": 1,
     "gradient_clip_val": None,
-    "gradient_clip_algorithm": None,
 }
 
 
@@ -72,8 +70,7 @@ def settle_length(limits: Any, num_images: int, batch_size: int) -> str:
     """
     if limits["max_epochs"] is not None or limits["max_steps"] != -1:
         return ""
-    limit = limits["overfit_batches"] or limits["limit_train_batches"]
-    batches = batches_within(limit, math.ceil(num_images / batch_size))
+    batches = batches_within(limits["limit_train_batches"], math.ceil(num_images / batch_size))
     seen = min(num_images, batches * batch_size)
     epochs = usual_epochs(seen)
     steps = epochs * math.ceil(batches / limits["accumulate_grad_batches"])

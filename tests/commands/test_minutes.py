@@ -137,17 +137,17 @@ def settle(monkeypatch, tried):
         trainer.strategy = strategy
         trainer.update(
             Namespace(
-                **minutes._LIMITS,
+                max_steps=-1,
                 limit_train_batches=None,
                 max_epochs=None,
                 accumulate_grad_batches=1,
             )
         )
         trainer.update(Namespace(val_check_interval=None, check_val_every_n_epoch=1))
-        trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None, plugins=None))
+        trainer.update(Namespace(limit_val_batches=None, limit_test_batches=None))
         trainer.update(Namespace(callbacks=None))
         config.checkpoint_every_n_steps = None
-        trainer.update(Namespace(sync_batchnorm=False, **given.pop("limits", {})))
+        trainer.update(Namespace(**given.pop("limits", {})))
         config.trainer = trainer
         model = {
             "backbone": "resnet18",

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import pytorch_lightning as pl
 from colours import QUICKEST
-from pytorch_lightning.callbacks import EarlyStopping, ModelSummary, ProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks import ModelSummary, ProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
@@ -44,10 +44,10 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
         "LOCALID": "0",
     }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    (environment,) = cluster_environment([])
+    (environment,) = cluster_environment()
     assert isinstance(environment, LightningEnvironment) and not has_launcher()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    (environment,) = cluster_environment([])
+    (environment,) = cluster_environment()
     assert isinstance(environment, SLURMEnvironment) and has_launcher()
 
 
@@ -98,20 +98,6 @@ def test_callbacks_and_loggers_of_the_user_are_next_to_ours(colours, cli):
         assert [type(one) for one in made(colours, "--trainer.logger", logger).loggers] == [
             MetricsCSV
         ]
-
-
-def test_patience_counts_at_each_validation_also_where_a_clock_says_when(colours, cli):
-    interval = ["--trainer.val_check_interval", "00:00:05:00"]
-    trainer = made(colours, "--patience", "2", *interval)
-    (stopping,) = [
-        callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)
-    ]
-    # where Lightning asks for an interval in batches, and finds none
-    stopping.setup(trainer, None, "fit")
-    assert not stopping._check_on_train_epoch_end
-    plain = EarlyStopping("val/accuracy")
-    with pytest.raises(AttributeError, match="val_check_interval"):  # the control
-        plain.setup(trainer, None, "fit")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from colours import QUICKEST
-from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from finetune.distributed import launch
 from finetune.distributed.launch import check_num_processes, cluster_environment, num_processes
@@ -34,15 +33,13 @@ def by_srun(monkeypatch: pytest.MonkeyPatch, total: int, nodes: int, name: str =
 def test_what_a_launcher_started_is_taken(monkeypatch, start):
     by_nodes = {by_torchrun: ((2, 2), (4, 2)), by_srun: ((2, 1), (4, 2))}[start]
     start(monkeypatch, *by_nodes[0])
-    assert num_processes("auto", 1, []) == (2, 1)
-    assert num_processes(2, 1, []) == (2, 1)
-    assert num_processes([0, 1], 1, []) == ([0, 1], 1)
-    assert num_processes("-1", 1, []) == ("-1", 1)
+    assert num_processes("auto", 1) == (2, 1)
+    assert num_processes(2, 1) == (2, 1)
+    assert num_processes([0, 1], 1) == ([0, 1], 1)
+    assert num_processes("-1", 1) == ("-1", 1)
     start(monkeypatch, *by_nodes[1])
-    assert num_processes("auto", 1, []) == (2, 2)
-    assert num_processes("2", 2, []) == ("2", 2)
-    # who brings an environment says so himself
-    assert num_processes(7, 1, [LightningEnvironment()]) == (7, 1)
+    assert num_processes("auto", 1) == (2, 2)
+    assert num_processes("2", 2) == ("2", 2)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +51,7 @@ def test_what_contradicts_the_launcher_is_refused(monkeypatch, devices, num_node
         ValueError,
         match="torchrun started 4 processes, 2 on each of 2 machines, but .*omit both",
     ):
-        num_processes(devices, num_nodes, [])
+        num_processes(devices, num_nodes)
 
 
 def test_machines_with_unlike_numbers_are_refused(monkeypatch):
@@ -62,7 +59,7 @@ def test_machines_with_unlike_numbers_are_refused(monkeypatch):
     with pytest.raises(
         ValueError, match="torchrun started 3 processes, with different numbers on the machines"
     ):
-        num_processes("auto", 1, [])
+        num_processes("auto", 1)
 
 
 def test_a_cpu_gets_no_more_processes_than_it_can_run(monkeypatch):
@@ -78,10 +75,10 @@ def test_a_cpu_gets_no_more_processes_than_it_can_run(monkeypatch):
 def test_what_lightning_misses_of_srun_is_reported_in_a_line(monkeypatch):
     by_srun(monkeypatch, 2, 1, "fit")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    assert len(cluster_environment([])) == 1
+    assert len(cluster_environment()) == 1
     monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
     with pytest.raises(WrongUsage, match="--ntasks-per-node"):
-        cluster_environment([])
+        cluster_environment()
 
 
 def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):
@@ -89,14 +86,14 @@ def test_srun_that_lightning_would_overlook_is_refused(monkeypatch):
     with pytest.raises(
         ValueError, match="srun started 2 processes, but Lightning ignores jobs named 'bash'"
     ):
-        num_processes("auto", 1, [])
+        num_processes("auto", 1)
 
 
 def test_without_a_launcher_lightning_starts_what_is_given(monkeypatch):
-    assert num_processes("auto", 1, []) == ("auto", 1)
-    assert num_processes(2, 3, []) == (2, 3)
+    assert num_processes("auto", 1) == ("auto", 1)
+    assert num_processes(2, 3) == (2, 3)
     launched(monkeypatch, SLURM_NTASKS=4)  # a batch script without srun is one process
-    assert num_processes("auto", 1, []) == ("auto", 1)
+    assert num_processes("auto", 1) == ("auto", 1)
 
 
 @pytest.mark.slow
@@ -134,5 +131,5 @@ def test_torchrun_alone_makes_one_run_of_two_processes(colours, tmp_path: Path):
 
 def test_a_shell_that_srun_began_starts_what_it_likes(monkeypatch):
     by_srun(monkeypatch, 1, 1, name="bash")
-    assert num_processes(2, 1, []) == (2, 1)
-    assert num_processes("auto", 1, []) == ("auto", 1)
+    assert num_processes(2, 1) == (2, 1)
+    assert num_processes("auto", 1) == ("auto", 1)

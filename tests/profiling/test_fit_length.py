@@ -25,7 +25,7 @@ COSTS = Costs(
 )
 START = COSTS.start + fit_length._ENDING + 3 * COSTS.checkpoint  # the first and those of the end
 TRAINER = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "accumulate_grad_batches": 1}
-TRAINER |= {"benchmark": None, "deterministic": None, "precision": "32-true"}
+TRAINER |= {"deterministic": None, "precision": "32-true"}
 TRAINER |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
 TRAINER |= {"limit_val_batches": None, "limit_test_batches": None}
 

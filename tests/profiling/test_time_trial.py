@@ -27,7 +27,7 @@ from finetune.runs import deferred_checkpoints
 from finetune.system.cache_dir import IMAGES, cache_dir
 
 ONE = {"accelerator": "cpu", "devices": 1, "precision": "32-true", "accumulate_grad_batches": 1}
-ONE |= {"strategy": "auto", "default_root_dir": "runs", "benchmark": None, "deterministic": None}
+ONE |= {"strategy": "auto", "default_root_dir": "runs", "deterministic": None}
 SLOW = 0.05  # seconds
 
 
@@ -83,21 +83,19 @@ def test_a_device_with_a_queue_is_not_waited_for_at_every_step(made, clock, tmp_
     assert costs.batch == pytest.approx(SLOW, rel=0.1)  # 1.2 times as much if it waits for each
 
 
-@pytest.mark.parametrize("name", ["benchmark", "deterministic"])
-def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch, name):
+def test_it_computes_as_the_fit_will(made, advance, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {}
     full = time_trial.pl.Trainer
     monkeypatch.setattr(
         time_trial.pl, "Trainer", lambda **options: given.update(options) or full(**options)
     )
-    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
     try:
-        trial(*made(), {**ONE, name: True}, seconds=0.3)
+        trial(*made(), {**ONE, "deterministic": True}, seconds=0.3)
     finally:
-        torch.backends.cudnn.benchmark = before[0]
-        torch.use_deterministic_algorithms(before[1])
-    assert given[name] is True
+        torch.use_deterministic_algorithms(before)
+    assert given["deterministic"] is True
 
 
 @pytest.mark.parametrize("is_cuda", [True, False])

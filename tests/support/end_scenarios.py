@@ -76,7 +76,7 @@ LINES = re.compile(  # what a run may say
 )
 BASE = [
     *("--data.image_size", 28, "--data.batch_size", 6, "--trainer.accelerator", "cpu"),
-    *("--trainer.precision", "32-true", "--trainer.enable_model_summary", "false"),
+    *("--trainer.precision", "32-true"),
 ]
 FIT = ["--model.weights", "null", "--model.backbone", "small_cnn", "--trainer.log_every_n_steps", 1]
 FIT += ["--report", "false"]
