@@ -178,7 +178,7 @@ def test_few_images_are_seen_more_often_within_limits(num_images):
 
 
 UNSET = {"max_epochs": None, "limit_train_batches": None, "max_steps": -1}
-UNSET |= {"accumulate_grad_batches": 1, "overfit_batches": 0.0}
+UNSET |= {"accumulate_grad_batches": 1}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,6 @@ UNSET |= {"accumulate_grad_batches": 1, "overfit_batches": 0.0}
         ({"accumulate_grad_batches": 3}, 15, "165 steps"),  # 11 of 32 batches, the last of two
         ({"limit_train_batches": 10}, 25, "250 steps"),
         ({"limit_train_batches": 0.5}, 16, "256 steps"),  # whole batches
-        ({"overfit_batches": 2, "limit_train_batches": 10}, 50, "100 steps"),
         ({"max_epochs": 3}, 3, ""),
         ({"max_epochs": -1}, -1, ""),
         ({"max_steps": 7}, None, ""),
