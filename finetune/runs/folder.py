@@ -84,9 +84,9 @@ class Run:
         try:
             self._create()
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS):
+            if error.errno not in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
                 raise
-            option = "--out FILE" if self.command == "predict" else "--out FOLDER"
+            option = "--out FILE.csv" if self.command == "predict" else "--out FOLDER"
             if address_of(self.root) is not None:
                 option = "FINETUNE_CACHE"
             raise OSError(f"{reason(error)}; {option} writes elsewhere") from error

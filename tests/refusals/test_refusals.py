@@ -6,6 +6,8 @@ A row is a test, by its name. Its keys:
     command: a command line, with the options that SHORT has
     words: at most four, which must be in the line
     hidden: a secret, which must not be shown
+    hint: options that the line names, as a user would copy them: with them the same command ends without an
+        error. A word in capitals, such as FOLDER, stands for a new name
     code: the exit code, where it matters whether the line (2) or the data (1) are wrong
     python: the same in Python, such as {fit: photos, epochs: 0}; its error has the same words. Public names of
         finetune: fit, load, and classes of data, whose images are read
@@ -122,6 +124,22 @@ def test_refused(case, place, monkeypatch, capsys):
     assert case.get("hidden", "Traceback") not in error
     assert ended.value.code in ([case["code"]] if "code" in case else [1, 2]), lines[0]
     assert files_in(place.folder) == before
+
+
+@pytest.mark.parametrize("case", rows("hint"))
+def test_the_options_that_a_line_advises_help(case, place, monkeypatch, capsys):
+    prepare(case, place, monkeypatch)
+    words = shlex.split(case["command"])
+    words = [part for word in words for part in SHORT.get(word, [word])]
+    with pytest.raises(SystemExit):
+        main(words)
+    error = capsys.readouterr().err
+    assert case["hint"] in error
+    run_lock.release()
+    hint = [f"new_{word.lower()}" if word.isupper() else word for word in shlex.split(case["hint"])]
+    with contextlib.suppress(SystemExit):
+        main([*words, *hint])
+    assert "error: " not in capsys.readouterr().err
 
 
 @control("one-line")

@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_option_for_another(
     message = f"Permission denied: {tmp_path / 'fit'}; --out FOLDER writes elsewhere"
     with pytest.raises(OSError, match=re.escape(message)):
         Run(tmp_path, "fit").choose()
-    with pytest.raises(OSError, match="; --out FILE writes elsewhere"):
+    with pytest.raises(OSError, match="; --out FILE.csv writes elsewhere"):
         Run(tmp_path, "predict").choose()
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path))
     with pytest.raises(OSError, match="Permission denied: .*; FINETUNE_CACHE writes elsewhere"):

@@ -180,3 +180,32 @@ def gated_dataset(place: Place) -> None:
 def private_dataset(place: Place) -> None:
     """The same, for those with a token."""
     hub(place).is_private = True
+
+
+def row_per_label(place: Place) -> None:
+    """labels.csv: a table with a row for each label of an image."""
+    folder(place)
+    rows = ["path,label"]
+    for path in sorted((place.folder / "photos").rglob("*.png")):
+        rows += [f"{path.relative_to(place.folder)},{name}" for name in (path.parent.name, "image")]
+        if path.parent.name == "red":
+            rows.pop()
+    (place.folder / "labels.csv").write_text("\n".join(rows) + "\n")
+
+
+def moved_run(place: Place) -> None:
+    """photos/, and a finished run of it in models/."""
+    run(place)
+    (place.folder / "runs").rename(place.folder / "models")
+
+
+def grouped(place: Place) -> None:
+    """photos/, and a finished run of it whose checkpoint groups images by a regular expression."""
+    import torch
+
+    run(place)
+    path = place.folder / RUN / "checkpoints/best.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["datamodule_hyper_parameters"]["group_by"] = r"(\w+)/"
+    path.unlink()  # a link to one that other tests read
+    torch.save(checkpoint, path)
