@@ -221,16 +221,6 @@ def test_the_overview_says_what_is_frozen_and_the_rates(colours, caplog, options
     assert all(word in line for word in words), line
 
 
-def test_the_overview_does_not_list_many_classes(tmp_path, caplog):
-    for i in range(20):
-        folder = tmp_path / "many/train" / f"class {i}"
-        folder.mkdir(parents=True)
-        for j in range(1 + i % 2):
-            Image.new("RGB", (9, 9), (i, j, 0)).save(folder / f"{j}.png")
-    images = data(tmp_path / "many", val_fraction=0, test_fraction=0)
-    assert "20 classes in train: 1 to 2 images each" in overview(caplog, images)[0]
-
-
 def test_few_images_of_a_class_or_to_test_on_are_doubted(tmp_path):
     root = draw_colours(tmp_path / "few", train=3, test=10)
     assert list(data_warnings(data(root, val_fraction=0))) == []

@@ -10,9 +10,9 @@ import pytest
 import timm
 import torch
 from networks import HEADS, few_blocks, network, skeleton
-from promise import promise
+from promise import control, promise
 from tiers import sweep
-from timm.data import ImageNetInfo, resolve_data_config
+from timm.data import resolve_data_config
 from timm_scenarios import FAMILIES
 from torch import nn
 from torchvision import models
@@ -36,6 +36,7 @@ from finetune.training.dropout import make_per_image
 
 
 @promise("backbones")
+@control("backbones")
 def test_the_listed_networks_are_those_of_torchvision_and_timm():
     networks = {network.name: network for network in [*torchvision_networks(), *timm_networks()]}
     assert {"lenet", "resnet18", "vit_h_14", *BUILT_IN} <= networks.keys()
@@ -263,19 +264,14 @@ def test_a_folder_of_timm_describes_itself(tmp_path):
     [
         (config(architecture="resnet34"), "--model.backbone timm/resnet34"),
         (config(model_args={"act_layer": "gelu"}), "gelu"),
-        (config(model_args={"in_chans": 1}), "in_chans"),
         (config(pretrained_cfg={"crop_mode": "border"}), "border"),
-        (config(pretrained_cfg={"interpolation": "lanczos"}), "unsupported"),
         (config(pretrained_cfg={"input_size": [3, 96, 64]}), "square"),
-        (config(pretrained_cfg={"input_size": "abb"}), "square"),
         (config(pretrained_cfg={"mean": None}), "does not define"),
         (config(pretrained_cfg={"std": [0.5, 0, 0.5]}), "deviation"),
-        (config(pretrained_cfg={"mean": [0.5]}), "mean"),
         (config(pretrained_cfg={"mean": [math.nan] * 3}), "nan"),
         (config(pretrained_cfg=[]), "pretrained_cfg"),
         (config(model_args=[1]), "model_args"),
         ("{}", "damaged"),
-        ("[]", "damaged"),
         ("no json", "damaged"),
     ],
 )
@@ -286,22 +282,6 @@ def test_a_folder_of_timm_that_does_not_do_says_why(tmp_path, content, words):
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json"):
         describe("timm/resnet18", tmp_path)
-
-
-@pytest.mark.parametrize("tag", ["in1k", "fb_in22k_ft_in1k_384", "in12k", "x_in1kk", None])
-def test_rows_of_imagenet_have_its_names_without_a_list(tag, tmp_path):
-    about = {**timm.get_pretrained_cfg("resnet18").to_dict(), "tag": tag}
-    folder = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": about}
-    names = described(tmp_path, folder).class_names
-    if tag is None or "in1k" not in tag.split("_"):
-        assert names is None
-        return
-    info = ImageNetInfo("imagenet-1k")  # timm's own order of the rows, in WordNet's words
-    assert names[934] == "hotdog" and len(names) == 1000
-    same = [name.lower() in info.index_to_description(i).lower() for i, name in enumerate(names)]
-    assert sum(same) == 998  # "crane bird" and "maillot tank suit" are written otherwise
-    # it was trained further on others
-    assert described(tmp_path, {**folder, "num_classes": 3}).class_names is None
 
 
 OF_TIMM = [name for name in BUILT_IN if is_timm(name)]
