@@ -27,18 +27,3 @@ def test_a_right_scheduler_gets_as_far_as_the_data(cli, tmp_path, name):
     with fetched, pytest.raises(ValueError, match="data are fetched"):
         root = ["--data", "Hotdog", "--data.root", str(tmp_path / "none")]
         cli("fit", *root, *QUICKEST, "--model.scheduler", name, *arguments)
-
-
-def test_control_right_values_get_as_far_as_the_data(cli, tmp_path):
-    fetched = patch.object(Hotdog, "source_in", side_effect=ValueError("data are fetched"))
-    with fetched, pytest.raises(ValueError, match="data are fetched"):
-        cli(
-            "fit",
-            "--data",
-            "Hotdog",
-            "--data.root",
-            str(tmp_path / "none"),
-            *QUICKEST,
-            "--devices",
-            "2",
-        )

@@ -124,16 +124,6 @@ def test_with_another_lightning_options_of_the_trainer_are_left_to_the_parser(re
     check_flags("fit", parse_line(rest))
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [["--epoch", "3"], ["--data.rot", "x"], ["--lr", "0,1"], ["--minutes", "ten"], ["--zzz"]],
-)
-def test_with_another_lightning_all_others_are_checked(rest, monkeypatch):
-    monkeypatch.setattr(flag_checks, "version", lambda name: "2.7.0")
-    with pytest.raises(WrongUsage):
-        check_flags("fit", parse_line(rest))
-
-
 def test_with_another_torchvision_names_of_networks_are_left_to_the_parser(monkeypatch):
     with pytest.raises(WrongUsage, match="cannot be 'resnet19'"):
         check_flags("fit", parse_line(["--backbone", "resnet19"]))

@@ -19,35 +19,7 @@ from finetune.commands.options import (
     SYNONYMS,
     TABLE,
     WORDS,
-    Option,
-    _read_table,
-    flag_names,
-    in_full,
-    with_options,
-    word_for,
 )
-
-FROZEN = {
-    "fit": "backbone batch class_weights devices epochs freeze logger lr members optimizer out precision seed size "
-    "weights workers",
-    "benchmark": "backbone batch class_weights epochs freeze lr members optimizer out precision seed size "
-    "weights workers",
-    "validate": "batch devices logger out precision workers",
-    "test": "batch devices logger out precision workers",
-    "predict": "batch devices logger out pictures precision workers",
-    "export": "out",
-    "serve": "",
-    "check": "out size",
-    "review": "out",
-    "demo": "",
-    "by-hand": "batch out",
-    "parity": "",
-    "cache": "",
-}
-
-
-def test_no_word_comes_or_goes_by_accident():
-    assert {command: " ".join(sorted(words)) for command, words in WORDS.items()} == FROZEN
 
 
 def test_words_stand_for_options_that_exist_and_hide_none():
@@ -104,45 +76,6 @@ def test_both_spellings_are_one_setting(colours):
         assert found[0][key] != found[2][key], name
 
 
-def test_messages_have_both():
-    assert flag_names("fit", "trainer.max_epochs") == "--epochs (--trainer.max_epochs)"
-    assert flag_names("fit", "data.root") == "finetune fit FOLDER (--data.root)"
-    assert flag_names("fit", "data.min_crop") == "--data.min_crop"
-    assert flag_names("predict", "output") == "--out (--output)"
-    assert in_full("fit", "epochs") == "trainer.max_epochs"
-    assert in_full("export", "epochs") == "epochs"
-    assert word_for("model.freeze") == "freeze" and word_for("data.min_crop") is None
-
-
-@pytest.mark.parametrize(
-    ("command", "message", "expected"),
-    [
-        ("fit", "batch_size must be at least 1", "--batch (--data.batch_size) must be at least 1"),
-        (
-            "fit",
-            "nothing: trainer.max_epochs is 0",
-            "nothing: --epochs (--trainer.max_epochs) is 0",
-        ),
-        ("fit", "layer_decay 2, model.freeze", "--model.layer_decay 2, --freeze (--model.freeze)"),
-        ("fit", "--data.image_size 3", "--data.image_size 3"),
-        (
-            "fit",
-            "a/batch_size is no folder, nor is 'batch_size'",
-            "a/batch_size is no folder, nor is 'batch_size'",
-        ),
-        (
-            "fit",
-            "batch_size.txt, my_batch_size, no_option",
-            "batch_size.txt, my_batch_size, no_option",
-        ),
-        ("export", "batch_size must be", "batch_size must be"),
-    ],
-)
-def test_arguments_of_python_in_a_message_are_written_as_options(command, message, expected):
-    assert with_options(command, message) == expected
-    assert with_options(command, expected) == expected
-
-
 def test_the_file_generated_again_is_the_same():
     """Another version of Lightning or torchvision, or a changed signature, fails here."""
     assert FILE.read_text("utf-8") == text(generated()), (
@@ -193,18 +126,6 @@ def test_the_table_has_options_that_exist_each_once_for_a_command():
         names = [option.full for option in TABLE if command in option.commands]
         assert set(names) - {"folder"} <= options.keys()
         assert len(names) == len(set(names)), command
-
-
-def test_a_row_has_all_columns():
-    table = (
-        "run: fit test\n  FOLDER, --out, --a.dir FOLDER   where [runs]\n      to dir\n  --resume\n"
-    )
-    first, second = _read_table(table)
-    commands = ("fit", "test")
-    assert first == Option(
-        "a.dir", "out", "FOLDER", "FOLDER", "where", "runs", ("to", "dir"), "run", commands
-    )
-    assert second == Option("resume", "", "", "", "", None, (), "run", commands)
 
 
 def test_other_tools_words_are_of_options_that_exist():

@@ -204,42 +204,11 @@ def test_a_warning_where_anybody_may_ask(run):
         assert "--token WORD restricts that" in service.process.stderr
 
 
-def reported(capsys, *args: object) -> str:
-    """Return the one line of a command that can't begin."""
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", *map(str, args)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
-    return line
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--max_batch", "0"], "--max_batch 0"),
-        (["--token", "two words"], "--token"),
-        (["--token", ""], "--token, or FINETUNE_TOKEN, is empty"),
-        (["--device", "cuda:77"], "device 'cuda:77'"),
-        (["--precision", "32"], "--precision cannot be '32'; valid are 32-true, 64-true"),
-        (["--prot", "80"], "--port"),
-    ],
-)
-def test_wrong_usage_is_reported_in_a_line(run, capsys, options, message):
-    assert message in reported(capsys, run, "--port", "0", *options)
-
-
 def test_its_precisions_are_the_predictor_s():
     """They are listed twice, so that a wrong one is refused before torch is imported."""
     from finetune.inference import predictor
 
     assert set(get_args(Precision)) == {*predictor._TRUE, *predictor._MIXED}
-
-
-def test_what_is_no_checkpoint_is_reported(colours, tmp_path, capsys):
-    image = next((colours / "test").rglob("*.png"))
-    assert "is an image" in reported(capsys, image)
-    assert "there is no checkpoint" in reported(capsys, tmp_path / "no.ckpt")
-    assert "no checkpoints/best.ckpt" in reported(capsys, "")
 
 
 def test_the_lines_of_the_guide_run(service, colours, tmp_path):

@@ -128,14 +128,6 @@ def test_a_hot_dog_is_a_bun_and_a_sausage():
     assert redness["salad_bowl"] + 15 < redness["sandwich"] < redness["hotdog"]
 
 
-def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="'pasta'"):
-        drawing.draw("pasta", (0,))
-    with pytest.raises(ValueError, match="'both'"):
-        drawing.write_sample(tmp_path, "both")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("task", "classes"),
     [("source", drawing.SOURCE_CLASSES), ("target", drawing.TARGET_CLASSES)],

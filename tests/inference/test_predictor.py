@@ -19,7 +19,6 @@ from finetune.inference.exporters import WRITERS
 from finetune.inference.predictor import Predictor, device_named
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed
-from finetune.system.messages import WrongUsage
 from finetune.training.calibration import Calibration
 
 
@@ -83,18 +82,6 @@ def test_what_training_froze_is_frozen(colours, tmp_path):
         assert trains["layer2.0.conv1.weight"] == (freeze is None) and trains["fc.weight"]
 
 
-def test_an_untrusted_file_is_refused_in_a_line(tmp_path):
-    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="other.ckpt"):
-        Predictor(tmp_path / "other.ckpt")
-
-
-@pytest.mark.parametrize("name", ["abacus", "cuda:77", "meta", "mps"])
-def test_a_device_that_is_not_here_is_reported(name):
-    with pytest.raises(WrongUsage, match=f"device '{name}'"):
-        device_named(name)
-
-
 def test_the_device_that_there_is():
     assert device_named("cpu") == torch.device("cpu")
     assert device_named("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,8 +97,6 @@ def test_it_computes_in_another_precision(checkpoint, precision, colours):
     assert other.precision == precision
     difference = np.abs(plain([image]) - other([image])).max()
     assert 0 < difference < (1e-6 if precision == "64-true" else 0.05)
-    with pytest.raises(WrongUsage, match="precision 'half' is not supported; valid are 32-true"):
-        Predictor(checkpoint, precision="half")
 
 
 @pytest.mark.gpu

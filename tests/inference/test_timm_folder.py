@@ -1,41 +1,13 @@
 """Which checkpoints become a folder for timm. tests/integration/test_timm_commands.py has the folder itself."""
 
-from types import SimpleNamespace
-
 import pytest
 import timm
 import torch
 from promise import promise
 from torchvision import models
 
-from finetune.inference.timm_folder import _OF_TORCHVISION, check_supported
+from finetune.inference.timm_folder import _OF_TORCHVISION
 from finetune.models.stages import batch_norms
-from finetune.system.messages import WrongUsage
-
-SUPPORTED = {
-    "backbone": "timm/test_convnext",
-    "num_members": 1,
-    "head_stages": 1,
-    "preparation": {"resize": "whole"},
-}
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ({"backbone": "lenet"}, "timm has no network with the weights of lenet"),
-        ({"backbone": "convnext_tiny"}, "timm has no network with the weights of convnext_tiny"),
-        ({"num_members": 3}, "the checkpoint is an ensemble of 3 networks"),
-        ({"head_stages": 2}, "its head takes the features of 2 stages"),
-        ({"preparation": {"resize": "pad"}}, "timm has no resize like --data.resize pad"),
-    ],
-)
-def test_unsupported_checkpoints_are_refused(other, reason):
-    check_supported(SimpleNamespace(**SUPPORTED))
-    with pytest.raises(
-        WrongUsage, match=f"timm's format does not support this checkpoint: {reason}"
-    ):
-        check_supported(SimpleNamespace(**SUPPORTED | other))
 
 
 def logits_of_both(name, images):

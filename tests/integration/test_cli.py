@@ -593,17 +593,6 @@ def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_file_that_cannot_be_made_is_named_in_full(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("finetune.cli.run", lambda *_: Path("absent/file").touch())
-    with pytest.raises(SystemExit):
-        main(["fit"])
-    assert (
-        capsys.readouterr().err
-        == f"finetune: error: No such file or directory: {tmp_path}/absent/file\n"
-    )
-
-
 def test_a_list_of_which_no_image_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in "ab":

@@ -31,15 +31,6 @@ def test_the_most_confident_of_a_cell_comes_first(tmp_path):
     assert answers.of(1, 0).tolist() == []
 
 
-@pytest.mark.parametrize("names", [["other"], []])
-def test_another_runs_file_is_refused(tmp_path, names):
-    run = write_run(tmp_path / "run", LABELS, PREDICTED)
-    with pytest.raises(
-        ValueError, match=r"test_predictions\.csv does not go with this run's classes"
-    ):
-        read_answers(run / "test_predictions.csv", names)
-
-
 def test_the_best_five_of_very_many_classes(tmp_path):
     path = tmp_path / "test_predictions.csv"
     path.write_text(
@@ -47,41 +38,6 @@ def test_the_best_five_of_very_many_classes(tmp_path):
     )
     answers = read_answers(path, ["a", "b"])
     assert answers.probabilities is None and answers.confidence.tolist() == [0.6]
-
-
-@pytest.mark.parametrize(
-    "content", ["path,label\nx.png,a\n", "path,label,class,probability,error\nx.png\n", "\n\n"]
-)
-def test_a_file_without_its_columns_is_damaged(tmp_path, content):
-    path = tmp_path / "test_predictions.csv"
-    path.write_text(content + "x" * 200_000 + ",\n")
-    with pytest.raises(ValueError, match=r"test_predictions\.csv .* is damaged"):
-        read_answers(path, ["a", "b"])
-
-
-@pytest.mark.parametrize("columns", ["probability", "p_a", "p_b"])
-def test_probabilities_that_are_not_numbers_are_damage(tmp_path, columns):
-    row = {
-        "path": "x.png",
-        "label": "a",
-        "class": "a",
-        "probability": 0.6,
-        "p_a": 0.6,
-        "p_b": 0.4,
-        "error": "",
-    }
-    path = tmp_path / "test_predictions.csv"
-    for value in (0.5, "nan", "inf", -(2.0**63), 1.1):
-        path.write_text(
-            f"{','.join(row)}\n{','.join(str(v) for v in {**row, columns: value}.values())}\n"
-        )
-        if value == 0.5:
-            read_answers(path, ["a", "b"])
-            continue
-        with pytest.raises(
-            ValueError, match=r"is damaged: it has probabilities that are not numbers from 0 to 1"
-        ):
-            read_answers(path, ["a", "b"])
 
 
 def test_labels_that_were_written_are_read(tmp_path):
@@ -103,5 +59,5 @@ def test_labels_that_were_written_are_read(tmp_path):
 @pytest.mark.parametrize("names", [["other", "a", "b"], ["blue <b>"]])
 def test_other_labels_are_refused(tmp_path, names):
     run = write_labels_run(tmp_path / "run", *labels_folder.drawn())
-    with pytest.raises(ValueError, match=r"does not go with this run's labels"):
+    with pytest.raises(ValueError, match="this run's labels"):
         read_label_answers(run / "test_predictions.csv", names)

@@ -137,54 +137,6 @@ def test_a_prolonged_run_reports_that_it_differs_from_one_that_was_long_from_the
     )
 
 
-@pytest.mark.parametrize(
-    ("order", "images", "what"),
-    [
-        ({"seed_everything": 1}, False, r"order with seed_everything 1 \(was 0\)"),
-        ({"data__init_args__batch_size": 16}, False, r"data\.batch_size 16 \(was 12\)"),
-        ({"data__init_args__root": "b"}, True, r'data\.root "b" \(was "a"\)'),
-        ({"data__init_args__split_seed": 1}, True, r"data\.split_seed 1 \(was 0\)"),
-        ({}, True, "other images, labels or groups"),
-    ],
-)
-def test_another_order_is_refused_unless_asked_for(order, images, what):
-    with pytest.raises(ValueError, match=f"{what}: .*--allow_changes true"):
-        compare_settings(BEFORE, changed(**order), images, False)
-    reported, held = compare_settings(BEFORE, changed(**order), images, True)
-    assert held == {}
-    assert bool(reported) == bool(order)
-
-
-@pytest.mark.parametrize(
-    ("fixed", "what"),
-    [
-        ({"model__members": 2}, r"model\.members 2 \(was 1\)"),
-        ({"model__freeze": "layer2"}, r'model\.freeze "layer2" \(was null\)'),
-        (
-            {"model__optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001}}},
-            r'model\.optimizer\.class_path "torch\.optim\.AdamW" \(was "torch\.optim\.SGD"\)',
-        ),
-        (
-            {"model__scheduler": None},
-            r'model\.scheduler\.class_path null \(was "torch\.optim.*StepLR"\)',
-        ),
-    ],
-)
-@pytest.mark.parametrize("allow", [False, True])
-def test_what_does_not_fit_the_optimizer_s_state_is_refused(fixed, what, allow):
-    with pytest.raises(
-        ValueError, match=f"cannot continue with {what}; a new run may start from its weights"
-    ):
-        compare_settings(BEFORE, changed(**fixed), False, allow)
-
-
-def test_no_new_run_is_advised_to_begin_with_several_networks():
-    with pytest.raises(
-        ValueError, match=r"members 1 \(was 2\); a new run begins without --resume$"
-    ):
-        compare_settings(changed(model__members=2), BEFORE, False, False)
-
-
 def test_a_finished_run_reports_no_change_that_does_not_happen():
     shorter = changed(trainer__max_epochs=3, trainer__gradient_clip_val=1.0)
     assert compare_settings(BEFORE, shorter, False, False, is_finished=True) == ("", {})

@@ -20,7 +20,7 @@ def test_a_checkpoint_of_another_network_or_of_other_classes_is_refused():
         ("head_stages", 3),
     ):
         known = {"hyper_parameters": {**MODEL, name: other}, "state_dict": state}
-        with pytest.raises(ValueError, match=f"is of a run with {name} ") as error:
+        with pytest.raises(ValueError, match=f"with {name} ") as error:
             check_fits(known, MODEL, network)
         assert "\n" not in str(error.value)
     check_fits({"hyper_parameters": MODEL, "state_dict": state}, MODEL, network)
@@ -38,9 +38,7 @@ def test_a_network_of_another_size_is_reported_in_a_line_where_it_has_other_shap
         }
 
     vit, resnet = "timm/test_vit", "timm/test_resnet"
-    with pytest.raises(
-        ValueError, match=r"for images of 64 pixels, this one for 48: pass --data.image_size 64"
-    ) as reported:
+    with pytest.raises(ValueError, match="--data.image_size 64") as reported:
         check_size(checkpoint(vit, 64), 48, build(vit, 2, 48))
     assert "\n" not in str(reported.value)
     check_size(checkpoint(vit, 64), 64, build(vit, 2, 64))

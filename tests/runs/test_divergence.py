@@ -38,10 +38,7 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
         "--data.val_fraction",
         0,
     ]
-    reported = (
-        r"train/loss is (nan|inf) in epoch 1: training has diverged. Try a lower --lr "
-        r"\(its full rates: 1e\+25\). No checkpoint has that step"
-    )
+    reported = r"train/loss is (nan|inf) .* diverged.*--lr .*1e\+25"
     with pytest.raises(ValueError, match=reported):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
@@ -57,9 +54,7 @@ def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
         "--data.val_fraction",
         0,
     ]
-    with pytest.raises(
-        ValueError, match="some weights are not finite numbers in epoch 1: training has diverged. "
-    ):
+    with pytest.raises(ValueError, match="weights .* diverged"):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
     assert not list(tmp_path.rglob("*.ckpt"))
 
@@ -68,7 +63,7 @@ def test_the_advice_names_the_full_rate_at_the_end_of_a_schedule(colours, cli):
     """After the last step of the schedule the rate is 0."""
     sgd = ["--model.optimizer", "torch.optim.SGD", "--lr", "1e39", "--data.val_fraction", 0]
     sgd += ["--model.scheduler", "finetune.training.lr_schedulers.WarmupCosine"]
-    with pytest.raises(ValueError, match=r"Try a lower --lr \(its full rates: 1e\+39\)"):
+    with pytest.raises(ValueError, match=r"lower --lr .*1e\+39"):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
 
 

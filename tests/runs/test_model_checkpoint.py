@@ -12,7 +12,6 @@ from data_files import nowhere
 from pytorch_lightning.callbacks import EarlyStopping
 
 from finetune.runs import deferred_checkpoints
-from finetune.runs.folder import Run
 from finetune.runs.metrics_csv import read_metrics
 from finetune.runs.model_checkpoint import Checkpoints
 from finetune.training.task import SingleLabel
@@ -75,14 +74,6 @@ def test_early_stopping_begins_anew_in_a_run_that_another_began(
     checkpoint = {"callbacks": {stopping.state_key: stopping.state_dict()}}
     callback.on_load_checkpoint(trainer, None, checkpoint)
     assert (stopping.state_key in checkpoint["callbacks"]) == is_left
-
-
-@pytest.mark.parametrize("num", [0, -1])
-def test_every_no_steps_makes_no_sense(tmp_path, num):
-    with pytest.raises(
-        ValueError, match=f"--checkpoint_every_n_steps must be at least 1, got {num}"
-    ):
-        Checkpoints(Run(tmp_path, "fit"), num)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

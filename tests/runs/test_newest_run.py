@@ -90,19 +90,6 @@ def test_a_named_run_is_found_by_the_time_when_it_began(tmp_path):
     assert find_run(tmp_path, ANY).run == tmp_path / "fit/version_1"
 
 
-def test_a_run_that_keeps_only_its_best_cannot_continue(tmp_path):
-    write_run(tmp_path / "fit/version_0", "a")
-    run = write_run(tmp_path / "fit/version_1", "b")
-    (run / "checkpoints/last.ckpt").rename(run / "checkpoints/best.ckpt")
-    (run / "about.json").write_text('{"ended": "2026-01-01T10:00:00+00:00"}')
-    with pytest.raises(
-        WrongUsage, match=r"version_1 cannot be resumed: its last\.ckpt was deleted"
-    ):
-        find_run(tmp_path, ANY)
-    of_others = RunFilter("a", None, None)
-    assert find_run(tmp_path, of_others).run == tmp_path / "fit/version_0"
-
-
 def test_a_run_that_was_killed_before_its_first_last_ckpt_has_lost_none(tmp_path):
     """With `val_check_interval` below 1 the first best.ckpt comes before the first last.ckpt."""
     write_run(tmp_path / "fit/version_0", "a")
@@ -144,7 +131,7 @@ def test_a_run_that_another_process_has_begun_is_seen_before_its_first_checkpoin
     for has_checkpoint in (False, True):
         if has_checkpoint:
             write_run(tmp_path / "fit/version_0", "photos")
-        with pytest.raises(ValueError, match=f"another process, {other.pid}, is writing {begun}"):
+        with pytest.raises(ValueError, match=f"another process, {other.pid}"):
             find(ANY)
     write_run(tmp_path / "fit/version_2", "trash")
     (tmp_path / "fit/version_2/config.yaml").rename(begun / "config.yaml")

@@ -41,33 +41,6 @@ def test_what_is_not_there_is_empty(run):
     assert record.answers is None and record.best is None and record.line("val/loss") == ([], [])
 
 
-DAMAGED = [
-    ("test.json", b"{"),
-    ("test.json", b"[1]"),
-    ("test.json", b'{"class_names": ["a"], "confusion_cells": [[1, 2, 3]]}'),
-    ("about.json", b"{"),
-    ("config.yaml", b"a: ["),
-    ("config.yaml", b"a: \xff"),
-    ("steps.csv", b"step,epoch,val/loss\n3,0,half\n"),
-    ("steps.csv", b"step,epoch\n3,0,1,2\n"),
-    ("steps.csv", b"step\xff\n"),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), DAMAGED)
-def test_damaged_files_are_named(run, name, content):
-    (run / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged"):
-        read_run(run)
-
-
-def test_another_folder_is_none(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"is not the folder of a run: it has no config\.yaml"
-    ):
-        read_run(tmp_path)
-
-
 def test_images_are_found_from_another_folder(run, tmp_path, monkeypatch):
     about = json.loads((run / "about.json").read_text()) | {"folder": str(tmp_path)}
     (run / "about.json").write_text(json.dumps(about))

@@ -74,10 +74,10 @@ def test_what_is_no_run_is_refused(run, tmp_path, about):
         (other / name).touch()
     (other / "about.json").write_text(about)
     for folder in (other, tmp_path, run.parent, run / "checkpoints", run / "config.yaml"):
-        with pytest.raises(WrongUsage, match="is not the folder of a run"):
+        with pytest.raises(WrongUsage, match="not the folder of a run"):
             check_removable(folder)
     (tmp_path / "link").symlink_to(run)
-    with pytest.raises(WrongUsage, match="is not the folder of a run"):
+    with pytest.raises(WrongUsage, match="not the folder of a run"):
         check_removable(tmp_path / "link")
     with pytest.raises(FileNotFoundError):
         check_removable(tmp_path / "nowhere")
@@ -108,7 +108,7 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
     shutil.copytree(run, fold)
     check_removable(fold)  # the control: no cross-validation
     write_folds(full, FoldRecord(2, [], "."))
-    with pytest.raises(WrongUsage, match=r"finetune runs rm \S+/runs/fit/version_1$"):
+    with pytest.raises(WrongUsage, match=r"runs rm \S+/version_1$"):
         check_removable(fold)
     check_removable(full)
     assert delete_run(full) == [] and not full.exists()
@@ -117,7 +117,7 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
 @pytest.mark.parametrize("inner", ["fit/version_0", "fit/fold_1", "old/mine"])
 def test_a_run_that_contains_another_run_is_refused(run, inner):
     shutil.copytree(run, run / inner)
-    with pytest.raises(WrongUsage, match=f"contains another run: finetune runs rm \\S+/{inner}$"):
+    with pytest.raises(WrongUsage, match=f"runs rm \\S+/{inner}$"):
         check_removable(run)
     check_removable(run / inner)
     delete_run(run / inner)

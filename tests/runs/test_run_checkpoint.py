@@ -1,12 +1,8 @@
 """A run's folder stands for its best checkpoint."""
 
-import os
 from pathlib import Path
 
-import pytest
-
 from finetune.runs.run_checkpoint import checkpoint_of
-from finetune.system.messages import WrongUsage
 
 
 def run(folder: Path, *names: str) -> Path:
@@ -31,17 +27,3 @@ def test_anything_else_is_returned_as_it_is(tmp_path):
     (tmp_path / "a.ckpt").touch()
     for path in (str(tmp_path / "a.ckpt"), str(tmp_path / "absent")):
         assert checkpoint_of(path) == (path, "")
-
-
-def test_a_folder_that_is_no_run_is_refused_with_the_newest_run_in_it(tmp_path):
-    for i, name in enumerate(("fit/version_0", "fit/version_1")):
-        run(tmp_path / name, "last")
-        os.utime(tmp_path / name / "checkpoints/last.ckpt", (i, i))
-    for folder in (tmp_path, tmp_path / "fit"):
-        with pytest.raises(
-            WrongUsage, match=rf"is not a run: .*; did you mean {tmp_path}/fit/version_1\?"
-        ):
-            checkpoint_of(str(folder))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(WrongUsage, match=r"not a run: it has no checkpoints/best.ckpt$"):
-        checkpoint_of(str(tmp_path / "empty"))

@@ -34,7 +34,7 @@ def test_a_second_process_names_the_first_until_that_releases(tmp_path):
 def test_a_process_that_was_killed_holds_nothing(tmp_path):
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):  # control
+    with pytest.raises(ValueError, match=f"another process, {first.pid}"):  # control
         run_lock.hold(tmp_path)
     first.kill()
     first.communicate(timeout=60)
@@ -48,7 +48,7 @@ def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path)
     first = another(tmp_path)
     assert first.stdout.readline() == "held\n"
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):
+        with pytest.raises(ValueError, match=f"another process, {first.pid}"):
             run_lock.check_free(tmp_path)
     first.kill()
     first.communicate(timeout=60)
@@ -67,7 +67,7 @@ def test_a_run_that_another_process_writes_into_is_not_resumed(colours, cli, tmp
     other = another(run)
     assert other.stdout.readline() == "held\n"
     more = [*fit, "--resume", "--trainer.max_epochs", 2]
-    with pytest.raises(ValueError, match=f"another process, {other.pid}, is writing"):
+    with pytest.raises(ValueError, match=f"another process, {other.pid}"):
         cli(*more)
     assert (run / "checkpoints/last.ckpt").read_bytes() == last
     other.communicate(timeout=60)
@@ -114,7 +114,7 @@ def test_a_command_waits_for_the_children_of_one_that_was_killed(tmp_path, monke
     run_lock.hold(tmp_path)  # the command itself has ended
     with monkeypatch.context() as impatient:
         impatient.setattr(run_lock, "_LONGEST_END", 0.2)
-        with pytest.raises(ValueError, match="processes of an earlier command still write"):
+        with pytest.raises(ValueError, match="an earlier command"):
             run_lock.wait_for_children(tmp_path)
     run_lock.release()
     run_lock.wait_for_children(tmp_path)

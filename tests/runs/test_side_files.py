@@ -3,26 +3,6 @@
 import pytest
 from colours import QUICKEST
 
-from finetune.runs.side_files import read_side_file
-
-DAMAGE = {
-    "empty": b"",
-    "cut": b'{"training": 1',
-    "bytes": b"\xff\xfe\x00\x01",
-    "list": b"[1]",
-    "deep": b"[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named(tmp_path, damage):
-    path = tmp_path / "some.json"
-    path.write_bytes(DAMAGE[damage])
-    with pytest.raises(ValueError, match=f"^{path} is damaged: "):
-        read_side_file(path)
-    path.unlink()
-    assert read_side_file(path) == {}  # the control: a file that is not there
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["seconds.json", "steps.csv", "metrics.csv"])

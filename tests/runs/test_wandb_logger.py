@@ -14,7 +14,6 @@ from promise import promise
 from wandb.proto.wandb_internal_pb2 import Record
 
 from finetune.runs.wandb_logger import WandbLogger
-from finetune.system.messages import WrongUsage
 
 LOGGER = ("--logger", "wandb")
 # bytes: of a file, and of the blocks that LevelDB's log format, which it is in, has
@@ -152,16 +151,8 @@ def test_a_place_that_can_not_be_written_is_reported(environment, run, tmp_path)
     (tmp_path / "file").touch()
     logger = WandbLogger(save_dir=str(tmp_path / "file"))
     logger.attach(run, "WandbLogger")
-    with pytest.raises(ValueError, match=f"^WandbLogger: Not a directory: {tmp_path}/file/wandb$"):
+    with pytest.raises(ValueError, match=f"WandbLogger: .*{tmp_path}/file/wandb"):
         _ = logger.experiment
-
-
-def test_a_mode_that_there_is_not(environment, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "garbage")
-    with pytest.raises(
-        WrongUsage, match="^WANDB_MODE is 'garbage': it must be online, offline or disabled$"
-    ):
-        WandbLogger()
 
 
 @pytest.mark.slow

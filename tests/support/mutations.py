@@ -343,7 +343,7 @@ MUTATIONS = [
         "runs/changes.py",
         "if (order or has_other_images) and not allow:",
         "if False:",
-        "tests/runs/test_changes.py",
+        "tests/refusals/test_refusals.py",
     ),
     Mutation(
         "an exported file that says something else is not kept",

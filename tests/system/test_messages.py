@@ -49,7 +49,7 @@ def test_errors_about_a_value_are_wrong_usage_and_others_are_not():
 def test_seeds_are_those_of_numpy_and_torch(seed):
     check_seed(0)
     check_seed(2**32 - 1)
-    with pytest.raises(WrongUsage, match=f"--seed must be from 0 to 4,294,967,295, not {seed}"):
+    with pytest.raises(WrongUsage, match="4,294,967,295"):
         check_seed(seed)
 
 
