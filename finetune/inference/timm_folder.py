@@ -32,7 +32,7 @@ DESCRIPTION = "finetune.json"
 README = "README.md"
 # Networks of torchvision that timm has with the same names of parameters, and the names of both. timm's tag of their
 # published weights is part of the name, since config.json states it.
-_OF_TORCHVISION = {
+OF_TORCHVISION = {
     "densenet121": "densenet121.tv_in1k",
     "densenet161": "densenet161.tv_in1k",
     "densenet169": "densenet169.tv_in1k",
@@ -58,7 +58,7 @@ def check_supported(predictor: Predictor) -> None:
     Raises:
         WrongUsage: It does not.
     """
-    if not is_timm(predictor.backbone) and predictor.backbone not in _OF_TORCHVISION:
+    if not is_timm(predictor.backbone) and predictor.backbone not in OF_TORCHVISION:
         reason = f"timm has no network with the weights of {predictor.backbone}"
     elif predictor.num_members > 1:
         reason = f"the checkpoint is an ensemble of {predictor.num_members} networks"
@@ -110,7 +110,7 @@ def write_timm_folder(predictor: Predictor, checkpoint: Mapping[str, Any], folde
 
 def _timm_backbone(backbone: str) -> str:
     """Return timm's name of a network, with `PREFIX`."""
-    return backbone if is_timm(backbone) else PREFIX + _OF_TORCHVISION[backbone]
+    return backbone if is_timm(backbone) else PREFIX + OF_TORCHVISION[backbone]
 
 
 @torch.no_grad()

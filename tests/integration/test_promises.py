@@ -210,21 +210,6 @@ def predicted(finished, colours, tmp_path_factory) -> dict[str, np.ndarray]:
     return {row["path"]: np.array([float(row[f"p_{name}"]) for name in NAMES]) for row in rows}
 
 
-@promise("export")
-@pytest.mark.parametrize("kind", ["onnx", "safetensors"])
-def test_an_exported_file_predicts_as_the_checkpoint(finished, predicted, cli, kind):
-    """In full, for other networks, precisions, thresholds and int8: test_export.py, test_exported_kinds.py."""
-    cli("export", finished, "--format", kind, "--output", f"file.{kind}")
-    words = ["--workers", 0, "--trainer.accelerator", "cpu", "--out", "predictions.csv"]
-    cli("predict", f"file.{kind}", *predicted, *words)
-    rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
-    assert [row["path"] for row in rows] == list(predicted)
-    probabilities = [[float(row[f"p_{name}"]) for name in NAMES] for row in rows]
-    # float32, another program
-    np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=1e-5)
-    assert np.ptp(np.array(list(predicted.values())), axis=0).max() > 1e-2  # images differ
-
-
 @promise("serve")
 @control("serve")
 def test_serve_answers_as_predict(finished, predicted, tmp_path):

@@ -287,7 +287,7 @@ MUTATIONS = [
         "inference/calibrated_head.py",
         "double_weight = double_weight * scale[:, None]",
         "double_weight = double_weight * 1",
-        "tests/inference/test_calibrated_head.py tests/commands/test_cross_validation.py -k 'need_no or mean_of'",
+        "tests/component/test_predictor.py tests/commands/test_cross_validation.py -k 'need_no or mean_of'",
     ),
     Mutation(
         "test measures nothing that was trained on",
@@ -308,7 +308,7 @@ MUTATIONS = [
         "training/calibration.py",
         "is_finite = probabilities.isfinite().all(dim=1)",
         "is_finite = torch.ones(len(probabilities), dtype=torch.bool)",
-        "tests/inference/test_predictor.py",
+        "tests/component/test_predictor.py",
     ),
     Mutation(
         "a run that fails ends: workers obey the main process",
@@ -350,7 +350,7 @@ MUTATIONS = [
         "commands/export_verification.py",
         "if not agreement.is_good:",
         "if False:",
-        "tests/commands/test_export.py",
+        "tests/promises/test_exports.py",
     ),
     Mutation(
         "exported files have the probabilities of several labels",
@@ -371,7 +371,7 @@ MUTATIONS = [
         "inference/tta.py",
         "images.flip(-1)",
         "images",
-        "tests/inference/test_tta.py",
+        "tests/component/test_predictor.py",
     ),
     Mutation(
         "a limit takes the same images on any number of devices",
@@ -511,7 +511,7 @@ MUTATIONS = [
         "inference/onnx_session.py",
         'os.environ["ORT_DISABLE_TELEMETRY"] = "1"',
         'os.environ["ORT_DISABLE_TELEMETRY"] = "0"',
-        "tests/inference/test_exported_network.py -k onnxruntime_writes_nothing",
+        "tests/component/test_predictor.py -k onnxruntime_writes_nothing",
     ),
     Mutation(
         "no telemetry: MLflow",

@@ -1,11 +1,13 @@
-"""Class activation maps add up to the logit, and lie over the image."""
+"""Heat maps: class activation maps add up to the logit, and lie over the image as the network sees it."""
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from tiers import sweep
 
 from finetune.inference.class_activation import class_activation, mean_activation
+from finetune.inference.image_viewer import image_viewer
 from finetune.models.backbones import build
 from finetune.models.ensemble import Ensemble
 from finetune.models.stages import head
@@ -71,7 +73,7 @@ def test_other_networks_have_none(name):
     size = {"vit_b_16": 224, "lenet": 28}.get(name, 64)
     network = build(name, 3).eval()
     assert class_activation(network, torch.randn(1, 3, size, size), [0]) is None
-    assert not any(module._forward_pre_hooks for module in network.modules())
+    assert not any(module._forward_pre_hooks for module in network.modules())  # noqa: SLF001 (torch names no other)
 
 
 def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
@@ -111,3 +113,52 @@ def test_in_bf16_it_is_the_same_up_to_rounding(num):
     found = mean_activation(networks, x.bfloat16(), classes)
     assert found is not None and found.dtype == np.float32  # numpy has no bf16
     assert np.abs(found - exact).mean() < 0.05  # 8 bits, rounded in 20 layers
+
+
+class Eyes:
+    """A predictor that only uses the centre of an image, and predicts a class from its upper left."""
+
+    has_maps = True
+    cells = 5
+
+    def prepare(self, image: np.ndarray, side: int = 32) -> np.ndarray:
+        return cv2.resize(image, (side, side))
+
+    def activation(self, images: np.ndarray, classes) -> np.ndarray | None:
+        assert images.shape[1:] == (32, 32, 3) and len(images) == len(classes)
+        spoken = np.zeros((len(images), self.cells, self.cells))
+        spoken[:, 0, 0] = 1
+        return spoken if self.has_maps else None
+
+
+@pytest.fixture
+def image(tmp_path) -> str:
+    path = str(tmp_path / "x.png")
+    cv2.imwrite(path, np.full((300, 400, 3), (10, 120, 240), np.uint8))
+    return path
+
+
+def test_an_image_in_the_size_asked_for(image, tmp_path):
+    look = image_viewer(Eyes())
+    seen = look.see(image, 48)
+    assert seen.shape == (48, 48, 3) and (seen == (240, 120, 10)).all()  # RGB
+    (tmp_path / "no.png").write_bytes(b"<html>")
+    assert look.see(str(tmp_path / "no.png"), 48) is None and look.see("gone.png", 48) is None
+
+
+def test_colour_where_it_spoke_and_grey_elsewhere(image):
+    (over,) = image_viewer(Eyes()).overlay([image], [1], 64)
+    corner, rest = over[2, 2].astype(int), over[48:, 48:].astype(int)
+    assert np.ptp(corner) > 40 and (np.ptp(rest, axis=2) == 0).all()
+    deaf = Eyes()
+    deaf.has_maps = False
+    assert "does not average" in image_viewer(deaf).overlay([image], [1], 64)
+
+
+def test_a_coarse_map_is_not_shown_and_the_reason_is(image):
+    eyes = Eyes()
+    assert (
+        len(image_viewer(eyes).overlay([image], [1], 64)) == 1
+    )  # negative control: 5 x 5 is enough
+    eyes.cells = 4
+    assert "only 4 x 4 cells" in image_viewer(eyes).overlay([image], [1], 64)

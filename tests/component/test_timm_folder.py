@@ -6,7 +6,7 @@ import torch
 from promise import promise
 from torchvision import models
 
-from finetune.inference.timm_folder import _OF_TORCHVISION
+from finetune.inference.timm_folder import OF_TORCHVISION
 from finetune.models.stages import batch_norms
 
 
@@ -17,13 +17,13 @@ def logits_of_both(name, images):
     for norm in batch_norms(network):
         norm.running_mean.normal_(0, 0.1)
         norm.running_var.uniform_(0.5, 2)
-    other = timm.create_model(_OF_TORCHVISION[name], num_classes=3).eval()
+    other = timm.create_model(OF_TORCHVISION[name], num_classes=3).eval()
     other.load_state_dict(network.state_dict())
     with torch.no_grad():
         return network(images), other(images)
 
 
-LARGE = sorted(_OF_TORCHVISION.keys() - {"resnet18"})
+LARGE = sorted(OF_TORCHVISION.keys() - {"resnet18"})
 
 
 @promise("timm")
