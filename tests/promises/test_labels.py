@@ -60,11 +60,11 @@ def write(path: Path, rows: list[tuple], *more: str) -> str:
 
 
 def data(place: Path, kind: str, classes: tuple[str, ...] = (), **options: Any) -> ImageFolderData:
-    """A data module of a table; of these classes alone."""
+    """A data module of a table; of these classes alone. The first class has fewer training images than the others."""
     rows = [
         (*row, split)
-        for split in ("train", "test")
-        for row in rows_of(place, kind, split)
+        for split, first in (("train", 8), ("test", 0))
+        for row in rows_of(place, kind, split)[first:]
         if row[1] in classes or not classes
     ]
     table = write(place / f"{kind}{''.join(classes)}.csv", rows, "split")
@@ -184,12 +184,18 @@ def test_a_fit_takes_the_steps_of_a_plain_loop_with_torch_s_loss(place, kind, mi
     assert distance(plain.network.state_dict(), start) > 1e-3
 
 
-@promise("class-weights")
-@control("class-weights")
+def forget_the_weights_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "finetune.training.classifier.weights_of_classes"
+    monkeypatch.setattr(name, lambda weights, class_names: [1.0] * len(class_names))
+
+
+@promise("class-weights", controls=[forget_the_weights_of_the_text])
 @pytest.mark.parametrize("kind", KINDS)
-def test_class_weights_as_text_are_those_of_balanced_bit_for_bit(place, kind):
-    def fitted(weights: str | None) -> Classifier:
-        images = data(place, kind)
+def test_class_weights_as_text_are_those_of_balanced_bit_for_bit(place, tmp_path, kind):
+    uneven = write(tmp_path / "uneven.csv", rows_of(place, kind)[8:])
+
+    def fitted(weights: str) -> Classifier:
+        images = ImageFolderData(table=uneven, **WHOLE)
         model = classifier(images, class_weights=weights)
         fit(model, images, max_steps=2)
         return model
@@ -197,6 +203,7 @@ def test_class_weights_as_text_are_those_of_balanced_bit_for_bit(place, kind):
     balanced = fitted("balanced")
     pairs = zip(balanced.class_names, balanced.class_weight.tolist(), strict=True)
     by_text = fitted(",".join(f"{name}:{weight!r}" for name, weight in pairs))
+    assert len({*balanced.class_weight.tolist()}) > 1
     assert distance(balanced.state_dict(), by_text.state_dict()) == 0
     assert distance(balanced.state_dict(), fitted("blue:2").state_dict()) > 0  # the control
 

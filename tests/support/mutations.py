@@ -122,13 +122,6 @@ MUTATIONS = [
         "tests/unit/test_losses.py",
     ),
     Mutation(
-        "an image of weight 2 counts twice in the loss",
-        "training/loss.py",
-        "return values if weights is None else values * weights.to(values.dtype)",
-        "return values",
-        "tests/unit/test_losses.py",
-    ),
-    Mutation(
         "each label has the threshold that validation chose",
         "training/multilabel_calibration.py",
         "return probabilities >= probabilities.new_tensor(self.thresholds)",
@@ -183,20 +176,6 @@ MUTATIONS = [
         'temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")',
         "temporary = target",
         "tests/runs/test_checkpoint_io.py",
-    ),
-    Mutation(
-        "what is frozen does not move: batch norm",
-        "training/classifier.py",
-        "            module.eval()",
-        "            module.train()",
-        "tests/component/test_classifier_fits.py -k 'freeze or frozen'",
-    ),
-    Mutation(
-        "what is frozen does not move: weights",
-        "models/stages.py",
-        "parameter.requires_grad = False",
-        "parameter.requires_grad = True",
-        "tests/unit/test_stages.py -k freeze",
     ),
     Mutation(
         "a fit tests the best checkpoint",
@@ -329,7 +308,7 @@ MUTATIONS = [
         "training/calibration.py",
         "if self.aim is None or self.choice is None or self.choice.value is None:",
         "if True:",
-        "tests/unit/test_calibrations.py tests/promises/test_labels.py",
+        "tests/unit/test_calibrations.py",
     ),
     Mutation(
         "best.ckpt is of the last epoch within a standard error of the highest",
@@ -421,13 +400,6 @@ MUTATIONS = [
         "exit_code = 2",
         "exit_code = 1",
         "tests/refusals/test_refusals.py",
-    ),
-    Mutation(
-        "training that harmed is not kept",
-        "training/interpolation.py",
-        "    if _is_clearly_lower(losses[-1], losses[0]):\n",
-        "    if True:\n",
-        "tests/unit/test_interpolation.py",
     ),
     Mutation(
         "another optimizer trains at its usual rate",
@@ -600,13 +572,6 @@ MUTATIONS = [
         "top = (self.size - height) // 2",
         "top = 0",
         "tests/unit/test_resized_pixels.py",
-    ),
-    Mutation(
-        "weights of classes as text train as balanced ones",
-        "training/classifier.py",
-        "self.class_weight.copy_(torch.tensor(weights_of_classes(class_weights, class_names)))",
-        "pass",
-        "tests/promises/test_labels.py -k class_weights",
     ),
 ]
 

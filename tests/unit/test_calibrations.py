@@ -210,6 +210,16 @@ def test_validation_images_of_one_class_have_a_temperature_and_no_threshold(labe
     assert found.decide(torch.tensor([[0.7, 0.3], [0.2, 0.8]])).tolist() == [0, 1]
 
 
+@given(p=st.lists(st.floats(0, 1), min_size=1), least=st.floats(0, 1), positive=st.integers(0, 1))
+def test_a_threshold_decides_instead_of_the_more_probable_class(p, least, positive):
+    probabilities = torch.tensor([[each, 1 - each] for each in p], dtype=torch.float64)
+    calibration = Calibration(1.0, 9, Aim("f1", None, positive), Choice(least, 1.0))
+    reaches = (probabilities[:, positive] >= least).tolist()
+    decided = calibration.decide(probabilities).tolist()
+    assert decided == [positive if reached else 1 - positive for reached in reaches]
+    assert Calibration().decide(probabilities).equal(probabilities.argmax(dim=1))
+
+
 def test_logits_that_are_no_numbers_fit_nothing():
     logits = torch.full((3, 2), torch.nan)
     task = task_for("single", ["a", "b"])

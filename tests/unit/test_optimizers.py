@@ -3,7 +3,6 @@
 import copy
 import math
 from functools import cache, partial
-from typing import Any
 
 import pytest
 import torch
@@ -260,31 +259,6 @@ def test_fused_optimizers_end_where_torch_s_plain_ones_do(name, is_turned, has_c
     if is_turned and "SGD" in name:  # the control: torch's fused step alone goes wrong
         alone = OPTIMIZERS[name](bare.parameters(), fused=True)
         assert not is_close(stepped(alone, bare, is_turned), expected)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_optimizer_state_of_another_layout_is_laid_out_as_the_weights(name):
-    network = channels_last()
-    reference = OPTIMIZERS[name](network.parameters(), foreach=False)
-    stepped(reference, network)
-    turned = copy.deepcopy(reference.state_dict())
-    for state in turned["state"].values():
-        state |= {key: value.contiguous() for key, value in state.items() if torch.is_tensor(value)}
-
-    def after_a_step(make: Any) -> list[torch.Tensor]:
-        other = copy.deepcopy(network)
-        optimizer = make(other.parameters())
-        optimizer.load_state_dict(copy.deepcopy(turned))
-        for group in optimizer.param_groups:
-            group["foreach"] = None
-        for p in other.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        return list(other.parameters())
-
-    expected = after_a_step(partial(OPTIMIZERS[name], foreach=False))
-    ours = after_a_step(lambda parameters: fuse(OPTIMIZERS[name](parameters)))
-    assert is_close(ours, expected)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(SGD, "momentum_buffer"), (Adam, "exp_avg")])
