@@ -1,7 +1,5 @@
 """The same images in the same batches for any number of workers and devices; images that cannot be decoded."""
 
-import multiprocessing
-import queue
 from itertools import chain
 
 import cv2
@@ -9,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from data_files import small
-from promise import control, promise
+from promise import promise
 
 from finetune import ImageFolderData
 from finetune.data.datamodule import ImageDataModule, position
 from finetune.data.dataset import Collate, ImageDataset
 from finetune.data.decode import DecodeError
 from finetune.data.mixing import Mixing
-from finetune.data.samplers import train_order
+from finetune.data.samplers import TrainBatches, augmentation_seed, train_order
 from finetune.data.samples import PathList, Samples
 from finetune.data.targets import ClassIndex
 from finetune.data.transforms import eval_transform, train_transform
@@ -36,7 +34,14 @@ def forget_the_seed_of_an_image(monkeypatch):
     monkeypatch.setattr("finetune.data.dataset.set_random_seed", lambda transform, seed: None)
 
 
-@promise("random-numbers", controls=[forget_the_seed_of_an_image])
+def give_all_images_one_seed(monkeypatch):
+    def of_the_epoch(seed: int, epoch: int, index: int) -> int:
+        return augmentation_seed(seed, epoch, 0)
+
+    monkeypatch.setattr("finetune.data.dataset.augmentation_seed", of_the_epoch)
+
+
+@promise("random-numbers", controls=[forget_the_seed_of_an_image, give_all_images_one_seed])
 def test_training_pixels_depend_on_seed_epoch_and_index_alone():
     data, other = images(train_transform(32)), images(train_transform(32))
     expected = {key: data[key]["image"] for key in [(0, 0), (0, 1), (1, 0), (1, 1)]}
@@ -110,7 +115,7 @@ def equal(batch: dict, other: dict, *names: str) -> bool:
     return batch.keys() == other.keys() and all(torch.equal(batch[n], other[n]) for n in names)
 
 
-@promise("random-numbers")
+@promise("random-numbers", controls=[forget_the_seed_of_an_image])
 # A real warning for a person who asks for it, and here the purpose: more workers than cores.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(("num_workers", "mixup"), [(1, 0.0), (3, 0.4)])
@@ -127,22 +132,22 @@ def test_the_number_of_workers_changes_no_pixel(few, num_workers, mixup):
     assert not torch.equal(expected[0]["image"], expected[4]["image"])  # the epochs differ
 
 
-@control("random-numbers")
-def test_control_without_a_seed_for_each_image_the_pixels_differ(few, monkeypatch):
-    options = {"batch_size": 5, "val_fraction": 0, "on_bad_image": "skip"}
-    expected = two_epochs(small(few, **options))
-    forget_the_seed_of_an_image(monkeypatch)
-    for num_workers in (0, 1):
-        batches = two_epochs(small(few, **options, num_workers=num_workers))
-        for batch, reference in zip(batches, expected, strict=True):
-            assert equal(batch, reference, "index") and not equal(batch, reference, "image")
-
-
 def test_a_probe_of_training_images_sees_none_that_are_mixed(colours):
     mixed = small(colours, mixup=0.4)
     assert mixed.mixing == Mixing(0.4) and "share" not in next(iter(mixed.loader("train")))
 
 
+def give_each_rank_an_order_of_its_own(monkeypatch):
+    init = TrainBatches.__init__
+
+    def of_the_rank(batches, **arguments):
+        init(batches, **arguments)
+        batches.seed += batches.rank
+
+    monkeypatch.setattr(TrainBatches, "__init__", of_the_rank)
+
+
+@promise("random-numbers", controls=[give_each_rank_an_order_of_its_own])
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_training_batches_of_all_devices_joined_are_those_of_one(colours, on_device, world_size):
     expected = two_epochs(small(colours, batch_size=7))
@@ -207,6 +212,13 @@ def test_the_order_of_training_follows_the_seed_of_the_run(colours, monkeypatch)
         np.testing.assert_array_equal(indices, train_order(60, int(seed), 0))
 
 
+def forget_the_batch(monkeypatch):
+    monkeypatch.setattr(
+        "finetune.data.datamodule.position", lambda trainer: (position(trainer)[0], 0)
+    )
+
+
+@promise("resume", controls=[forget_the_batch])
 def test_training_continues_where_the_trainer_stands(colours, on_device):
     full = two_epochs(small(colours, batch_size=10))
     data = on_device(small(colours, batch_size=10))
@@ -291,23 +303,6 @@ def test_overfit_batches_takes_the_same_images_in_every_epoch(colours, on_device
     if overfit_batches:  # and is validated on all classes
         labels = [batch["label"].tolist() for batch in data.val_dataloader()]
         assert set(chain(*labels)) == {0, 1, 2} and len(labels) == 2
-
-
-@pytest.mark.slow
-def test_validation_has_its_processes_before_training_fills_the_memory(colours):
-    data = ImageFolderData(
-        str(colours), image_size=24, num_workers=1, val_fraction=0.3, batch_size=4
-    )
-    num, loader = len(data.splits["val"]), data.loader("val")
-    before = {child.pid for child in multiprocessing.active_children()}
-    assert len(before) == 1
-    results = vars(vars(loader)["_iterator"])["_worker_result_queue"]  # of torch
-    with pytest.raises(queue.Empty):  # and they don't fill /dev/shm, which training's batches need
-        results.get(timeout=1)
-    for _ in range(2):
-        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(num))
-    assert {child.pid for child in multiprocessing.active_children()} == before
-    data.teardown("fit")
 
 
 # Prediction

@@ -4,12 +4,10 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import namedtuple
-from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -141,19 +139,6 @@ def test_workers_obey_the_main_process_alone(signum):
     assert worker.exitcode == 0  # else the DataLoader reports a failure
 
 
-def start_worker_that_ignores_the_first_sigterm(worker_id: int) -> None:
-    """Control: it can't tell a scheduler's from the main process's."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-@pytest.mark.slow
-def test_control_of_the_main_process_alone():
-    worker, pipe = started(start_worker_that_ignores_the_first_sigterm)
-    worker.terminate()
-    assert not has_ended(pipe, 1)
-    worker.kill()
-
-
 def test_workers_end_with_a_main_process_that_is_killed():
     ours, its = FORK.Pipe(duplex=False)
 
@@ -218,30 +203,6 @@ def test_an_end_that_a_killed_worker_interrupts_can_be_asked_for_again(when, mon
     end_workers()
     assert not multiprocessing.active_children()
     assert time.monotonic() - began < 5  # what Python's garbage collector waits for one of them
-
-
-def left(start, reported) -> None:
-    os.dup2(os.open(reported, os.O_WRONLY | os.O_CREAT), 2)
-    sys.stderr, sys.excepthook = sys.__stderr__, sys.__excepthook__
-    start(0)
-    # starts the thread that hands batches over
-    address, _ = resource_sharer.DupFd(0)._id  # noqa: SLF001 Python's
-    with socket.socket(socket.AF_UNIX) as main_process:
-        main_process.connect(address)
-        main_process.recv(4)  # they have begun to talk
-    time.sleep(0.5)
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_left_while_it_hands_over_a_batch_says_nothing(tmp_path):
-    reported = {}
-    for name, start in {"ours": start_worker, "without": lambda worker_id: None}.items():
-        worker = FORK.Process(target=left, args=(start, tmp_path / name))
-        worker.start()
-        worker.join(60)
-        reported[name] = (tmp_path / name).read_text()
-    assert reported["ours"] == ""
-    assert "resource_sharer.py" in reported["without"]
 
 
 # Epochs that are read ahead

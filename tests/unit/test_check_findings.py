@@ -267,29 +267,6 @@ def test_the_worst_finding_comes_first_and_rankings_last():
 # Shortcuts
 
 
-def strength_of_one(cells, is_it):
-    """As its docstring has it, for one label: the rule of each half measured on the other."""
-    is_first = np.random.default_rng(0).random(len(cells)) < 0.5
-    right = 0.0
-    for fitted in (is_first, ~is_first):
-        for side, wanted in ((is_it, True), (~is_it, False)):
-            answers = []
-            for cell in cells[~fitted & side]:
-                own, rest = ((cells[fitted & s] == cell).mean() for s in (is_it, ~is_it))
-                answers.append((own > rest) == wanted)
-            right += float(np.mean(answers))
-    return max(0.0, right / 2 - 1)
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_the_strength_of_a_shortcut_is_that_of_each_label_by_itself(share):
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 4, 400)
-    cells = np.where(rng.random(400) < share, labels, rng.integers(0, 6, 400))
-    wanted = [strength_of_one(cells, labels == label) for label in range(4)]
-    np.testing.assert_allclose(strengths(cells, labels, 5), [*wanted, 0], atol=1e-12)
-
-
 def test_chance_has_no_strength_and_a_rule_without_errors_has_one():
     """Guessing is right for half of the N images of each side, with a deviation of 0.5 / sqrt(N): six of them."""
     num = 4000

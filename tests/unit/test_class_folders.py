@@ -122,25 +122,6 @@ def test_a_folder_has_the_images_classes_and_splits_that_its_paths_say(layout):
             assert pairs == expected
 
 
-def test_files_come_sorted_whatever_the_file_system_says(tmp_path, monkeypatch):
-    names = ["cat/10.png", "cat/2.png", "cat/B.png", "cat/a/z.png", "dog/1.png"]
-    make(tmp_path, *names)
-    scandir = os.scandir
-
-    class Reversed(list):
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    def backwards(folder):
-        return Reversed(sorted(scandir(folder), key=lambda entry: entry.name)[::-1])
-
-    monkeypatch.setattr(os, "scandir", backwards)
-    assert list(scan(tmp_path)[1]["all"].paths) == [str(tmp_path / name) for name in names]
-
-
 def test_a_class_may_be_called_as_a_split_is(tmp_path):
     """A folder that holds images, next to class folders, is a class: here vehicles."""
     make(tmp_path, "bus/1.png", "car/1.png", "train/1.png", "Test/1.png")

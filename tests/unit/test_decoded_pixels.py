@@ -77,16 +77,6 @@ def test_lossless_formats_give_back_their_pixels_upright_and_on_white(
     assert sorted(stored_size(str(path))) == sorted(size) and begins_like_image(content)
 
 
-def test_each_colour_of_each_transparency_lies_on_white():
-    colour, alpha = np.mgrid[:256, :256].astype(np.uint8)
-    rgba = np.stack([colour, 255 - colour, colour, alpha], axis=-1)
-    share = alpha[..., None] / 255
-    expected = np.floor(rgba[..., :3] * share + 255 * (1 - share) + 0.5)
-    np.testing.assert_array_equal(decode(encode(rgba, "PNG")), expected)
-    # the control: dropping alpha shows what lies beneath
-    assert np.any(np.asarray(Image.fromarray(rgba).convert("RGB")) != expected)
-
-
 JPEGS = st.fixed_dictionaries(
     {"subsampling": st.integers(0, 2), "quality": st.integers(30, 95)},
     optional={

@@ -159,17 +159,6 @@ def test_a_column_is_made_low_before_it_is_made_wide():
     np.testing.assert_array_equal(resize(column, 256, 256), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_tall", [False, True])
-def test_a_line_that_is_cut_before_it_is_resized_shows_its_middle(is_tall):
-    # Resized to a height of 37 it would have more pixels than the largest image.
-    ramp = np.linspace(0, 250, 140_000).astype(np.uint8)[None, :, None]
-    line = np.broadcast_to(ramp, (1, 140_000, 3))
-    image = np.ascontiguousarray(line.transpose(1, 0, 2) if is_tall else line)
-    # Steps of one grey level are as coarse as the result's rounding.
-    assert np.abs(eval_transform(32)(image=image)["image"].astype(int) - 125).max() <= 1
-
-
 # Training
 
 
@@ -236,17 +225,6 @@ def test_training_gives_the_size_and_stays_uint8(size, image_size, seed):
     transform.set_random_seed(seed)
     result = transform(image=random_image(*size))["image"]
     assert result.shape == (image_size, image_size, 3) and result.dtype == np.uint8
-
-
-def test_shrinking_averages_where_taking_single_pixels_would_make_patterns():
-    stripes = np.zeros((512, 512, 3), np.uint8)
-    stripes[:, ::2] = 255  # finer than the result can show: only grey is right
-    for transform in (eval_transform(32), eval_transform(32, "squash"), train_transform(32)):
-        transform.set_random_seed(0)
-        result = transform(image=stripes)["image"].astype(int)
-        assert np.abs(result - 127.5).max() < 30
-    linear = cv2.resize(stripes, (37, 37), interpolation=cv2.INTER_LINEAR).astype(int)
-    assert np.abs(linear - 127.5).max() > 100  # the control
 
 
 # --data.augmentations

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -146,16 +145,6 @@ def test_other_names_and_groups_get_their_share_as_by_lot(fractions):
                 assert abs(count - num * fraction) < 4 * np.sqrt(num * fraction * (1 - fraction))
 
 
-def test_numbered_groups_are_spread_evenly():
-    """Their part deviates by a few groups from its share, where random places deviate by tens."""
-    names = [f"0/{i}_{j}.jpg" for i in range(2000) for j in range(2)]
-    groups = group_ids(f"patient {i}" for i in range(2000) for _ in range(2))
-    for seed in range(5):
-        parts = stratified(names, labels_of(names), (0.1, 0.2), seed, groups)
-        # half of log2(2000), rounded up, and one, as for numbered images above
-        assert abs(len(parts[1]) / 2 - 200) <= 7 and abs(len(parts[2]) / 2 - 400) <= 7
-
-
 def by_counting(
     names: Sequence[str], labels: np.ndarray, fractions: Sequence[float], seed: int
 ) -> list[np.ndarray]:
@@ -215,22 +204,6 @@ def test_new_groups_and_images_of_groups_move_no_old_ones(spelling):
         assert {group: after[group] for group in before} == before
 
 
-def test_in_small_classes_one_more_image_moves_no_more_than_one_for_each_part():
-    moved = []
-    for size in range(1, 12):
-        for seed in range(40):
-            before, after = (
-                {
-                    name: number
-                    for number, part in enumerate(split(in_words(num), (0.1, 0.2), seed))
-                    for name in part
-                }
-                for num in (size, size + 1)
-            )
-            moved.append(sum(after[name] != part for name, part in before.items()))
-    assert max(moved) <= 2 and np.mean(moved) < 0.35
-
-
 def test_a_fraction_of_none_and_a_larger_test_part_leave_validation_as_it_is():
     names = numbered(100, 100)
     assert split(names, (0.1, 0.2))[1] == split(names, (0.1, 0.4))[1] == split(names, (0.1,))[1]
@@ -252,30 +225,11 @@ def test_names_that_differ_have_hashes_that_differ():
     found = hashes(names, 0)
     assert found.dtype == np.uint64 and len(set(found.tolist())) == len(names)
     assert hashes(names[::-1], 0).tolist() == found[::-1].tolist()
+    # a copy on macOS may spell é as two characters
+    assert hashes(["pêche/é 1.png"], 0) == hashes(["pe\u0302che/e\u0301 1.png"], 0)
     # These are in checkpoints: another rule would no longer know the images of older runs.
     expected = [11282211305212779367, 17776586338081428655]
     assert hashes(["cat/0001.jpg", "cat/a.jpg"], 0).tolist() == expected
-
-
-def test_a_group_has_the_place_of_its_hash():
-    """Computed with Python's integers: the hash of its name, turned by that of the empty name with the seed."""
-
-    def hash_of(text: str, seed: bytes) -> int:
-        head = text.rstrip("0123456789")
-        key = {"digest_size": 8, "key": seed, "person": b"finetune split"}
-        digest = blake2b(f"{head}\0{len(text)}\0".encode(), **key).digest()
-        number = int(text.removeprefix(head) or 0)
-        return int.from_bytes(digest, "little") + number * 0x9E3779B97F4A7C15
-
-    groups = [f"patient {i} of Ä" for i in range(300)] + [f"tile {i}" for i in range(300)]
-    names = [f"0/{group} {i}.jpg" for group in groups for i in range(2)]
-    ids = group_ids(group for group in groups for _ in range(2))
-    for seed in (0, 7):
-        turn = hash_of("", str(seed).encode())
-        places = [(hash_of(group, b"") + turn) % 2**64 / 2**64 for group in groups]
-        expected = [1 if place < 0.1 else 2 if place < 0.1 + 0.2 else 0 for place in places]
-        part_of = part_by_group(stratified(names, labels_of(names), (0.1, 0.2), seed, ids), ids)
-        assert [part_of[int(ids[2 * i])] for i in range(len(groups))] == expected
 
 
 @pytest.mark.parametrize("make", [numbered, in_words])
@@ -375,15 +329,6 @@ def test_each_of_several_labels_has_training_images(seed, has_groups):
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(40))
     part_by_group(parts, groups)
     assert labels[parts[0]].any(axis=0).all() and len(parts[0]) < 40
-
-
-def test_rare_labels_get_their_share_of_each_split():
-    rng = np.random.default_rng(0)
-    targets = MultiHot((rng.random((2000, 4)) < [0.5, 0.4, 0.02, 0.3]).astype(np.uint8))
-    parts = stratified([f"{i}.png" for i in range(2000)], targets.strata(), (0.1, 0.2), seed=0)
-    for part, share in zip(parts, (0.7, 0.1, 0.2), strict=True):
-        assert abs(targets.take(part).counts()[2] - share * targets.counts()[2]) <= 6
-        assert len(part) == pytest.approx(share * 2000, rel=0.15)
 
 
 # --data.group_by
