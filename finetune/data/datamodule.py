@@ -385,7 +385,6 @@ class ImageDataModule(pl.LightningDataModule):
                 world_size=world_size,
                 epoch=epoch,
                 batch=batch,
-                is_same=getattr(trainer, "overfit_batches", 0) > 0,
             )
         else:
             num_evaluated = num

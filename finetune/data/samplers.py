@@ -91,7 +91,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         world_size: Number of ranks.
         epoch: Epoch of the first pass.
         batch: Batch at which the first pass starts; later passes start at 0.
-        is_same: Use the order of epoch 0 in every epoch, as `trainer.overfit_batches` needs it.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         world_size: int,
         epoch: int = 0,
         batch: int = 0,
-        is_same: bool = False,
     ) -> None:
         self.num_images = num_images
         self.batch_size = batch_size
@@ -112,7 +110,6 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
         self.world_size = world_size
         self.epoch = epoch
         self.batch = batch
-        self.is_same = is_same
         self.sampler = self  # Lightning calls `batch_sampler.sampler.set_epoch`
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,8 +120,7 @@ class TrainBatches(Sampler[list[tuple[int, int]]]):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
         first = self.batch
-        shuffled = 0 if self.is_same else epoch
-        order = train_order(self.num_images, self.seed, shuffled)
+        order = train_order(self.num_images, self.seed, epoch)
         for i in range(first, len(self)):
             batch = order[i * self.batch_size : (i + 1) * self.batch_size]
             yield [

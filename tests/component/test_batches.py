@@ -1,7 +1,5 @@
 """The same images in the same batches for any number of workers and devices; images that cannot be decoded."""
 
-from itertools import chain
-
 import cv2
 import numpy as np
 import pytest
@@ -278,31 +276,6 @@ def test_a_limit_below_one_batch_is_refused_at_its_own_stage(colours, on_device)
     data.setup("fit")
     assert data.trainer.limit_val_batches == -(-len(data.splits["val"]) // 8) // 2
     assert data.trainer.limit_test_batches == 0.5
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_overfit_batches_takes_the_images_of_one_device_on_several(colours, on_device, world_size):
-    def taken(rank: int, devices: int) -> list[list[int]]:
-        data = on_device(small(colours, batch_size=7), rank, devices, overfit_batches=2)
-        return [batch["index"].tolist() for batch in list(data.train_dataloader())[:2]]
-
-    shares = [taken(rank, world_size) for rank in range(world_size)]
-    assert [[*chain(*parts)] for parts in zip(*shares, strict=True)] == taken(0, 1)
-
-
-@pytest.mark.parametrize("overfit_batches", [0, 2])
-def test_overfit_batches_takes_the_same_images_in_every_epoch(colours, on_device, overfit_batches):
-    data = small(colours, batch_size=7, crop_and_flip=True, val_fraction=0.5)
-    epochs = two_epochs(on_device(data, overfit_batches=overfit_batches))
-    num = len(epochs) // 2
-    first, second = (
-        [b["index"].tolist() for b in part[:2]] for part in (epochs[:num], epochs[num:])
-    )
-    assert (first == second) == bool(overfit_batches)
-    assert not torch.equal(epochs[0]["image"], epochs[num]["image"])  # augmented anew all the same
-    if overfit_batches:  # and is validated on all classes
-        labels = [batch["label"].tolist() for batch in data.val_dataloader()]
-        assert set(chain(*labels)) == {0, 1, 2} and len(labels) == 2
 
 
 # Prediction

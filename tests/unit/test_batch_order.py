@@ -96,17 +96,7 @@ def positions(draw) -> tuple[int, int, int, int, int, int]:
     )
 
 
-def begin_the_epoch_again(monkeypatch):
-    passes = TrainBatches.__iter__
-
-    def from_the_first(batches):
-        batches.batch = 0
-        return passes(batches)
-
-    monkeypatch.setattr(TrainBatches, "__iter__", from_the_first)
-
-
-@promise("resume", controls=[begin_the_epoch_again])
+@promise("resume")
 @given(position=positions(), seed=SEEDS)
 def test_resume_at_any_batch_continues_the_sequence(position, seed):
     num, batch_size, rank, world_size, epoch, batch = position

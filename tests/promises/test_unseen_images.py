@@ -1,0 +1,40 @@
+"""`finetune test` measures no image that its run was trained on, in whatever folder, and says what it measured."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from promise import promise
+
+WORDS = ("--data.num_workers", "0", "--trainer.accelerator", "cpu")
+
+
+def result(number: int) -> dict:
+    return json.loads(Path(f"runs/test/version_{number}/test.json").read_text())
+
+
+@promise("unseen")
+def test_test_excludes_copies_of_training_images_and_refuses_the_training_folder(
+    run, cli, colours, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    other = Path(shutil.copytree(colours / "test", tmp_path / "other/test")).parent
+    shutil.copy(colours / "train/red/00.png", other / "test/red/copy.png")
+    cli("test", run(), other, *WORDS)
+    assert "skipped 1 of the 31 test images" in caplog.text and "red/copy.png" in caplog.text
+    assert sum(map(sum, result(0)["confusion_matrix"])) == 30
+    with pytest.raises(ValueError, match="has seen 60 of the 60 test images .*copies"):
+        cli("test", run(), colours / "train", *WORDS)
+
+
+def test_test_on_a_folder_without_a_class_has_no_result_of_it(run, cli, colours, tmp_path, caplog):
+    for name in ("blue", "red"):
+        shutil.copytree(colours / "test" / name, tmp_path / "two" / name)
+    cli("test", run(), tmp_path / "two", *WORDS)
+    assert "'green'" in caplog.text
+    found = result(0)
+    assert [sum(row) for row in found["confusion_matrix"]] == [10, 0, 10]
+    assert found["test/recall/green"] is None
+    whole = [found[name] for name in found if name.startswith("test/") and name.count("/") == 1]
+    assert len(whole) >= 4 and None not in whole
