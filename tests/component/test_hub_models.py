@@ -23,7 +23,7 @@ from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.models import hub
 from finetune.models.hub import cached_model, download_model, parse_hub_address
-from finetune.models.timm_backbones import backbone_of, describe, folder_of
+from finetune.models.timm_backbones import backbone_of, folder_of
 from finetune.models.weights import read_weights
 from finetune.runs.licence import licence
 from finetune.system.messages import WrongUsage
@@ -207,19 +207,6 @@ def test_a_config_of_the_hub_names_a_network_of_timm_and_nothing_else(server, fi
         backbone_of(download_model(ADDRESS))
         read_weights(ADDRESS, NETWORK)
     assert {path.split("/resolve")[0] for _, path, _ in server.requests} == {f"/{NAME}"}
-
-
-def test_names_and_licence_of_other_types_in_a_config_are_ignored(server, files):
-    own = json.loads(files["config.json"])
-    found = []
-    for mark in (["mit"], "mit"):
-        config = {**own, "pretrained_cfg": own["pretrained_cfg"] | {"license": mark}}
-        config["label_names"] = [["a"], "b", "c"]
-        serve(server, files | {"config.json": json.dumps(config).encode()})
-        download_model.cache_clear()
-        about = describe(NETWORK, folder_of(ADDRESS))
-        found.append((about.licence, about.class_names))
-    assert found == [(None, None), ("mit", None)]
 
 
 def test_another_network_than_that_of_the_weights_is_refused(server, files):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,9 +70,10 @@ def root(tmp_path: Path) -> Path:
 def data_module(root: Path, is_cached: bool = False, **options: object) -> ImageFolderData:
     """Images that are ready to fit, after their cache was made if they are to have one."""
     defaults = {"image_size": 24, "batch_size": 5, "num_workers": 0, "on_bad_image": "skip"}
-    data = ImageFolderData(str(root), **{**defaults, **options}, cache_limit_gb=int(is_cached))
+    options = {**defaults, **options}
     if is_cached:
-        build(data)
+        build(root, **options)
+    data = ImageFolderData(str(root), **options, cache_limit_gb=int(is_cached))
     data.trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False
     )
@@ -81,12 +81,13 @@ def data_module(root: Path, is_cached: bool = False, **options: object) -> Image
     return data
 
 
-def build(data: ImageFolderData, limit_gb: float = 1) -> dict:
-    return read_from_cache(data.splits, data.root, limit_gb, build=True)
+def build(root: object, limit_gb: float = 1, build: bool = True, **options: object) -> dict:
+    data = ImageFolderData(str(root), **options)
+    return read_from_cache(data.splits, data.root, limit_gb, build)
 
 
-def is_found(root: object) -> bool:
-    return bool(read_from_cache(ImageFolderData(str(root)).splits, str(root), 1, build=False))
+def is_found(root: object, **options: object) -> bool:
+    return bool(build(root, build=False, **options))
 
 
 def pixels(data: ImageFolderData) -> list[dict]:
@@ -140,19 +141,6 @@ def test_control_other_pixels_are_seen(root, monkeypatch):
     assert not are_same(pixels(data_module(root, is_cached=True)), expected)
 
 
-def test_one_cache_serves_all_splits_of_a_folder(root, caplog):
-    build(ImageFolderData(str(root), val_fraction=0.2))
-    for options in ({"val_fraction": 0.5}, {"val_fraction": 0}, {"split_seed": 7}):
-        cached = data_module(root, is_cached=True, **options).splits["train"]
-        plain = data_module(root, **options).splits["train"]
-        for i, path in enumerate(plain.paths):
-            if not path.endswith("dog/05.png"):
-                np.testing.assert_array_equal(cached.read(i), plain.read(i))
-    assert len(caches()) == 1
-    (line,) = lines(caplog)
-    assert line.startswith("decoded 24 images once") and str(caches()[0]) in line
-
-
 def test_a_transform_that_writes_into_its_input_does_not_change_the_cache(root):
     class Blacken(A.ImageOnlyTransform):
         def apply(self, img: np.ndarray, **params: object) -> np.ndarray:
@@ -171,11 +159,11 @@ def test_a_transform_that_writes_into_its_input_does_not_change_the_cache(root):
 def test_a_cache_is_that_of_the_files_the_settings_the_place_and_the_decoders(
     root, tmp_path, monkeypatch
 ):
-    build(ImageFolderData(str(root)))
+    build(root)
     path = root / "train/cat/01.png"
-    status = path.stat()
+    times = path.stat()
     changes: list[Callable[[], object]] = [
-        lambda: os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1)),
+        lambda: os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1)),
         lambda: path.write_bytes(path.read_bytes() + b"x"),
         lambda: path.rename(path.with_name("zz.png")),
     ]
@@ -183,14 +171,8 @@ def test_a_cache_is_that_of_the_files_the_settings_the_place_and_the_decoders(
         assert is_found(root)
         change()
         assert not is_found(root)
-        build(ImageFolderData(str(root)))
-    for shorter_side in (30, 31):
-        splits = {
-            split: replace(part, shorter_side=shorter_side)
-            for split, part in ImageFolderData(str(root)).splits.items()
-        }
-        assert not read_from_cache(splits, root, 1, build=False)
-        assert read_from_cache(splits, root, 1, build=True)
+        build(root)
+    assert not is_found(root, image_size=24, cache_size=30)
     shutil.copytree(root, tmp_path / "copy")  # with the same times
     assert not is_found(tmp_path / "copy")
     for decoder in (image_cache.PIL, image_cache.simplejpeg, finetune):
@@ -198,20 +180,21 @@ def test_a_cache_is_that_of_the_files_the_settings_the_place_and_the_decoders(
             patch.setattr(decoder, "__version__", "another")
             assert not is_found(root)
     monkeypatch.chdir(root)
-    for name in (root, ".", "../data", f"{root}/"):  # the controls
+    for name in (".", "../data", f"{root}/"):  # the controls
         assert is_found(name)
+    assert is_found(root, val_fraction=0.5, split_seed=7)
 
 
 @pytest.mark.parametrize("how", ["half", "index", "empty"])
 def test_a_damaged_cache_is_made_anew(root, how, caplog):
-    build(ImageFolderData(str(root)))
+    build(root)
     (path,) = caches()
     content = path.read_bytes()
     index = content[:-150] + bytes([content[-150] ^ 1]) + content[-149:]
     path.write_bytes({"half": content[: len(content) // 2], "index": index, "empty": b""}[how])
     caplog.clear()
     assert not is_found(root)
-    assert build(ImageFolderData(str(root)))
+    assert build(root)
     assert path.read_bytes() == content and "damaged" in lines(caplog)[0]
 
 
@@ -245,7 +228,7 @@ def test_without_a_cache_a_fit_goes_on_and_says_why(root, folder, why, caplog, m
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     limit_gb = {"limit": 0.0001, "no cache": 0}.get(why, 1)
     try:
-        assert build(ImageFolderData(str(root)), limit_gb) == {}
+        assert build(root, limit_gb) == {}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert are_same(pixels(data_module(root)), expected)
@@ -276,9 +259,8 @@ def test_of_several_processes_one_makes_the_cache(root, tmp_path, monkeypatch, i
     failure = OSError(errno.ENOSPC, "No space left on device") if is_disk_full else None
     monkeypatch.setattr(image_cache, "num_cores", lambda: 1)
     monkeypatch.setattr(image_cache, "decode", slowly_decoded(calls, failure))
-    data = ImageFolderData(str(root))
     results = FORK.SimpleQueue()
-    processes = [FORK.Process(target=lambda: results.put(len(build(data)))) for _ in range(2)]
+    processes = [FORK.Process(target=lambda: results.put(len(build(root)))) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -295,10 +277,9 @@ def test_a_cache_that_a_process_was_stopped_at_is_made_by_the_next(
     root, tmp_path, monkeypatch, signum
 ):
     calls = tmp_path / "calls"
-    data = ImageFolderData(str(root))
     with monkeypatch.context() as patch:
         patch.setattr(image_cache, "decode", slowly_decoded(calls, None))
-        process = FORK.Process(target=build, args=(data,))
+        process = FORK.Process(target=build, args=(root,))
         process.start()
         while not calls.exists():
             time.sleep(0.001)
@@ -306,7 +287,7 @@ def test_a_cache_that_a_process_was_stopped_at_is_made_by_the_next(
         process.join(60)
         assert process.exitcode != 0
     assert not caches()
-    assert build(data) and len(caches()) == 1
+    assert build(root) and len(caches()) == 1
     assert not list(cache_dir().glob(".*.tmp"))
 
 
@@ -320,7 +301,7 @@ def test_workers_share_one_copy_of_the_pixels(root):
 
 
 def test_the_use_of_a_cache_is_remembered(root):
-    build(ImageFolderData(str(root)))
+    build(root)
     (path,) = caches()
     os.utime(path, (0, 0))
     assert is_found(root)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from colours import QUICKEST
-from hub_server import TOKEN, HubServer, environment
+from hub_server import TOKEN
 from object_server import ObjectServer, object_server
 from places import AT_ADDRESSES, PLACES, RARE, Place, a_place, are_equal, error_line
 from processes import finetune, start, start_ranks
@@ -143,6 +143,8 @@ def test_predict_on_a_place_is_that_on_its_folder(place, images, fitted, colours
 
 @slow
 def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted, colours):
+    if place.kind == "table in s3":
+        pytest.skip("check takes the paths of a table as they are")
     results, findings = [], []
     for number, where in enumerate((images, [str(colours)])):
         shutil.rmtree("runs/test", ignore_errors=True)
@@ -158,17 +160,16 @@ def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted
 @promise("table")
 @promise("archives")
 @promise("object-storage")
-@promise("hub-datasets")
 @slow
 def test_two_processes_train_the_weights_of_the_folder(place, images, colours, home):
+    if place.kind == "hub":
+        pytest.skip("a forked process cannot be told of another server")
     if not Path("runs/fit/two").exists():
         done = finetune("fit", colours, *OPTIONS, "--devices", "2", "--name", "two", cwd=home)
         assert done.returncode == 0, done.stderr
     name = f"{place.kind} on two"
-    is_hub = isinstance(place.server, HubServer)
-    variables = environment(place.server, home / "of-processes") if is_hub else {}
     line = ["fit", *images, *OPTIONS, "--devices", 2, "--workers", 1, "--name", name]
-    ranks = start_ranks(2, *line, cwd=home, **variables)
+    ranks = start_ranks(2, *line, cwd=home)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     assert are_equal(values(name), values("two"))
 
@@ -200,10 +201,9 @@ def test_a_run_on_the_hub_names_its_commit_and_not_the_token(colours, changed, c
             assert commits[-1] in Path("runs/fit", name, "about.json").read_text()
         files = [path for path in Path("runs").rglob("*") if path.is_file()]
         assert not any(TOKEN.encode() in path.read_bytes() for path in files)
-        variables = environment(place.server, tmp_path / "other")
-        finetune("check", *images, cwd=tmp_path, **variables)
         # the client would name the packages that are installed
-        assert not any("torch" in agent for agent in place.server.user_agents)
+        agents = place.server.user_agents
+        assert agents and not any("torch" in agent for agent in agents)
 
 
 @pytest.fixture

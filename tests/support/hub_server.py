@@ -126,16 +126,6 @@ def _as_json(value: Any) -> Answer:
     return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
 
 
-def environment(server: HubServer, folder: Path) -> dict[str, str]:
-    """Return the environment variables of a new process that uses the server."""
-    return {
-        "HF_ENDPOINT": server.address,
-        "HF_HOME": str(folder),
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",  # the server has git LFS only
-    }
-
-
 @contextmanager
 def hub_server(folder: Path) -> Iterator[HubServer]:
     """Yield a server that the hub's client in this process uses, with an empty cache in a folder and without waits.
