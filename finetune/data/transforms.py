@@ -156,6 +156,10 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
         raise WrongUsage(f"there is no transform {class_name!r} in {module.__name__}{near}")
     if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
         raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
+    if transform_class.set_random_seed is not A.BasicTransform.set_random_seed:
+        raise WrongUsage(
+            f"{spec['class_path']} has a set_random_seed of its own; --seed cannot seed it"
+        )
     init_args = spec.get("init_args") or {}
     valid = inspect.signature(transform_class).parameters
     for name in init_args:

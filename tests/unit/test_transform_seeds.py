@@ -10,7 +10,7 @@ from promise import control, promise
 from scipy import stats
 
 from finetune.data.samplers import augmentation_seed
-from finetune.data.transforms import set_random_seed, train_transform
+from finetune.data.transforms import build_transform, set_random_seed, train_transform
 
 NUM = 3000
 JITTER = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.02}
@@ -184,3 +184,13 @@ def test_a_part_more_at_the_end_leaves_the_others_as_they_were():
         set_random_seed(short, seed)
         set_random_seed(long, seed)
         np.testing.assert_array_equal(pixels(short), 255 - pixels(long))
+
+
+class OwnGenerator(A.HorizontalFlip):
+    def set_random_seed(self, seed: int | None) -> None:
+        """Seed another generator than the pipeline's."""
+
+
+def test_a_transform_that_seeds_a_generator_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="OwnGenerator.*--seed"):
+        build_transform({"class_path": f"{__name__}.OwnGenerator"})
