@@ -23,7 +23,6 @@ def paths(tmp_path):
     ("backbone", "size"),
     [
         ("small_cnn", 28),
-        pytest.param("small_cnn", 900, marks=pytest.mark.slow),  # in batches of three
         pytest.param("resnet18", 64, marks=pytest.mark.slow),
     ],
 )
