@@ -116,42 +116,6 @@ TYPED = [
 TYPED += ["--trainer.accelerator", "cpu", "--report", "false", "--test_after_fit", "false"]
 
 
-@pytest.mark.slow
-def test_resume_in_another_order_is_refused_and_leaves_the_run_as_it_is(colours, cli, tmp_path):
-    fit = [*TYPED, "--batch", 8]
-    cli("fit", colours, *fit)
-    shutil.copytree(colours, other := tmp_path / "other")
-    (other / "train/blue/00.png").unlink()
-    last = tmp_path / "runs/fit/version_0/checkpoints/last.ckpt"
-    before = last.read_bytes()
-    more = [*fit, "--resume", "--epochs", 2]
-    for what, line in (
-        (r"seed_everything 1 \(was 0\)", [colours, *more, "--seed", 1]),
-        (r"data\.batch_size 9 \(was 8\)", [colours, *more, "--batch", 9]),
-    ):
-        with pytest.raises(ValueError, match=f"{what}.*--allow_changes true"):
-            cli("fit", *line)
-        assert last.read_bytes() == before
-        assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
-    cli("fit", colours, *more)  # the control: it is not the length that was refused
-    cli(
-        "fit",
-        other,
-        *fit,
-        "--resume",
-        "--epochs",
-        3,
-        "--seed",
-        1,
-        "--batch",
-        9,
-        "--allow_changes",
-        "true",
-    )
-    progress = torch.load(last, weights_only=True)["loops"]["fit_loop"]["epoch_progress"]
-    assert progress["current"]["processed"] == 3
-
-
 @pytest.mark.parametrize(("optimizer", "rate"), [([], 0.001), (["--optimizer", "SGD"], 0.03)])
 def test_another_optimizer_than_the_config_s_trains_at_its_own_rate(
     colours, cli, tmp_path, optimizer, rate

@@ -566,21 +566,6 @@ def test_a_full_disk_is_reported_in_one_line_and_loses_nothing(
     assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_run_that_diverges_ends_with_a_line_and_keeps_nothing_of_it(colours, cli, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3]
-    sgd = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e25"]
-    with pytest.raises(
-        ValueError,
-        match=r"diverged.*--lr",
-    ):
-        cli(*fit, *sgd)
-    assert not list(tmp_path.glob("runs/fit/version_0/**/*.ckpt"))
-    with pytest.raises(ValueError, match="train/loss_epoch"):
-        cli(*fit, *sgd, "--data.val_fraction", 0)
-    assert not list(tmp_path.glob("runs/fit/version_1/**/*.ckpt"))
-
-
 def test_sigterm_ends_it_from_the_first_moment(monkeypatch):
     """By default, Linux ignores SIGTERM for the first process of a container."""
     before = signal.getsignal(signal.SIGTERM)

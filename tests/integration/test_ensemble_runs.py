@@ -11,15 +11,12 @@ import pytest
 import torch
 import yaml
 from promise import promise
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 import finetune
 from finetune.cli import main
 from finetune.data.decode import decode
 from finetune.inference.predictor import Predictor
 from finetune.models.backbones import build
-from finetune.models.weight_files import EXPORTED
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +83,6 @@ def folder(colours, tmp_path_factory) -> Path:
     return root
 
 
-def one_line(error: BaseException) -> str:
-    text = str(error)
-    assert "\n" not in text and len(text) < 300
-    return text
-
-
 def test_a_checkpoint_alone_says_the_mean_of_its_members(folder, colours):
     model = finetune.load(folder / "best.ckpt", "cpu")
     assert "3 × small_cnn at 28 pixels" in repr(model)
@@ -146,84 +137,6 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     assert first["test/loss"] == pytest.approx(second["test/loss"], abs=1e-5)
 
 
-HOSTILE = [10**9, 33, 0, -1, "3", True, 2.0]
-
-
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(*_: Any) -> None:
-        raise AssertionError("a network was made of it")
-
-    monkeypatch.setattr("finetune.models.image_classifier.build", make)
-
-
-@pytest.mark.parametrize("num", HOSTILE)
-def test_a_number_of_members_that_no_run_has_written_takes_no_memory(
-    folder, monkeypatch, tmp_path, num
-):
-    known = torch.load(folder / "best.ckpt", weights_only=True)
-    known["hyper_parameters"]["members"] = num
-    torch.save(known, tmp_path / "other.ckpt")
-    no_network(monkeypatch)
-    with pytest.raises(ValueError) as caught:
-        finetune.load(tmp_path / "other.ckpt", "cpu")
-    assert "hyper_parameters.members is " in one_line(caught.value)
-
-
-def test_no_command_takes_such_a_number(folder, colours, cli, monkeypatch, tmp_path):
-    known = torch.load(folder / "best.ckpt", weights_only=True)
-    known["hyper_parameters"]["members"] = HOSTILE[0]
-    torch.save(known, tmp_path / "other.ckpt")
-    no_network(monkeypatch)
-    for act in (
-        lambda: cli("predict", tmp_path / "other.ckpt", colours / "test", *EVALUATED),
-        lambda: cli("test", tmp_path / "other.ckpt", colours, *EVALUATED),
-        lambda: cli("export", tmp_path / "other.ckpt"),
-    ):
-        with pytest.raises(ValueError) as caught:
-            act()
-        assert "hyper_parameters.members is " in one_line(caught.value)
-
-
-@pytest.mark.parametrize("num", HOSTILE)
-def test_nor_does_that_of_an_exported_file(folder, monkeypatch, tmp_path, num):
-    with safe_open(folder / "best.safetensors", "pt") as file:
-        state, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    plain = json.loads(about[EXPORTED])
-    plain["model"]["members"] = num
-    save_file(state, tmp_path / "other.safetensors", {EXPORTED: json.dumps(plain)})
-    no_network(monkeypatch)
-    reported = r"hyper_parameters\.members is .*from 1 to 32|is damaged: what it says"
-    with pytest.raises(ValueError, match=reported) as caught:
-        finetune.load(tmp_path / "other.safetensors", "cpu")
-    one_line(caught.value)
-
-
-@pytest.mark.parametrize("num", [1, 2, 4])
-def test_another_number_than_the_file_holds_is_reported(folder, tmp_path, num):
-    known = torch.load(folder / "best.ckpt", weights_only=True)
-    known["hyper_parameters"]["members"] = num
-    torch.save(known, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="does not hold the weights") as caught:
-        finetune.load(tmp_path / "other.ckpt", "cpu")
-    one_line(caught.value)
-
-
-@pytest.mark.parametrize("name", ["best.safetensors", RUN])
-def test_training_can_not_begin_with_several(folder, colours, cli, tmp_path, name):
-    with pytest.raises(ValueError, match="one network is needed") as caught:
-        cli("fit", colours, *SMALL, "--epochs", 1, "--weights", folder / name)
-    one_line(caught.value)
-    assert not list(tmp_path.glob("runs/fit/*/checkpoints/*"))
-
-
-@pytest.mark.parametrize("option", ["--weights", "--ckpt_path"])
-def test_images_are_not_checked_with_several(folder, colours, cli, option):
-    network = ["--backbone", "small_cnn", "--image_size", 28] if option == "--weights" else []
-    with pytest.raises(ValueError, match="one network is needed") as caught:
-        cli("check", colours, option, folder / "best.ckpt", *network)
-    one_line(caught.value)
-
-
 @pytest.fixture
 def resume(folder, colours, cli, tmp_path) -> Callable[..., Path]:
     """Return a function that resumes a copy of the run and returns its folder."""
@@ -248,19 +161,6 @@ def resume(folder, colours, cli, tmp_path) -> Callable[..., Path]:
 
 def members_in(run: Path) -> int:
     return yaml.safe_load((run / "config.yaml").read_text())["model"]["members"]
-
-
-def test_a_run_keeps_its_number_of_members(resume, tmp_path):
-    last = tmp_path / RUN / "checkpoints/last.ckpt"
-    before = last.read_bytes()
-    with pytest.raises(ValueError) as caught:
-        resume("--members", 2)
-    assert "the run cannot continue with model.members 2 (was 3)" in one_line(caught.value)
-    assert last.read_bytes() == before and members_in(tmp_path / RUN) == 3
-    (tmp_path / RUN / "config.yaml").unlink()  # the checkpoint knows it, too
-    with pytest.raises(ValueError) as caught:
-        resume("--members", 2)
-    assert "the run cannot continue with model.members 2 (was 3)" in one_line(caught.value)
 
 
 def test_it_continues_with_as_many(resume):

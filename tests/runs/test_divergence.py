@@ -42,33 +42,3 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
     with pytest.raises(ValueError, match=reported):
         cli("fit", "--data.root", colours, *QUICKEST, *sgd, *options)
     assert len(losses) >= num and all(map(math.isfinite, losses))
-
-
-def test_nor_of_one_that_left_weights_without_a_value(colours, cli, tmp_path):
-    """Its loss was a number yet; the test above sees the first step's weights written, far as they are."""
-    sgd = [
-        "--model.optimizer",
-        "torch.optim.SGD",
-        "--model.optimizer.lr",
-        "1e39",
-        "--data.val_fraction",
-        0,
-    ]
-    with pytest.raises(ValueError, match="weights .* diverged"):
-        cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
-    assert not list(tmp_path.rglob("*.ckpt"))
-
-
-def test_the_advice_names_the_full_rate_at_the_end_of_a_schedule(colours, cli):
-    """After the last step of the schedule the rate is 0."""
-    sgd = ["--model.optimizer", "torch.optim.SGD", "--lr", "1e39", "--data.val_fraction", 0]
-    sgd += ["--model.scheduler", "finetune.training.lr_schedulers.WarmupCosine"]
-    with pytest.raises(ValueError, match=r"lower --lr .*1e\+39"):
-        cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--trainer.max_steps", 1)
-
-
-def test_in_half_precision_the_advice_is_another_precision(colours, cli):
-    sgd = ["--model.optimizer", "torch.optim.SGD", "--lr", "1e9", "--data.val_fraction", 0]
-    with pytest.raises(ValueError, match="Try --precision 32-true or bf16-mixed") as failure:
-        cli("fit", "--data.root", colours, *QUICKEST, *sgd, "--precision", "16-true")
-    assert "--lr" not in str(failure.value)

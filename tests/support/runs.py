@@ -43,6 +43,11 @@ class FittedRuns:
         return self._fit("frozen", str(self.colours), "--freeze", "backbone")
 
     @cached_property
+    def ensemble(self) -> Path:
+        """As `single`, with two networks."""
+        return self._fit("ensemble", str(self.colours), "--members", "2")
+
+    @cached_property
     def tags(self) -> Path:
         """A folder with tags.csv, a table of images with several labels each."""
         from labelled_files import draw_labelled

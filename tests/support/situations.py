@@ -56,6 +56,23 @@ def several(place: Place) -> None:
     copy_by_links(place.runs.several, place.folder / RUN)
 
 
+def ensemble(place: Place) -> None:
+    """photos/, and a finished run of two networks."""
+    folder(place)
+    copy_by_links(place.runs.ensemble, place.folder / RUN)
+
+
+def other_members(place: Place) -> None:
+    """A run, and checkpoints of it that have other numbers of members: two.ckpt and huge.ckpt."""
+    import torch
+
+    run(place)
+    checkpoint = torch.load(place.folder / RUN / "checkpoints/best.ckpt", weights_only=True)
+    for name, num in {"two": 2, "huge": 10**9}.items():
+        checkpoint["hyper_parameters"]["members"] = num
+        torch.save(checkpoint, place.folder / f"{name}.ckpt")
+
+
 def exported(place: Place) -> None:
     """A finished run with its best.safetensors."""
     run(place)
