@@ -155,8 +155,9 @@ def explain(parser: ArgumentParser, message: str) -> str:
             return unknown_option_message(command, key, valid)
     if match := _NO_VALUE.match(message):
         return missing_value_message(command, match[1])
-    if (match := _REQUIRED.match(message)) and command in PAGES:
-        usage = f"finetune {command} {PAGES[command].usage}"
+    if match := _REQUIRED.match(message):
+        page = PAGES.get(command)
+        usage = f"finetune {command} {page.usage}" if page else f"{parser.prog} --help"
         return f"{match[1].upper()} is missing: {usage}"
     if match := _NO_CHOICE.match(message):
         choices = [choice.strip(" '") for choice in match[3].split(",")]

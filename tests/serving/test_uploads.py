@@ -83,13 +83,13 @@ def test_the_files_of_a_form_are_images_with_names():
         (413, "at most 1,000 bytes", lambda: form(("a", b"x" * 950))),
         (413, "at most 2 images", lambda: form(("a", b"1"), ("b", b"2"), ("c", b"3"))),
         (415, "gzip", lambda: ({"content-encoding": "gzip"}, b"x")),
-        (422, "no image in the request", lambda: ({}, b"")),
-        (422, "no image in the request", lambda: form()),
+        (422, "no image", lambda: ({}, b"")),
+        (422, "no image", lambda: form()),
         (400, "form is unreadable", lambda: ({"content-type": "multipart/form-data"}, b"x")),
         (400, "form is unreadable", lambda: (form()[0], b"no edge at all")),
         (
             400,
-            "ends before its last boundary",
+            "last boundary",
             lambda: (form()[0], form(("a", b"1"), ("b", b"2" * 50))[1][:-20]),
         ),
         (
@@ -105,7 +105,7 @@ def test_the_files_of_a_form_are_images_with_names():
         ),
         (
             422,
-            "the field 'top_k' is not a file",
+            "top_k",
             lambda: (
                 form()[0],
                 b'--edge\r\nContent-Disposition: form-data; name="top_k"\r\n\r\n3\r\n--edge--\r\n',
@@ -113,7 +113,7 @@ def test_the_files_of_a_form_are_images_with_names():
         ),
     ],
 )
-def test_what_is_refused(status, message, request_of):
+def test_uploads_that_are_refused(status, message, request_of):
     with pytest.raises(Refused, match=message) as refused:
         taken(*request_of())
     assert refused.value.status == status
