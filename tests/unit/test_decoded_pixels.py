@@ -307,6 +307,15 @@ def test_heic_and_avif_give_their_pixels_upright_once(modern, orientation, tmp_p
         decode(content, max_pixels=100)
 
 
+@promise("heif")
+def test_a_heic_or_avif_that_was_cut_is_refused(modern):
+    noise = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    content = encode(noise, modern)
+    for share in (0.02, 0.1, 0.5, 0.9, 0.99):
+        with pytest.raises(DecodeError):
+            decode(content[: int(share * len(content))])
+
+
 def test_transparency_of_heic_and_avif_becomes_white(modern):
     assert decode(encode(np.dstack([RGB, np.zeros((H, W), np.uint8)]), modern)).min() == 255
 
