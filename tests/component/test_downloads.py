@@ -121,7 +121,7 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(server, tmp_path, cont
     for target in (tmp_path / "hotdog", tmp_path / "new/parents/hotdog"):
         with pytest.raises((OSError, ValueError), match=words) as caught:
             fetch_archive(url, change.get("sha1", sha1), target)
-        assert [path.name for path in tmp_path.rglob("*")] == ["neighbour"]
+        assert [*tree(tmp_path)] == ["neighbour"]
         text = str(caught.value)
         assert text.startswith(f"{url} could not be fetched into {target}: ") and "\n" not in text
         assert text.endswith(f"Download it by hand and unpack it to {target}")
