@@ -8,7 +8,7 @@
 
 A control is a test that compares two things and finds a deliberate difference, or a function of a `monkeypatch` that
 breaks the program: the test is run again with each, and must fail. docs/promises.md is made from these marks. If all
-tests are collected, a promise without a quick test is an error, as is a page that is out of date.
+tests are collected, a promise without a quick test or without a control is an error, as is a page that is out of date.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -106,7 +106,7 @@ def _row(name: str, items: list[pytest.Item]) -> str:
     """Return a promise's entry of the page.
 
     Raises:
-        pytest.UsageError: It has no quick test.
+        pytest.UsageError: It has no quick test or no control.
     """
     quick: dict[str, None] = {}
     slow: dict[str, None] = {}
@@ -125,6 +125,8 @@ def _row(name: str, items: list[pytest.Item]) -> str:
             quick[_short(item)] = None
     if not quick:
         raise pytest.UsageError(f"no quick test of the promise {name}: mark one with @promise")
+    if not controls:
+        raise pytest.UsageError(f"no control of the promise {name}: mark one with @control")
     # a test with quick and slow cases is named once
     parts = {
         "quick": quick.keys(),
