@@ -9,6 +9,7 @@ from pathlib import Path
 
 import promise
 import pytest
+import trials
 
 # also where the environment says otherwise: pytest rewrites the asserts of all files, for many seconds
 sys.dont_write_bytecode = False
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(promise)
+    pluginmanager.register(trials)
     parser.addoption(
         "--record-seconds", action="store_true", help=f"of a run of all tests: write {SECONDS.name}"
     )

@@ -34,7 +34,7 @@ def differences(result: dict[str, Any]) -> list[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_killed_inside_an_epoch(results, world_size):
-    """At any moment: tests/chaos/test_kills.py."""
+    """At any moment: tests/nightly/test_kills.py."""
     result = results[f"killed{world_size}"]
     assert result["killed"] == [-9] * world_size
     assert result["resumed"] == [0] * world_size
@@ -60,7 +60,7 @@ def test_killed_while_a_checkpoint_was_written(results):
 
 @promise("stop")
 def test_a_closed_terminal_stops_all_processes_after_the_step(results):
-    """SIGINT: test_promises.py; that it leaves what SIGTERM does: test_signals.py."""
+    """SIGINT: test_promises.py; that it leaves what SIGTERM does: test_stop_signals.py."""
     result = results["sighup"]
     assert result["stopped"] == [129, 129]
     assert result["step"] % 3 != 0 or result["step"] % STEPS_PER_EPOCH == 0, (

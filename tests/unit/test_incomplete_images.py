@@ -3,10 +3,13 @@
 import io
 import re
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from image_files import encode, in_memory
 from PIL import Image
 from short_files import RGB, SHORT, H, W
@@ -29,25 +32,27 @@ def test_each_file_decodes_as_long_as_nothing_is_missing(kind):
         np.testing.assert_array_equal(pixels, RGB)
 
 
-@pytest.mark.parametrize("has_end", [True, False])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("kind", SHORT)
-def test_a_short_file_is_refused(kind, share, has_end, tmp_path):
+@settings(max_examples=3 * settings.default.max_examples)
+@given(kind=st.sampled_from([*SHORT]), share=st.floats(0.05, 0.95), has_end=st.booleans())
+def test_a_short_file_is_refused(kind, share, has_end):
     content = SHORT[kind](share if has_end else 1)
     if not has_end:
         content = content[: int(len(content) * share)]
     for shorter_side in (None, 30):
         with pytest.raises(DecodeError):
             decode(content, shorter_side=shorter_side)
-    path = tmp_path / "image"
-    path.write_bytes(content)
-    with pytest.raises(DecodeError):
-        decode(path)
-    assert inspect_image(str(path)).error
-    assert small_copy(str(path), 60) is None
-    for opened in (path, io.BytesIO(content)):
-        with pytest.raises((OSError, ValueError, SyntaxError)), Image.open(opened) as image:
-            rgb_pixels(image)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        with pytest.raises(DecodeError):
+            decode(file.name)
+        assert inspect_image(file.name).error
+        assert small_copy(file.name, 60) is None
+    with (
+        pytest.raises((OSError, ValueError, SyntaxError)),
+        Image.open(io.BytesIO(content)) as image,
+    ):
+        rgb_pixels(image)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -91,11 +96,11 @@ def test_a_progressive_jpeg_that_ends_between_two_scans_is_refused(kind, tmp_pat
     for start in starts[1:]:
         short = content[:start] + b"\xff\xd9"
         (tmp_path / "image").write_bytes(short)
-        for given in (short, tmp_path / "image"):
-            with pytest.raises(DecodeError, match="some of its scans are missing"):
-                decode(given)
+        for source in (short, tmp_path / "image"):
+            with pytest.raises(DecodeError, match="scans are missing"):
+                decode(source)
         with (
-            pytest.raises(ValueError, match="some of its scans are missing"),
+            pytest.raises(ValueError, match="scans are missing"),
             Image.open(io.BytesIO(short)) as image,
         ):
             rgb_pixels(image)
@@ -114,14 +119,14 @@ def test_a_jpeg_without_the_scan_of_a_component_is_refused():
         + b"\0\x3f\0"
         + content[scan + 14 :]
     )
-    with pytest.raises(IncompleteError, match="some of its scans are missing"):
+    with pytest.raises(IncompleteError, match="scans are missing"):
         check_jpeg(luminance)
 
 
 def test_an_arithmetic_coded_jpeg_is_refused():
     content = encode(RGB, "JPEG")
     arithmetic = content.replace(b"\xff\xc0", b"\xff\xc9", 1)
-    with pytest.raises(DecodeError, match="arithmetic-coded JPEG"):
+    with pytest.raises(DecodeError, match="arithmetic"):
         decode(arithmetic)
 
 
@@ -171,9 +176,7 @@ def test_a_strip_that_begins_after_the_end_of_the_file_takes_no_memory(tmp_path)
     path.write_bytes(content.replace(offsets, far))
 
     def refuse() -> None:
-        with pytest.raises(
-            DecodeError, match=r"part 5 of its pixels begins at byte 4,294,967,286 "
-        ):
+        with pytest.raises(DecodeError, match="4,294,967,286"):
             decode(path)
 
     refuse()

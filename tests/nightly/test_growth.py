@@ -7,8 +7,6 @@ from statistics import median
 import pytest
 from processes import launch
 
-pytestmark = pytest.mark.slow
-
 # In each epoch. The allocator adds some megabytes in the first epochs. They count for 12 epochs in the short part, and
 # for 80 in the long one.
 MOST_BYTES = 1_000_000

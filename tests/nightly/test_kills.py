@@ -11,8 +11,6 @@ from colours import draw_colours
 from processes import run_script
 from promise import promise
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).parents[1] / "support/kill_moments.py"
 SECONDS = 3000.0  # of the long part
 

@@ -48,7 +48,7 @@ def test_control_each_kind_of_fault_is_seen():
             while True:
                 pass
         if i == 2:
-            return str(len(bytearray(b"x") * 2**27))[:0]
+            return str(len(bytearray(b"x") * 2**26))[:0]
         if i == 3:
             raise KeyError("a")
         return ""

@@ -1,0 +1,83 @@
+"""`--minutes`: the longest training within a time is never longer than the time, and hardly shorter."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from finetune.profiling.fit_length import TrainingLength, longest_training
+
+
+def longest(
+    seconds: float, batch: float, between: float, num_images: int, batch_size: int, most: int
+) -> TrainingLength | None:
+    return longest_training(
+        seconds,
+        batch=batch,
+        between=between,
+        num_images=num_images,
+        batch_size=batch_size,
+        most=most,
+    )
+
+
+@given(
+    seconds=st.floats(30, 1000),
+    batch=st.floats(0.01, 0.3),
+    between=st.floats(0.1, 2),
+    num_images=st.integers(2, 20_000),
+    batch_size=st.integers(2, 64),
+)
+@example(seconds=199, batch=1.0, between=0.0, num_images=3200, batch_size=32)
+@example(seconds=30, batch=0.3, between=2.0, num_images=3, batch_size=32)
+def test_training_uses_nine_tenths_of_its_time_and_no_more(
+    seconds, batch, between, num_images, batch_size
+):
+    found = longest(seconds, batch, between, num_images, batch_size, most=10**9)
+    assert found is not None
+    full = math.ceil(num_images / batch_size)
+    batches = found.batches or full
+    # a smaller last batch takes as long as it has images
+    filled = batches if batches < full else max(1.0, num_images / batch_size)
+    assert found.epochs * (filled * batch + between) == pytest.approx(found.seconds)
+    assert found.seen == found.epochs * min(num_images, batches * batch_size)
+    assert batches <= full and found.seconds <= seconds * (1 + 1e-12)
+    # nine complete epochs of nearly ten, or fewer, of which each is cut by less than a batch
+    assert found.seconds >= min(0.9 * seconds, seconds - found.epochs * batch) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_images", "most", "found"),
+    [
+        (250, 3200, 100, (3, 83, 3 * 83 * 32, 249.0)),  # few epochs are cut
+        (50, 3200, 100, (1, 50, 50 * 32, 50.0)),
+        (1050, 3200, 100, (10, None, 32_000, 1000.0)),  # many are complete
+        (10_000, 3200, 7, (7, None, 7 * 3200, 700.0)),
+        (187, 298, 100, (20, None, 20 * 298, 186.25)),  # nine batches of 32 and one of 10
+        (20, 10, 100, (20, None, 200, 20.0)),
+    ],
+)
+def test_lengths_by_hand(seconds, num_images, most, found):
+    assert longest(seconds, 1.0, 0.0, num_images, 32, most) == found
+
+
+def test_epochs_are_fewer_if_checkpoints_take_longer_than_they():
+    assert longest(10.0, 1.0, 9.0, 32, 32, 100) == (1, None, 32, 10.0)
+    assert longest(15.0, 1.0, 9.0, 32, 32, 100) == (1, None, 32, 10.0)
+
+
+@pytest.mark.parametrize("num_images", [40, 2_000])
+def test_more_time_never_means_fewer_images(num_images):
+    seen = [
+        found.seen for t in range(5, 400) if (found := longest(t, 0.3, 0.5, num_images, 32, 10**6))
+    ]
+    # An epoch more takes the time of some batches for its checkpoint, and cut epochs lose less than a batch each.
+    assert all(later >= earlier - (3 + 9) * 32 for earlier, later in pairwise(seen))
+    assert seen[-1] > 10 * seen[0]
+
+
+@given(seconds=st.floats(-3, 1.49))
+def test_without_time_for_a_batch_there_is_no_training(seconds):
+    assert longest(seconds, 1.0, 0.5, 100, 32, 100) is None
