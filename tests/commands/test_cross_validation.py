@@ -1,6 +1,6 @@
 """`finetune fit --folds`: each image is tested once, and the results and networks of the folds are joined.
 
-The folds run in this process. `tests/integration/test_fold_runs.py` starts processes.
+The folds run in this process. `tests/promises/test_folds.py` starts processes.
 """
 
 import contextlib
@@ -298,7 +298,7 @@ def test_the_joined_checkpoint_gives_the_mean_of_the_folds(kind, request):
 
 
 def test_the_folder_is_a_run_for_other_commands(cli, images, finished, capsys):
-    """Also for export, in `tests/integration/test_fold_runs.py`."""
+    """Also for export, in `tests/promises/test_folds.py`."""
     cli("predict", finished, images, "--workers", 0)
     num = sum(CLASSES.values())
     assert f"{num} images" in capsys.readouterr().out

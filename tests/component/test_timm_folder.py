@@ -1,4 +1,4 @@
-"""Which checkpoints become a folder for timm. tests/integration/test_timm_commands.py has the folder itself."""
+"""Which checkpoints become a folder for timm. tests/promises/test_timm_networks.py has the folder itself."""
 
 import pytest
 import timm

@@ -1,4 +1,4 @@
-"""The scenarios of test_ddp.py and test_promises.py: `ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
+"""The scenarios of test_three_devices.py and test_promises.py: `ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
 
 Several processes have torchrun's variables set. Each scenario writes its result to OUT/<name>_<rank>.pt. All share one
 process group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.

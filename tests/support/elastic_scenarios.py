@@ -1,4 +1,4 @@
-"""The scenarios of test_elastic.py: `elastic_scenarios.py OUT DATA WORLD_SIZE`, first for 1 and then for 3 processes.
+"""The scenarios of test_noise_on_three_devices.py: `elastic_scenarios.py OUT DATA WORLD_SIZE`, for 1 and then for 3.
 
 Every case trains completely, and writes a checkpoint within its second epoch. If there is a checkpoint of another
 number of processes, the case also continues from that. Results are in OUT/<name>_<rank>.pt.

@@ -1,4 +1,4 @@
-"""The scenarios of test_ends.py: commands that fail or are stopped must end.
+"""The scenarios of test_every_end.py: commands that fail or are stopped must end.
 
     python tests/support/end_scenarios.py OUT "" 1 cover|all|NAME...
 

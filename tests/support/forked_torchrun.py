@@ -72,7 +72,7 @@ if __name__ == "__main__":
     parser.add_argument("--read-only")
     parser.add_argument("torchrun", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    sys.path.append(str(ROOT / "tests/integration"))  # the callbacks of the tests
+    sys.path.append(str(ROOT / "tests/nightly"))  # the callbacks of the tests
     if arguments.host:
         enter(arguments.host)
     if arguments.read_only:

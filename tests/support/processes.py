@@ -140,7 +140,7 @@ def launch(script: str, out: Path, world_size: int, data: Path | str = "", *more
     """Run a script of this folder as every rank of a world: `script OUT DATA WORLD_SIZE …`; OUT gets their logs too."""
     out.mkdir()
     argv = [str(Path(__file__).with_name(script)), str(out), str(data), str(world_size), *more]
-    port = _free_port()
+    port = free_port()
     ranks: list[Process] = []
     deadline = time.monotonic() + LIMIT
     try:
@@ -181,7 +181,7 @@ def start_ranks(
     world_size: int, *arguments: object, cwd: Path, **environment: str
 ) -> list[Process]:
     """Start `finetune …` as several ranks, as torchrun does: none is forked from another one."""
-    port = _free_port()
+    port = free_port()
     return [
         start(*arguments, cwd=cwd, **environment, **rank_environment(rank, world_size, port))
         for rank in range(world_size)
@@ -213,7 +213,7 @@ def left_after(sessions: list[int], seconds: float) -> list[str]:
     return left
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -1,6 +1,6 @@
 """The same run on 1 and 3 processes; each promise has a wrong variant that the comparison catches.
 
-test_promises.py has two processes, and the controls that only show that the comparison works.
+test_devices.py has two processes, and the controls that only show that the comparison works.
 """
 
 import csv
@@ -12,8 +12,6 @@ from ddp_scenarios import NUM_EVALUATED
 from processes import launch
 from promise import control, promise
 from scenario_results import distance, draw_scenarios, load
-
-pytestmark = pytest.mark.slow
 
 WORLD_SIZES = (1, 3)
 

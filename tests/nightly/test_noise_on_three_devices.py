@@ -1,6 +1,6 @@
 """A run with all sources of randomness on 1 and 3 processes, also started on one number and ended on the other.
 
-test_promises.py, test_resume.py and test_timm.py have two processes.
+test_devices.py, test_resume.py and test_timm_families.py have two processes.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,6 @@ from elastic_scenarios import CASES
 from processes import launch
 from promise import promise
 from scenario_results import distance, draw_scenarios, load
-
-pytestmark = pytest.mark.slow
 
 # float64: rounding in sums of another order. Small networks add that up over 10 steps (measured: 1.4e-16); behind many
 # layers it grows (EfficientNet: 5e-15; with batch norm trained on six images 8e-8). Mistakes are at 7e-9 and more.

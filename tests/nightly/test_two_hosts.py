@@ -27,8 +27,6 @@ from finetune.cli import run
 from finetune.data.samplers import TrainBatches, rank_range
 from finetune.runs.metrics_csv import read_metrics
 
-pytestmark = pytest.mark.slow
-
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ
 # 21 images train in batches of 6: in the last batch of an epoch the hosts have 2 images and 1.

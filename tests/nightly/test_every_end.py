@@ -8,8 +8,6 @@ import pytest
 from processes import launch
 from promise import control, promise
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -15,13 +15,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from colours import draw_colours
-from processes import Process, _free_port
+from processes import Process, free_port
 from promise import promise
 
 from finetune.cli import run
 from finetune.runs.model_checkpoint import Checkpoints
-
-pytestmark = pytest.mark.slow
 
 DIES_AT, JOINED_AT = 5, 6  # steps, of 4 an epoch and 12 in all
 FIT = [
@@ -91,7 +89,7 @@ def test_a_machine_dies_and_another_joins(tmp_path: Path):
     draw_colours(tmp_path / "data", train=8, test=2)
     folder = tmp_path / "elastic"
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
     agents = [start_machine(folder, "first", port)]
     try:
         agents.append(start_machine(folder, "dies", port, DIES="1"))

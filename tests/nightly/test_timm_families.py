@@ -19,8 +19,6 @@ from finetune.features import linear_probe
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import timm_name
 
-pytestmark = pytest.mark.slow
-
 of_each_family = pytest.mark.parametrize(("backbone", "size"), FAMILIES.values(), ids=FAMILIES)
 
 

@@ -4,15 +4,12 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 import torch
 from colours import draw_colours
 from processes import left_after, start
 from promise import promise
 
 from finetune.runs.metrics_csv import read_metrics
-
-pytestmark = pytest.mark.slow
 
 # Seconds. Measured with other work on both cores: 1.9 s on one process, 2.3 s on two, for a step and 134 MB.
 LIMIT = 20.0

@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         return found
 
 
-# As test_ddp.py's. Between CPU and GPU float32 multiplies in TF32, with 10 bits of mantissa.
+# As test_three_devices.py's. Between CPU and GPU float32 multiplies in TF32, with 10 bits of mantissa.
 SCENARIOS = [
     ("small_float64", 1e-10, 1e-10),
     ("small_float32", 1e-2, 7.5e-5),
