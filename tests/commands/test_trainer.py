@@ -53,7 +53,7 @@ def test_in_a_batch_script_without_srun_lightning_starts_the_processes(monkeypat
 
 @pytest.mark.parametrize("port", [None, "1234"])
 def test_ranks_that_come_with_a_port_are_a_launcher_s(monkeypatch, port):
-    """That stale ones neither silence a run nor let it wait: test_cli.py::test_ctrl_c_ends_interpreters_in_one_line."""
+    """That stale ones neither silence a run nor let it wait: test_ends.py."""
     for name, value in {
         "RANK": "1",
         "LOCAL_RANK": "1",

@@ -4,10 +4,12 @@ test_devices.py has two processes, and the controls that only show that the comp
 """
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from colours import draw_colours
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
 from promise import control, promise
@@ -202,3 +204,16 @@ def test_images_that_are_mirrored_too_or_larger_are_measured_otherwise(results, 
         load(results[1], f"evaluated_{i}")["metrics"] for i in (NUM_EVALUATED[-1], name)
     )
     assert abs(plain["test/loss"] - other["test/loss"]) > 1e-5
+
+
+@promise("resume")
+def test_three_killed_processes_end_as_uninterrupted_ones_and_buckets_of_ddp_would_not(tmp_path):
+    """Bit for bit; sums of two have the same rounding in any order."""
+    data = draw_colours(tmp_path / "data", train=30, test=4)
+    out = launch("kill_scenarios.py", tmp_path / "out", 1, data, "three")
+    results = json.loads((out / "results.json").read_text())
+    parts = ("weights", "optimizer", "scheduler", "loops", "steps", "epochs")
+    killed, control = results["killed_three"], results["control_three"]
+    assert killed["ended"] == [-9] * 3 and killed["resumed"] == control["resumed"] == [0] * 3
+    assert [part for part in parts if not killed[part]] == []
+    assert not control["weights"]

@@ -1,11 +1,15 @@
 """Each family of timm's networks: the same on two processes as on one, resumed, with a probe, partly frozen."""
 
+import csv
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import timm
 import torch
+from colours import QUICK
 from ddp_scenarios import NUM_EVALUATED
 from processes import launch
 from promise import promise
@@ -15,7 +19,9 @@ from small_fits import data, fit
 from timm_scenarios import FAMILIES
 
 from finetune import Classifier
+from finetune.data.decode import decode
 from finetune.features import linear_probe
+from finetune.inference.predictor import Predictor
 from finetune.models.stages import head, head_name
 from finetune.models.timm_backbones import timm_name
 
@@ -120,3 +126,33 @@ def test_a_stopped_fit_of_each_family_ends_where_one_does_that_was_not(
     first = {name: first[f"network.{name}"] for name in full.network.state_dict()}
     # what the last step moves
     assert distance(full.network.state_dict(), first) > 1e-6
+
+
+# the others are like that of test_timm_networks.py and like the network of test_resume.py
+OF_ANOTHER_KIND = ("mobilenetv4", "vit", "dinov2", "focalnet")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size"), [FAMILIES[name] for name in OF_ANOTHER_KIND], ids=OF_ANOTHER_KIND
+)
+def test_a_checkpoint_of_each_family_predicts_without_the_hub(
+    colours, cli, monkeypatch, backbone, size
+):
+    """Those of a fixed size and with a class token too: what the network is made of is in the checkpoint."""
+
+    def refuse(*_, **__):
+        pytest.fail("asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    options = ["--backbone", backbone, "--size", size, "--batch", 4, "--trainer.max_steps", 1]
+    cli("fit", colours, *QUICK, *options, "--test_after_fit", "false")
+    folder = Path("runs/fit/version_0")
+    cli("predict", folder, colours / "test", "--output", "out.csv", "--data.num_workers", "0")
+    with open("out.csv") as file:
+        rows = list(csv.DictReader(file))[:3]
+    expected = Predictor(folder / "checkpoints/best.ckpt")([decode(row["path"]) for row in rows])
+    reported = [
+        [float(value) for name, value in row.items() if name.startswith("p_")] for row in rows
+    ]
+    # alone or among others, folded batch norm or not
+    np.testing.assert_allclose(reported, expected, rtol=0, atol=1e-4)

@@ -1,8 +1,7 @@
-"""The run of an ensemble: one checkpoint that predicts, is exported, resumed, and distinguished from others."""
+"""`--members`: several networks in one run, whose checkpoint predicts, is exported, resumed, and told from others."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from colours import QUICKEST
 from promise import promise
 
 import finetune
@@ -20,28 +20,7 @@ from finetune.models.backbones import build
 
 pytestmark = pytest.mark.slow
 
-SMALL = [
-    *(
-        "--data.image_size",
-        "28",
-        "--data.batch_size",
-        "16",
-        "--data.num_workers",
-        "0",
-        "--model.backbone",
-        "small_cnn",
-    ),
-    *(
-        "--model.weights",
-        "null",
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.precision",
-        "32-true",
-        "--report",
-        "false",
-    ),
-]
+SMALL = [*QUICKEST, "--test_after_fit", "false"]
 EVALUATED = ["--data.num_workers", 0, "--trainer.accelerator", "cpu"]
 RUN = "runs/fit/version_0"
 
@@ -58,27 +37,10 @@ def folder(colours, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ensemble")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        fit = [
-            "fit",
-            colours,
-            *SMALL,
-            "--members",
-            3,
-            "--trainer.max_epochs",
-            2,
-            "--test_after_fit",
-            "false",
-        ]
-        command(*fit)
+        command("fit", colours, *SMALL, "--members", 3, "--trainer.max_epochs", 2)
         for kind in ("onnx", "safetensors"):
-            command(
-                "export",
-                f"{RUN}/checkpoints/best.ckpt",
-                "--format",
-                kind,
-                "--output",
-                f"best.{kind}",
-            )
+            best = f"{RUN}/checkpoints/best.ckpt"
+            command("export", best, "--format", kind, "--output", f"best.{kind}")
         shutil.copy(f"{RUN}/checkpoints/best.ckpt", "best.ckpt")
     return root
 
@@ -137,36 +99,10 @@ def test_an_exported_file_says_the_same_and_is_tested(folder, colours, cli, tmp_
     assert first["test/loss"] == pytest.approx(second["test/loss"], abs=1e-5)
 
 
-@pytest.fixture
-def resume(folder, colours, cli, tmp_path) -> Callable[..., Path]:
-    """Return a function that resumes a copy of the run and returns its folder."""
+def test_resume_continues_with_as_many_members(folder, colours, cli, tmp_path):
     shutil.copytree(folder / "runs", tmp_path / "runs")
-
-    def act(*more: Any) -> Path:
-        fit = [
-            "fit",
-            colours,
-            *SMALL,
-            "--trainer.max_epochs",
-            3,
-            "--test_after_fit",
-            "false",
-            "--resume",
-        ]
-        cli(*fit, *more)
-        return tmp_path / RUN
-
-    return act
-
-
-def members_in(run: Path) -> int:
-    return yaml.safe_load((run / "config.yaml").read_text())["model"]["members"]
-
-
-def test_it_continues_with_as_many(resume):
-    run = resume()
+    run = tmp_path / RUN
+    cli("fit", colours, *SMALL, "--trainer.max_epochs", 3, "--resume")
     last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    assert (
-        last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
-        and members_in(run) == 3
-    )
+    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["members"] == 3

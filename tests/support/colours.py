@@ -5,6 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+NAMES = ("blue", "green", "red")  # of the classes
 # Options of a fit that takes a second.
 QUICK = [
     *(
@@ -40,7 +41,7 @@ def draw_colours(root: Path, **num_images: int) -> Path:
     """Write `split=n` noisy 48x56 images for each of blue, green and red."""
     rng = np.random.default_rng(0)
     for split, num in num_images.items():
-        for channel, name in enumerate(("blue", "green", "red")):
+        for channel, name in enumerate(NAMES):
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(num):

@@ -1,4 +1,4 @@
-"""The scenarios of test_three_devices.py and test_promises.py: `ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
+"""The scenarios of test_three_devices.py and test_devices.py: `ddp_scenarios.py OUT DATA WORLD_SIZE [SCENARIO …]`.
 
 Several processes have torchrun's variables set. Each scenario writes its result to OUT/<name>_<rank>.pt. All share one
 process group, since starting costs seconds. With SCENARIO_DEVICE=cuda all processes compute on the first GPU.
@@ -40,7 +40,7 @@ from finetune.training.temperature import Temperature
 from finetune.training.threshold import parse_aim
 
 NUM_EVALUATED = (1, 2, 12, 13)
-# What only test_promises.py names, on two processes; all else runs where no scenario is named.
+# What only test_devices.py names, on two processes; all else runs where no scenario is named.
 CONTROLS_OF_PROMISES = ("control_padding", "control_own_temperature", "control_own_labels")
 DEVICE = torch.device(os.environ.get("SCENARIO_DEVICE", "cpu"))
 MOVED: list[float] = []  # how far each training has moved the weights, at most

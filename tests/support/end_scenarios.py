@@ -1,4 +1,4 @@
-"""The scenarios of test_every_end.py: commands that fail or are stopped must end.
+"""The scenarios of test_every_end.py and test_ends.py: commands that fail or are stopped must end.
 
     python tests/support/end_scenarios.py OUT "" 1 cover|all|NAME...
 
@@ -514,7 +514,7 @@ def main(out: Path, names: list[str]) -> None:
     )
     # else each process's own garbage collection would copy all the memory that it shares with this one
     gc.freeze()
-    control = Scenario("exception", "train", "1", "one", "file") if names[0] == "cover" else None
+    control = None if names[0] in sets else Scenario("exception", "train", "1", "one", "file")
     found = run_all(scenarios, out, control, int(os.environ.get("END_JOBS", "2")))
     (out / "results.json").write_text(json.dumps(found, indent=1))
     for result in found["results"]:

@@ -1,4 +1,4 @@
-"""The scenarios of test_resume.py: fits that are killed and resumed, `python kill_scenarios.py OUT DATA 1 [quick]`.
+"""Fits that are killed and resumed, for test_resume.py: `python kill_scenarios.py OUT DATA 1 [quick|three]`.
 
 Every fit is the real command in forked processes, which start at once since this one has imported everything.
 """
@@ -38,43 +38,12 @@ from finetune.training.classifier import Classifier
 OUT, DATA = Path(sys.argv[1]), Path(sys.argv[2])
 STEPS_PER_EPOCH, EPOCHS = 7, 3  # 81 images in batches of 12
 FIT = [
-    *(
-        "fit",
-        "--resume",
-        "--checkpoint_every_n_steps",
-        3,
-        "--data.root",
-        DATA,
-        "--data.image_size",
-        32,
-    ),
-    *(
-        "--data.batch_size",
-        12,
-        "--data.val_fraction",
-        0.1,
-        "--model.weights",
-        "null",
-        "--trainer.max_epochs",
-        EPOCHS,
-    ),
-    *(
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.log_every_n_steps",
-        1,
-        "--trainer.enable_progress_bar",
-        "false",
-    ),
-    *(
-        "--model.scheduler",
-        "finetune.WarmupCosine",
-        "--report",
-        "false",
-        "--test_after_fit",
-        "false",
-    ),
-    *("--trainer.precision", "32-true"),
+    *("fit", "--resume", "--checkpoint_every_n_steps", 3, "--data.root", DATA),
+    *("--data.image_size", 32, "--data.batch_size", 12, "--data.val_fraction", 0.1),
+    *("--model.weights", "null", "--model.scheduler", "finetune.WarmupCosine"),
+    *("--trainer.max_epochs", EPOCHS, "--trainer.accelerator", "cpu"),
+    *("--trainer.log_every_n_steps", 1, "--trainer.enable_progress_bar", "false"),
+    *("--trainer.precision", "32-true", "--report", "false", "--test_after_fit", "false"),
 ]
 # batch norm, in a third of mobilenet_v3_small's time
 TINY = ("--model.backbone", "timm/test_efficientnet")
@@ -186,7 +155,7 @@ def killed_and_resumed(
     killed = fit.signal_at(step, signal.SIGKILL)
     inside = step_of_last(root)
     resumed = Fit(root, *extra, **options).wait()
-    return {"killed": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
+    return {"ended": killed, "step": inside, "resumed": resumed, **compared(root, reference)}
 
 
 def wait_for_the_signal(step: int) -> None:
@@ -209,7 +178,7 @@ def interrupted(
     codes = Fit(root, *TINY, *extra, world_size=2).signal_at(step, signum, everyone)
     inside = step_of_last(root)
     resumed = Fit(root, *TINY, *extra, world_size=2).wait()
-    return {"stopped": codes, "step": inside, "resumed": resumed, **compared(root, reference)}
+    return {"ended": codes, "step": inside, "resumed": resumed, **compared(root, reference)}
 
 
 def stop_inside_an_epoch() -> None:
@@ -238,7 +207,7 @@ def moved(
     output = (root / "log0").read_text()
     resumed = Fit(root, *SMALL, world_size=after, before=control).wait()
     return {
-        **{"stopped": codes, "step": step, "resumed": resumed},
+        **{"ended": codes, "step": step, "resumed": resumed},
         "said": [output, (root / "log0").read_text().removeprefix(output)],
         "distances": [stopped_at, distance(state(root)["weights"], reference["weights"])],
     }
@@ -296,7 +265,7 @@ def checkpoints_that_wait() -> Iterator[None]:
 
 
 def quick_scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
-    """One kill inside an epoch on one process, and the control: test_promises.py's."""
+    """One kill inside an epoch on one process, and the control."""
     two_epochs = (*TINY, "--trainer.max_epochs", 2)
     reference_root = OUT / "reference1"
     yield "reference1", {"codes": Fit(reference_root, *two_epochs).wait()}
@@ -314,12 +283,11 @@ def scenarios() -> Iterator[tuple[str, dict[str, Any]]]:
     random.seed(20)
     yield from scenarios_of_one_process()
     yield from scenarios_of_two_processes()
-    yield from scenarios_of_three_processes()
     draw_labelled(OUT / "labels", train=93)  # 81 without those of validation, or about
     reference_root = OUT / "labels_reference"
     yield "labels_reference", {"codes": Fit(reference_root, *LABELS).wait()}
     reference = state(reference_root)
-    yield "labels_killed", killed_and_resumed(OUT / "labels_killed", 10, reference, *LABELS)
+    yield "killed_labels", killed_and_resumed(OUT / "killed_labels", 10, reference, *LABELS)
     yield from scenarios_of_another_number()
 
 
@@ -333,8 +301,6 @@ def scenarios_of_one_process() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "reference1"
     yield "reference1", {"codes": Fit(reference_root, *TINY).wait()}
     reference = state(reference_root)
-    root = OUT / "killed1"
-    yield root.name, killed_and_resumed(root, step_inside_an_epoch(), reference, *TINY)
     with temporary_files_on_another_file_system():
         root = OUT / "cut_off"
         cut = Fit(root, *TINY, before=die_while_writing).wait()
@@ -343,7 +309,7 @@ def scenarios_of_one_process() -> Iterator[tuple[str, dict[str, Any]]]:
         resumed = Fit(root, *TINY).wait()
         gone = [path.name for path in root.rglob("*.tmp")]
         results = {
-            "killed": cut,
+            "ended": cut,
             "step": last,
             "leftovers": leftovers,
             "resumed": resumed,
@@ -359,10 +325,10 @@ def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
     reference_root = OUT / "reference2"
     yield "reference2", {"codes": Fit(reference_root, *TINY, world_size=2).wait()}
     reference = state(reference_root)
-    root = OUT / "killed2"
+    root = OUT / "killed_two"
     step = step_inside_an_epoch()
     yield root.name, killed_and_resumed(root, step, reference, *TINY, world_size=2)
-    yield "sighup", interrupted(OUT / "sighup", 9, signal.SIGHUP, True, reference)
+    yield "closed_terminal", interrupted(OUT / "closed_terminal", 9, signal.SIGHUP, True, reference)
     with checkpoints_that_wait():
         root = OUT / "waiting_stopped"
         yield root.name, interrupted(root, 16, signal.SIGTERM, False, reference, *SELDOM)
@@ -370,7 +336,7 @@ def scenarios_of_two_processes() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def scenarios_of_three_processes() -> Iterator[tuple[str, dict[str, Any]]]:
     fit = (*TINY, "--trainer.max_epochs", 2)
-    for name, context in (("killed3", nullcontext()), ("control3", buckets_of_ddp())):
+    for name, context in (("killed_three", nullcontext()), ("control_three", buckets_of_ddp())):
         with context:
             reference_root = OUT / f"reference_{name}"
             Fit(reference_root, *fit, world_size=3).wait()
@@ -399,5 +365,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # else each process's own garbage collection would copy all the memory that it shares with this one
     gc.freeze()
-    results = dict(quick_scenarios() if sys.argv[4:] == ["quick"] else scenarios())
+    chosen = {"quick": quick_scenarios, "three": scenarios_of_three_processes}
+    results = dict(chosen.get(sys.argv[-1], scenarios)())
     (OUT / "results.json").write_text(json.dumps(results, indent=1))

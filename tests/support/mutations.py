@@ -2,9 +2,9 @@
 
     python tests/support/mutations.py [WORD ...]    # those whose promise has one of the words
 
-Each runs in a copy of the checkout, first with its own quick tests and test_promises.py, then with its slow ones. Exit
-code 1 if a wrong line passes all tests, if more than a third pass the quick ones, or if a test fails without a wrong
-line. `test_mutations.py` checks that the lines are still there.
+Each runs in a copy of the checkout, first with its own quick tests and those of some promises, then with its slow ones.
+Exit code 1 if a wrong line passes all tests, if more than a third pass the quick ones, or if a test fails without a
+wrong line. `test_mutations.py` checks that the lines are still there.
 """
 
 import os
@@ -56,7 +56,7 @@ MUTATIONS = [
         "data/transforms.py",
         'settings.get("eval_image_size") or settings["image_size"]',
         'settings["image_size"]',
-        "tests/integration/test_sizes.py",
+        "tests/promises/test_prepared_images.py",
     ),
     Mutation(
         "each random transform draws its own numbers",
@@ -189,7 +189,7 @@ MUTATIONS = [
         "commands/lightning_cli.py",
         "evaluated_with |= {name: data[name] for name in PREPARATION if name in data}",
         "evaluated_with |= {}",
-        "tests/integration/test_cli.py -k 'predict or prepared or preprocessing'",
+        "tests/promises/test_commands.py -k predict",
     ),
     Mutation(
         "the head trains at ten times the rate",
@@ -322,7 +322,7 @@ MUTATIONS = [
         "distributed/signals.py",
         "_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
         "_SIGNALS = (signal.SIGINT, signal.SIGTERM)",
-        "tests/integration/test_resume.py -k closed_terminal",
+        "tests/promises/test_resume.py -k closed_terminal",
     ),
     Mutation(
         "images that cannot be decoded are skipped on request",
@@ -529,7 +529,11 @@ MUTATIONS = [
 
 # Tiers by speed: the pytest selections of each.
 TIERS = {
-    "make test": ('-m "not slow and not network" {tests}', "tests/integration/test_promises.py"),
+    "make test": (
+        '-m "not slow and not network" {tests}',
+        '-m "not slow and not network" tests/promises/test_devices.py tests/promises/test_resume.py '
+        "tests/promises/test_ends.py tests/promises/test_serving.py tests/promises/test_multi_label.py",
+    ),
     "make test-all": ('-m "slow and not network" {tests}',),
 }
 

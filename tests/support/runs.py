@@ -1,11 +1,13 @@
 """Runs that are fitted once a session, of which each test gets a copy of its own."""
 
+import csv
 import os
 import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 CHECKPOINTS = (".ckpt", ".onnx", ".safetensors")  # large, and replaced rather than changed
@@ -114,3 +116,34 @@ def run(fitted_runs: FittedRuns, tmp_path: Path) -> Callable[..., Path]:
         return copy_by_links(getattr(fitted_runs, kind), tmp_path / target)
 
     return copied
+
+
+@pytest.fixture(scope="session")
+def finished(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of `finetune fit`, with its report; to be read only."""
+    from colours import QUICKEST
+    from processes import finetune
+
+    folder = tmp_path_factory.mktemp("finished")
+    process = finetune(
+        "fit", colours, *QUICKEST, "--report", "true", "--trainer.max_epochs", 3, cwd=folder
+    )
+    assert process.returncode == 0, process.stderr
+    return folder / "runs/fit/version_0"
+
+
+@pytest.fixture(scope="session")
+def predicted(
+    finished: Path, colours: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, np.ndarray]:
+    """`finetune predict`: path of each test image to its probabilities."""
+    from colours import NAMES
+    from processes import finetune
+
+    folder = tmp_path_factory.mktemp("predicted")
+    words = ["--workers", 0, "--trainer.accelerator", "cpu", "--out", "predictions.csv"]
+    process = finetune("predict", finished, colours / "test", *words, cwd=folder)
+    assert process.returncode == 0, process.stderr
+    rows = list(csv.DictReader((folder / "predictions.csv").read_text().splitlines()))
+    assert len(rows) == 30
+    return {row["path"]: np.array([float(row[f"p_{name}"]) for name in NAMES]) for row in rows}

@@ -1,0 +1,326 @@
+"""The command line as a user meets it: help, configs, run folders, predictions, a list of images for all processes."""
+
+import csv
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import pytest
+import torch
+import yaml
+from colours import QUICKEST
+from processes import finetune, start
+
+from finetune import __version__
+from finetune.cli import LIGHTNING, OWN, main, run
+from finetune.commands.all_options import HIDDEN
+from finetune.commands.options import OPTIONS
+from finetune.runs.metrics_csv import read_metrics
+
+UNTESTED = ("--test_after_fit", "false")
+ON_CPU = ("--trainer.accelerator", "cpu")
+
+
+@pytest.fixture(scope="session")
+def fitted(fitted_runs) -> Path:
+    """A finished run; to be read only."""
+    return fitted_runs.single
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def is_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("predict", {}, {"OMP_WAIT_POLICY": "passive"}),
+        ("fit", {}, {"GOMP_SPINCOUNT": "10000"}),
+        ("fit", {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ("fit", {"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_waiting_threads_leave_the_cores_to_others(monkeypatch, tmp_path, command, given, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("x.ckpt").touch()
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, given.get(name, ""))
+        if name not in given:
+            monkeypatch.delenv(name)
+    program = SimpleNamespace(run_lightning=lambda arguments, **_: None)
+    monkeypatch.setitem(sys.modules, "finetune.commands.lightning_cli", program)
+    # as at the start of a process: torch reads them when it is imported
+    monkeypatch.delitem(sys.modules, "torch")
+    run([command, *{"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}[command]])
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Start the script that `pip install` puts next to the interpreter."""
+    command = [str(Path(sys.executable).with_name("finetune")), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_everything_and_version_and_help_are_quick(tmp_path):
+    seconds = []
+    for option in ("--version", "--help"):
+        before = os.times()
+        result = console_script(option, cwd=tmp_path)
+        after = os.times()  # processor time: on a busy machine the clock also counts waiting
+        user = after.children_user - before.children_user
+        seconds.append(user + after.children_system - before.children_system)
+        assert result.returncode == 0
+        if option == "--version":
+            assert result.stdout == f"finetune {__version__}\n"
+    for name, text in {**LIGHTNING, **{name: text for name, (_, text) in OWN.items()}}.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.M)
+    assert min(seconds) < 0.5  # half of what importing torch alone takes
+
+
+@pytest.mark.parametrize("command", list(LIGHTNING))
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: finetune {command} " in shown and shown.count("\n") < 60
+    assert "--devices" in shown and "--trainer.accumulate_grad_batches" not in shown
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help", "all"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    titles = re.findall(r"^(\S.*):$", shown, re.M)
+    assert titles == [
+        "the run",
+        "data",
+        "network and training",
+        "Lightning's Trainer, in its own words",
+    ]
+    lines = shown.splitlines()
+    listed = [name for line in lines for name in re.findall(r"^  --.*?([\w.]+)(?: \S+)?$", line)]
+    assert len(listed) == len(set(listed)) > 70 and max(map(len, lines)) <= 180
+    options = {
+        name for name in OPTIONS[command] if name.startswith(("data.", "trainer.", "model."))
+    }
+    assert sorted(options - {*listed, *HIDDEN}) == []
+
+
+@pytest.mark.slow
+def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
+    cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICKEST, *UNTESTED)
+    assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
+    assert "test/accuracy" not in capsys.readouterr().out
+
+
+def test_every_run_has_a_folder_of_its_own(colours, cli, run, tmp_path):
+    first = run()
+    cli("fit", "--data.root", colours, *QUICKEST)
+    for folder in (first, first.with_name("version_1")):
+        files = sorted(
+            str(path.relative_to(folder))
+            for path in folder.rglob("*")
+            if path.is_file() and path.name != ".lock"
+        )
+        assert files == [
+            *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml"),
+            *("metrics.csv", "seconds.json", "steps.csv", "test.json", "test_predictions.csv"),
+        ]
+    result = json.loads((folder / "test.json").read_text())
+    assert sum(map(sum, result["confusion_matrix"])) == 30
+    steps = read_metrics(folder / "steps.csv")
+    common = {"train/loss", "val/accuracy", "lr-AdamW/head"}
+    assert {"step", "epoch", "train/loss_epoch", "test/accuracy", *common} <= set(steps[0])
+    assert result["test/accuracy"] in [float(row["test/accuracy"] or -1) for row in steps]
+    epochs = read_metrics(folder / "metrics.csv")
+    assert [row["epoch"] for row in epochs] == [str(i + 1) for i in range(len(epochs))] != []
+    for row in epochs:
+        # of a class that is never predicted
+        empty = [name for name, value in row.items() if not value]
+        assert all(name.startswith("val/precision/") for name in empty)
+        assert float(row["seconds"]) > 0
+        assert {"train/accuracy", "val/loss", *common} <= set(row)
+
+
+@pytest.mark.slow
+def test_the_saved_config_can_be_run_again(fitted, cli, tmp_path):
+    saved = fitted / "config.yaml"
+    cli("fit", "--config", saved, "--out", "again", *UNTESTED)
+    again = tmp_path / "again/fit/version_0"
+    a, b = (yaml.safe_load(path.read_text()) for path in (saved, again / "config.yaml"))
+    assert a["model"] == b["model"]
+    assert a["data"] == b["data"]
+    assert is_equal(weights_of(fitted), weights_of(again))
+
+
+def test_a_checkpoint_alone_predicts(fitted, colours, cli, tmp_path, capsys):
+    shutil.copy(fitted / "checkpoints/best.ckpt", tmp_path / "only.ckpt")
+    images = tmp_path / "photos"
+    shutil.copytree(colours / "test", images)
+    (images / "broken.jpg").write_text("no image")
+    cli("predict", "--ckpt_path", "only.ckpt", "--data.predict", "photos", *ON_CPU)
+    rows = rows_of(tmp_path / "runs/predict/version_0/predictions.csv")
+    assert [row["path"] for row in rows] == sorted(
+        str(p.relative_to(tmp_path)) for p in images.rglob("*.*")
+    )
+    assert list(rows[0]) == ["path", "class", "probability", "p_blue", "p_green", "p_red", "error"]
+    (bad,) = [row for row in rows if row["error"]]
+    assert (bad["path"], bad["class"]) == ("photos/broken.jpg", "")
+    for row in rows:
+        if not row["error"]:
+            by_class = {name: float(row[f"p_{name}"]) for name in ("blue", "green", "red")}
+            assert sum(by_class.values()) == pytest.approx(1, abs=1e-6)
+            assert row["class"] == max(by_class, key=lambda name: by_class[name])
+    assert re.search(r"31 images: .*1 unreadable", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_run_and_images_named_by_position(fitted, colours, cli, tmp_path, capsys):
+    one = colours / "test/red/00.png"
+    two = colours / "test/red/01.png"
+    more = colours / "test/blue"
+    cli("predict", fitted, one, two, more / "*.png", "--out", "new/o.csv", "--devices", "1")
+    found = [row["path"] for row in rows_of(tmp_path / "new/o.csv")]
+    assert found == [str(path) for path in (one, two, *sorted(more.glob("*.png")))]
+    capsys.readouterr()
+    cli("predict", fitted, one, "--out", "one.csv")
+    (row,) = rows_of(tmp_path / "one.csv")
+    reported = f"{one}: {row['class']}, probability {float(row['probability']):.4f}"
+    assert capsys.readouterr().out == f"{reported}\npredictions in one.csv\n"
+    expected = json.loads((fitted / "test.json").read_text())["test/accuracy"]
+    cli("test", fitted, colours, "--workers", "0")
+    assert f"test/accuracy {expected:.4f}\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_many_images_reach_the_processes_of_other_devices(fitted, colours, tmp_path):
+    """The system takes no argument of more than 128 KiB; a shell's glob can be longer."""
+    folder = tmp_path / ("a" * 200) / ("b" * 200)
+    shutil.copytree(colours / "test/red", folder)
+    names = sorted(map(str, folder.iterdir())) * 32
+    assert len(" ".join(names)) > 2**17
+    line = ["predict", fitted, *names, "--devices", 2, "--workers", 0, "--out", "o.csv", *ON_CPU]
+    result = finetune(*line, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("320 images: ")
+
+
+@pytest.mark.slow
+def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
+    """On two devices, whose processes are started with the words in full."""
+    short = ["--size", 28, "--batch", 16, "--workers", 0, "--weights", "null", "--epochs", 1]
+    short += ["--backbone", "small_cnn", "--precision", "32-true", "--devices", 2, "--seed", 3]
+    rest = [*ON_CPU, "--report", "false", "--model.scheduler", "null", "--out", "short"]
+    typed = ["fit", colours, *short, *rest]
+    result = finetune(*typed, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    a, b = (tmp_path / name / "fit/version_0" for name in ("short", "full"))
+    about = json.loads((a / "about.json").read_text())
+    assert about["command"] == " ".join(map(str, ["finetune", *typed]))
+    more = ["--config", "image_folder.yaml", "--trainer.devices", 2, "--seed_everything", 3]
+    full = ["fit", "--data.root", colours, *QUICKEST, *more, "--trainer.default_root_dir", "full"]
+    assert finetune(*full, cwd=tmp_path).returncode == 0
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in (a, b)]
+    assert [each["trainer"].pop("default_root_dir") for each in configs] == ["short", "full"]
+    assert configs[0] == configs[1]
+    assert is_equal(weights_of(a), weights_of(b))
+
+
+@pytest.mark.slow
+def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
+    checkpoint = fitted / "checkpoints/best.ckpt"
+    expected = json.loads((fitted / "test.json").read_text())["test/accuracy"]
+    # the data it was trained on
+    cli("test", "--ckpt_path", checkpoint, *ON_CPU)
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+    cli("validate", "--ckpt_path", checkpoint, *ON_CPU)
+    assert re.search(r"^val/accuracy \d\.\d{4}$", capsys.readouterr().out, re.M)
+    # A config that says otherwise does not change what the checkpoint is; its data may be elsewhere.
+    Path("other.yaml").write_text(
+        "model: {backbone: resnet50}\ndata: {class_path: finetune.ImageFolderData}\n"
+    )
+    moved = tmp_path / "moved"
+    shutil.copytree(colours / "test", moved / "test")
+    words = ("--config", "other.yaml", "--ckpt_path", checkpoint, "--data.root", moved)
+    cli("test", *words, *ON_CPU)
+    assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_profile_is_shown(colours, tmp_path):
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.profiler", "simple"]
+    result = finetune(*fit, cwd=tmp_path)
+    # of the fit and of its test
+    assert result.returncode == 0 and result.stderr.count("Profiler Report") == 2, result.stderr
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
+    both = [start("fit", "--data.root", colours, *QUICKEST, cwd=tmp_path) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    runs = sorted((tmp_path / "runs/fit").iterdir())
+    assert [run.name for run in runs] == ["version_0", "version_1"]
+    assert all((run / "test.json").exists() for run in runs)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_reported_in_one_line_and_loses_nothing(
+    colours, cli, tmp_path, monkeypatch, capsys
+):
+    fit = ["fit", "--resume", "--data.root", str(colours), *QUICKEST]
+    monkeypatch.chdir(tmp_path)
+    cli(*fit)
+    before = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
+
+    def full(checkpoint: object, file: BinaryIO) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(SystemExit) as caught:
+        main([*fit, "--trainer.max_epochs", "2"])
+    err = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert caught.value.code == 1
+    assert len(err) == 1
+    assert "could not be written" in err[0]
+    assert "No space left on device" in err[0]
+    files = sorted(path.name for path in (tmp_path / "runs/fit/version_0/checkpoints").iterdir())
+    assert files == ["best.ckpt", "last.ckpt"]
+    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
+
+
+def test_a_list_of_which_no_image_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        Path(f"{name}.png").write_text("no image")
+    Path("list.txt").write_text("a.png\nb.png\n")
+    words = ["--ckpt_path", str(fitted / "checkpoints/best.ckpt"), "--data.predict", "list.txt"]
+    with pytest.raises(SystemExit) as caught:
+        main(["predict", *words, "--output", "out.CSV"])
+    shown = capsys.readouterr()
+    assert caught.value.code == 1 and "2 images: 2 unreadable" in shown.out
+    assert "out.CSV has the reason" in shown.err.splitlines()[-1]
+    assert [row["path"] for row in rows_of(Path("out.CSV")) if row["error"]] == ["a.png", "b.png"]
+
+
+def test_output_that_is_closed_is_no_failure(tmp_path):
+    command = f"{sys.executable} -m finetune --version >&-"
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

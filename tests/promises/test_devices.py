@@ -1,0 +1,116 @@
+"""A run on two processes has the weights, the metrics and the calibration of one; on three: nightly/."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from colours import QUICKEST
+from ddp_scenarios import NUM_EVALUATED
+from processes import finetune, launch
+from promise import control, promise
+from scenario_results import distance, draw_scenarios, load
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Results of the same trainings and evaluations on one and on two processes."""
+    root = tmp_path_factory.mktemp("promises")
+    data = draw_scenarios(root / "data", NUM_EVALUATED)
+    scenarios = [
+        "small_float64",
+        "batch_norm_uneven",
+        "balanced",
+        "weighted",
+        "calibrated",
+        "labels",
+        "labels_measured",
+        f"evaluated_{NUM_EVALUATED[-1]}",
+    ]
+    controls = [
+        "control_order",
+        "control_padding",
+        "control_own_temperature",
+        "control_own_labels",
+    ]
+    return {
+        k: launch("ddp_scenarios.py", root / f"world{k}", k, data, *scenarios, *controls)
+        for k in (1, 2)
+    }
+
+
+@promise("any-number-of-devices")
+@promise("batch-norm")
+@promise("image-weights")
+@pytest.mark.parametrize(
+    "scenario", ["small_float64", "batch_norm_uneven", "balanced", "weighted", "labels"]
+)
+def test_two_processes_train_the_weights_of_one(worlds, scenario):
+    """In full: test_three_devices.py, and resumed on others: test_noise_on_three_devices.py."""
+    alone = load(worlds[1], scenario)
+    # else networks that never train would agree, too
+    assert load(worlds[1], f"{scenario}_moved") > 1e-4
+    for rank in range(2):
+        # float64: rounding over 20 steps
+        assert distance(alone, load(worlds[2], scenario, rank)) <= 1e-10
+
+
+@control("any-number-of-devices")
+def test_control_an_order_of_each_rank_is_caught(worlds):
+    assert distance(load(worlds[1], "small_float64"), load(worlds[2], "control_order")) > 1e-4
+
+
+@promise("each-image-once")
+def test_thirteen_images_count_once_on_two_processes(worlds):
+    """In full, for other numbers and three processes: test_three_devices.py."""
+    num = NUM_EVALUATED[-1]
+    alone = load(worlds[1], f"evaluated_{num}")
+    rows_alone = list(csv.reader((worlds[1] / f"evaluated_{num}.csv").read_text().splitlines()))
+    assert sum(map(sum, alone["confusion_matrix"])) == num == len(rows_alone) - 1
+    for rank in range(2):
+        shared = load(worlds[2], f"evaluated_{num}", rank)
+        assert shared["confusion_matrix"] == alone["confusion_matrix"]
+        assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6)
+    rows = list(csv.reader((worlds[2] / f"evaluated_{num}.csv").read_text().splitlines()))
+    # path and class, in the order of the input
+    assert [row[:2] for row in rows] == [row[:2] for row in rows_alone]
+    # the control: Lightning's own sampler repeats one
+    assert load(worlds[2], "control_padding") == num + 1
+
+
+@promise("exact-metrics")
+@control("exact-metrics")
+def test_the_temperature_is_fitted_on_the_images_of_both_processes(worlds):
+    """In full: test_three_devices.py."""
+    alone, own = (
+        load(worlds[1], "calibrated")["temperature"],
+        load(worlds[2], "control_own_temperature")["temperature"],
+    )
+    assert all(
+        load(worlds[2], "calibrated", k)["temperature"] == pytest.approx(alone, rel=1e-10)
+        for k in range(2)
+    )
+    assert abs(own / alone - 1) > 1e-4  # the control: each process by itself
+
+
+@promise("exact-metrics")
+@control("exact-metrics")
+def test_several_labels_are_measured_on_the_images_of_both_processes(worlds):
+    """In full, for three processes: test_three_devices.py."""
+    alone, own = load(worlds[1], "labels_measured"), load(worlds[2], "control_own_labels")
+    for rank in range(2):
+        shared = load(worlds[2], "labels_measured", rank)
+        assert shared["counts"] == alone["counts"] and shared["calibration"] == alone["calibration"]
+        assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-6, nan_ok=True)
+    assert own["calibration"] != alone["calibration"]  # the control: each process by itself
+
+
+@pytest.mark.slow
+def test_patience_ends_two_processes_where_it_ends_one(colours, tmp_path):
+    """One process: test_fit.py."""
+    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 9]
+    fit += ["--data.val_fraction", 0.3]
+    fit += ["--patience", "2", "--lr", "1e-12"]  # the first accuracy stays the highest
+    result = finetune(*fit, "--devices", 2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    reported = "stopped after epoch 3: val/accuracy did not improve in --patience 2 validations"
+    assert result.stderr.count(reported) == 1 and result.stdout.count("test/accuracy") == 1
