@@ -31,27 +31,10 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NUM_TEST = 15  # not even: the hosts' shares differ
 # 21 images train in batches of 6: in the last batch of an epoch the hosts have 2 images and 1.
 FIT = [
-    *(
-        "fit",
-        "--resume",
-        "--data.image_size",
-        "28",
-        "--data.batch_size",
-        "6",
-        "--data.num_workers",
-        "0",
-    ),
-    *("--model.backbone", "small_cnn", "--model.weights", "null", "--trainer.max_epochs", "2"),
-    *(
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.precision",
-        "64-true",
-        "--trainer.enable_progress_bar",
-        "false",
-    ),
-    *("--report", "false", "--model.optimizer", "SGD"),
-    "--trainer.callbacks+=test_two_hosts.Witness",
+    *("fit", "--resume", "--size", "28", "--batch", "6", "--workers", "0", "--epochs", "2"),
+    *("--backbone", "small_cnn", "--weights", "null", "--model.optimizer", "SGD"),
+    *("--trainer.accelerator", "cpu", "--trainer.precision", "64-true", "--report", "false"),
+    *("--trainer.enable_progress_bar", "false", "--trainer.callbacks+=test_two_hosts.Witness"),
 ]
 
 
@@ -101,20 +84,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]
         try:
             for name in names:
                 ip("netns", "add", name)
-            ip(
-                "link",
-                "add",
-                "cable",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "cable",
-                "netns",
-                names[1],
-            )
+            link = f"link add cable netns {names[0]} type veth peer name cable netns {names[1]}"
+            ip(*link.split())
             for name, address in zip(names, ADDRESSES, strict=True):
                 ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
                 ip("-n", name, "link", "set", "lo", "up")
@@ -180,31 +151,18 @@ def results(hosts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def arguments(root: Path, name: str, *extra: str) -> list[str]:
-    folders = [
-        "--data.root",
-        f"{root}/shared/data",
-        "--trainer.default_root_dir",
-        f"{root}/shared/{name}",
-    ]
-    return [
-        *FIT,
-        "--trainer.callbacks.folder",
-        f"{root}/{name}",
-        *folders,
-        "--trainer.devices",
-        "1",
-        *extra,
-    ]
+    shared = f"{root}/shared"
+    folders = ["--data.root", f"{shared}/data", "--trainer.default_root_dir", f"{shared}/{name}"]
+    witness = ["--trainer.callbacks.folder", f"{root}/{name}"]
+    return [*FIT, *witness, *folders, "--trainer.devices", "1", *extra]
 
 
 def start(network: str, host: int, command: list[str], folders: list[str], log: Path) -> Process:
     torchrun = [
         *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"),
         *("--rdzv-endpoint", f"{ADDRESSES[0]}:29500", "--local-addr", ADDRESSES[host]),
-        *(
-            "--rdzv-conf",
-            f"is_host={host == 0}",
-        ),  # both go by the same host name here, so torchrun can't tell
+        # both go by the same host name here, so torchrun can't tell
+        *("--rdzv-conf", f"is_host={host == 0}"),
     ]
     script = [str(Path(forked_torchrun.__file__)), "--host", network, *folders, "--"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "cable"}
