@@ -1,4 +1,4 @@
-"""What fit makes of Lightning's Trainer; test_cli.py, test_configs.py and test_resume.py run all of it."""
+"""What fit makes of Lightning's Trainer; test_commands.py, test_configs.py and test_resume.py run all of it."""
 
 import csv
 import json
