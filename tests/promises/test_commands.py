@@ -135,7 +135,7 @@ def test_every_run_has_a_folder_of_its_own(colours, cli, run, tmp_path):
         files = sorted(
             str(path.relative_to(folder))
             for path in folder.rglob("*")
-            if path.is_file() and path.name != ".lock"
+            if path.is_file() and not path.name.startswith(".")
         )
         assert files == [
             *("about.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml"),

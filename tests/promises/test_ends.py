@@ -122,7 +122,7 @@ def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not list(tmp_path.rglob("last.ckpt")) and time.monotonic() < deadline:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
