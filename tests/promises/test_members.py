@@ -1,4 +1,4 @@
-"""`--members`: several networks in one run, whose checkpoint predicts, is exported, resumed, and told from others."""
+"""`--members`: several networks in one run, whose checkpoint predicts, is exported and is resumed."""
 
 import json
 import shutil

@@ -40,9 +40,9 @@ def epochs_of(run: Path) -> int:
 
 
 @pytest.fixture
-def run_to_go_on(run: Callable[..., Path], cli: Callable[..., None]) -> Path:
-    """A copy of a finished run of one epoch, where `finetune` in this process would have made it."""
-    return run()
+def run_to_go_on(fitted_runs: Any, cli: Callable[..., None], tmp_path: Path) -> Path:
+    """A copy of a finished run of one epoch, where `finetune` in this process would have made it; to be changed."""
+    return shutil.copytree(fitted_runs.single, tmp_path / "runs/fit/version_0")
 
 
 @pytest.fixture
