@@ -71,7 +71,7 @@ KILLED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_resume_after_a_kill_or_a_closed_terminal(killed, name):
-    """At any moment: tests/chaos/test_kills.py."""
+    """At any moment: nightly/test_kills.py."""
     result, (codes, is_last) = killed[name], KILLED[name]
     assert result["ended"] == codes and result["resumed"] == [0] * len(codes)
     assert is_last(result["step"])
