@@ -97,7 +97,12 @@ class MetricsCSV(Logger):
             seconds: Seconds of the epoch.
             rates: Learning rates at its end, which may not be logged yet.
         """
-        values = {**self._epoch, **(rates or {})}
+        path = self.run.file("metrics.csv")
+        before = read_metrics(path)
+        # If a limit ended the run inside this epoch before, there is a row of that part already.
+        part = next((row for row in before if int(row["epoch"]) == epoch), {})
+        logged = {name: value for name, value in part.items() if value and "/" in name}
+        values = {**logged, **self._epoch, **(rates or {})}
         self._epoch = {}
         named = {"train/loss_epoch": "train/loss"}  # the mean replaces the value of the last step
         values = {
@@ -111,9 +116,7 @@ class MetricsCSV(Logger):
             )
         )
         row = {"epoch": epoch, "step": step, "seconds": round(seconds, 3), **values}
-        path = self.run.file("metrics.csv")
-        # If a limit ended the run inside this epoch before, there is a row of that part already.
-        rows = [*(row for row in read_metrics(path) if int(row["epoch"]) < epoch), row]
+        rows = [*(earlier for earlier in before if int(earlier["epoch"]) < epoch), row]
         replace_text(
             path, _csv(rows, list(dict.fromkeys(name for row in rows for name in row)), header=True)
         )
