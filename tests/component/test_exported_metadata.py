@@ -7,38 +7,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from colours import QUICKEST
 from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
-from finetune.cli import main
 from finetune.data.seen_record import unpack_record
 from finetune.runs.checkpoint_io import read_checkpoint
-from finetune.runs.exported_files import KEY, ExportedCheckpoint, packed, read_exported
-
-
-@pytest.fixture(scope="module")
-def best(colours, tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("run")
-    with pytest.raises(SystemExit):
-        options = ["--model.label_smoothing", "0.1", "--test_after_fit", "false"]
-        main(
-            [
-                "fit",
-                "--data.root",
-                str(colours),
-                *QUICKEST,
-                *options,
-                "--trainer.default_root_dir",
-                str(root),
-            ]
-        )
-    return root / "fit/version_0/checkpoints/best.ckpt"
+from finetune.runs.exported_files import KEY, packed, read_exported
 
 
 @pytest.fixture
-def checkpoint(best) -> dict:
-    return read_checkpoint(best)
+def checkpoint(fitted_runs) -> dict:
+    return read_checkpoint(fitted_runs.single / "checkpoints/best.ckpt")
 
 
 def write_safetensors(path: Path, about: str | None, state: dict | None = None) -> Path:
@@ -73,7 +52,8 @@ def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, writ
             found["datamodule_hyper_parameters"][name]
             == checkpoint["datamodule_hyper_parameters"][name]
         )
-    assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"] != None  # noqa: E711
+    assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"]
+    assert checkpoint["finetune"]["calibration"] is not None
     own, read = (unpack_record(c["finetune"]["seen"]) for c in (checkpoint, found))
     assert own.num_train == read.num_train > 0
     assert np.array_equal(own.names, read.names) and np.array_equal(own.sizes, read.sizes)
@@ -100,7 +80,7 @@ def test_class_names_that_train_are_read_back(checkpoint, tmp_path, name):
     assert found["hyper_parameters"]["class_names"] == names
     # an untrusted, for a terminal
     checkpoint["hyper_parameters"]["class_names"] = [name + "\x1b", *names[1:]]
-    with pytest.raises(ValueError, match="class_names is"):
+    with pytest.raises(ValueError, match="class_names"):
         read_checkpoint(write_safetensors(tmp_path / "some.safetensors", packed(checkpoint)))
 
 
@@ -114,6 +94,20 @@ def test_weights_of_a_folder_are_known_by_their_name_alone(checkpoint):
         "the checkpoint best.ckpt: licence unknown"
     )
     assert "somebody" not in text
+
+
+def test_what_is_not_ours_or_damaged_is_reported(tmp_path):
+    for write, suffix in ((write_safetensors, ".safetensors"), (write_onnx, ".onnx")):
+        with pytest.raises(ValueError, match="finetune export"):
+            read_exported(write(tmp_path / f"other{suffix}", None))
+        for about in ("{", "[]", "{}", '{"seen": {"names": "?"}}', "[" * 200_000):
+            with pytest.raises(ValueError, match="is damaged"):
+                read_exported(write(tmp_path / f"some{suffix}", about))
+        (tmp_path / f"text{suffix}").write_bytes(b"\xff\xff\xffno such file")
+        with pytest.raises(ValueError, match="damaged"):
+            read_exported(tmp_path / f"text{suffix}")
+        with pytest.raises(FileNotFoundError, match="gone"):
+            read_exported(tmp_path / f"gone{suffix}")
 
 
 def in_an_attribute(model) -> None:
@@ -174,22 +168,5 @@ def test_what_no_export_of_ours_has_written_is_refused(checkpoint, tmp_path, key
     for value in STRANGE[key]:
         plain = json.loads(text)
         (plain[groups[0]] if groups else plain)[name] = value
-        reported = (
-            r"is damaged: its metadata is unreadable|is not a valid checkpoint: \w+(\.\w+)? is "
-        )
-        with pytest.raises(ValueError, match=reported):
+        with pytest.raises(ValueError, match="damaged|not a valid checkpoint"):
             read_checkpoint(write_onnx(tmp_path / "some.onnx", json.dumps(plain)))
-
-
-@pytest.mark.parametrize("suffix", [".onnx", ".safetensors"])
-def test_the_mark_of_an_exported_file_is_its_type(checkpoint, tmp_path, suffix):
-    write = write_onnx if suffix == ".onnx" else write_safetensors
-    found = read_checkpoint(write(tmp_path / f"some{suffix}", packed(checkpoint)))
-    assert isinstance(found, ExportedCheckpoint) and found.path == tmp_path / f"some{suffix}"
-    assert found.has_network == (suffix == ".onnx")
-    assert not isinstance(checkpoint, ExportedCheckpoint)
-
-
-def test_very_deep_text_is_damage_too(tmp_path):
-    with pytest.raises(ValueError, match="is damaged"):
-        read_exported(write_onnx(tmp_path / "some.onnx", "[" * 200_000))

@@ -1,6 +1,5 @@
 """Only runs are deleted, only the files that finetune wrote, and only while no process writes them."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -122,14 +121,3 @@ def test_a_run_that_contains_another_run_is_refused(run, inner):
     check_removable(run / inner)
     delete_run(run / inner)
     check_removable(run)
-
-
-def test_a_name_does_not_take_the_folder_of_another_tool(tmp_path):
-    from finetune.runs.folder import Run
-
-    (tmp_path / "fit/mine").mkdir(parents=True)
-    (tmp_path / "fit/mine/config.yaml").write_text("of another tool")
-    (tmp_path / "fit/mine/about.json").write_text(json.dumps({"name": "an app"}))
-    with pytest.raises(WrongUsage, match="fit/mine exists already"):
-        Run(tmp_path, "fit", name="mine").choose()
-    assert (tmp_path / "fit/mine/config.yaml").read_text() == "of another tool"

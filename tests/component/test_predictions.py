@@ -1,0 +1,352 @@
+"""predictions.csv and test_predictions.csv: a row for each image in the order of the input, read back as written."""
+
+import csv
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from data_files import nowhere
+from hypothesis import example, given
+from hypothesis import strategies as st
+from promise import promise
+from tiny_module import QUIET, trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from finetune.data.targets import ClassIndex, MultiHot
+from finetune.runs import prediction_rows
+from finetune.runs.answers import read_answers, read_label_answers
+from finetune.runs.folder import Run
+from finetune.runs.prediction_rows import ClassRows
+from finetune.runs.predictions import PredictionWriter
+from finetune.system.messages import WrongUsage
+from finetune.training.multilabel_calibration import MultilabelCalibration
+from finetune.training.task import MultiLabel, SingleLabel
+
+pytestmark = QUIET
+NAMES = ["hot dog", 'the "other", one', "größe", "=1+1"]  # as folders may be called
+THRESHOLDS = (0.6, 0.3, 0.5, 0.2)
+
+
+class Network(pl.LightningModule):
+    """Says what it is given of each image."""
+
+    def __init__(
+        self,
+        probabilities: Tensor,
+        names: list[str],
+        thresholds: tuple[float, ...] = (),
+        bad: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.given = probabilities
+        self.class_names = names
+        self.task = MultiLabel(tuple(names)) if thresholds else SingleLabel(tuple(names))
+        num = len(names)
+        self.calibration = MultilabelCalibration((1.0,) * num, (0.0,) * num, thresholds)
+        self.decided = probabilities.argmax(1)
+        if thresholds:
+            self.decided = probabilities >= torch.tensor(thresholds)
+        self.bad = bad or {}
+
+    def predict_step(self, batch: Tensor, _: int) -> dict[str, Any]:
+        good = [i for i in batch.tolist() if i not in self.bad]
+        return {
+            "index": torch.tensor(good, dtype=torch.int64),
+            "probabilities": self.given[good],
+            "class": self.decided[good],
+            "bad": [(i, self.bad[i]) for i in batch.tolist() if i in self.bad],
+        }
+
+    test_step = predict_step
+
+
+class Images(pl.LightningDataModule):
+    """Images that are nowhere, by their paths and targets."""
+
+    def __init__(self, paths: list[str], targets: ClassIndex | MultiHot | None = None) -> None:
+        super().__init__()
+        samples = replace(nowhere(len(paths)), paths=paths)
+        self.splits = {"predict": samples}
+        if targets is not None:
+            self.splits["test"] = replace(samples, targets=targets)
+
+    def predict_dataloader(self) -> DataLoader:
+        return DataLoader(range(len(self.splits["predict"])), batch_size=3)
+
+    test_dataloader = predict_dataloader
+
+
+def drawn(num: int, num_classes: int = len(NAMES)) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(num, num_classes, generator=generator, dtype=torch.float64).softmax(dim=1)
+
+
+def predict(
+    run: Run,
+    probabilities: Tensor,
+    paths: list[str] | None = None,
+    names: list[str] = NAMES,
+    thresholds: tuple[float, ...] = (),
+    bad: Mapping[int, str] | None = None,
+    **options: Any,
+) -> Path:
+    paths = paths or [f"{i}.png" for i in range(len(probabilities))]
+    writer = PredictionWriter(run, **options)
+    network = Network(probabilities, names, thresholds, bad)
+    trainer(run.root, writer).predict(network, Images(paths), return_predictions=False)
+    return writer.target if run.path else Path()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path, "predict")
+    run.choose()
+    return run
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+FILES = st.binary(min_size=1, max_size=9).filter(lambda name: 0 not in name).map(os.fsdecode)
+FILES |= st.sampled_from(["b.png", "with, comma.png", 'a "b".png', "line\nbreak.png", "\r", "=2"])
+LABELS = st.text(
+    st.characters(codec="utf-8", exclude_categories=["C", "Z"]) | st.sampled_from(",\";|= '"),
+    min_size=1,
+    max_size=6,
+)
+
+
+@promise("each-image-once")
+@given(
+    paths=st.lists(FILES, min_size=1, max_size=8),
+    names=st.lists(LABELS, min_size=2, max_size=4, unique=True),
+    num_bad=st.integers(0, 2),
+    has_several=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@example(
+    paths=["b.png", "a.png", "b.png"], names=["a;b", "c|d"], num_bad=1, has_several=True, seed=0
+)
+def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, has_several, seed):
+    rng = np.random.default_rng(seed)
+    num, num_classes = len(paths), len(names)
+    thresholds = tuple(rng.random(num_classes).round(2).tolist()) if has_several else ()
+    probabilities = rng.random((num, num_classes))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    bad = dict.fromkeys(rng.permutation(num)[:num_bad].tolist(), "torn: a, b")
+    network = Network(torch.from_numpy(probabilities), names, thresholds, bad)
+    if has_several:
+        labels = rng.integers(0, 2, (num, num_classes)).astype(np.uint8)
+        targets = MultiHot(labels)
+    else:
+        labels = rng.integers(0, num_classes, num)
+        targets = ClassIndex(labels, num_classes)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder, "test", Path(folder))
+        writer = PredictionWriter(run)
+        trainer(Path(folder), writer).test(network, Images(paths, targets), verbose=False)
+        assert [row["path"] for row in read(writer.target)] == paths
+        reader = read_label_answers if has_several else read_answers
+        answers = reader(writer.target, names)
+    good = [i for i in range(num) if i not in bad]
+    assert answers.paths == [paths[i] for i in good]
+    assert answers.unread == [paths[i] for i in sorted(bad)]
+    np.testing.assert_array_equal(answers.labels, labels[good])
+    np.testing.assert_array_equal(answers.predicted, network.decided.numpy()[good])
+    np.testing.assert_allclose(
+        answers.probabilities, probabilities[good].reshape(-1, num_classes), atol=5.1e-8
+    )
+    right = answers.labels == answers.predicted
+    np.testing.assert_array_equal(answers.is_right, right.all(axis=1) if has_several else right)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("path,label,class,probability,error\nx.png,a,a,0.6,\n", ["other", "b"]),
+        ("path,label\nx.png,a\n", ["a", "b"]),
+        ("path,label,class,probability,error\nx.png\n", ["a", "b"]),
+        ("\n\n" + "x" * 200_000 + ",\n", ["a", "b"]),
+        ("path,label,class,probability,error\nx.png,a,a,nan,\n", ["a", "b"]),
+        ("path,label,class,probability,p_a,p_b,error\nx.png,a,a,0.6,1.1,0.4,\n", ["a", "b"]),
+    ],
+)
+@pytest.mark.parametrize("reader", [read_answers, read_label_answers])
+def test_a_damaged_test_predictions_csv_is_named(tmp_path, reader, text, names):
+    path = tmp_path / "test_predictions.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"test_predictions\.csv .* damaged"):
+        reader(path, names)
+
+
+def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
+    names = [f"class {i}" for i in range(60)]
+    writer = PredictionWriter(Run(tmp_path, "test", tmp_path))
+    targets = ClassIndex(np.array([7]), 60)
+    network = Network(drawn(1, 60), names)
+    trainer(tmp_path, writer).test(network, Images(["x.png"], targets), verbose=False)
+    (row,) = read(writer.target)
+    assert "class_5" in row and "class_6" not in row and "p_class 1" not in row
+    assert read_answers(writer.target, names).probabilities is None
+
+
+# The columns of predictions
+
+
+def best_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = ClassRows.predictions
+    monkeypatch.setattr(
+        ClassRows, "predictions", lambda rows, p, decided: predictions(rows, 1 - p, decided)
+    )
+
+
+def never_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_rows, "UNSURE", "hot dog")
+
+
+@given(top_k=st.integers(1, 4), values=st.lists(st.integers(0, 3), min_size=4, max_size=4))
+def test_top_k_has_the_most_probable_classes_best_first(top_k, values):
+    p = torch.tensor([values], dtype=torch.float64) / 10
+    (row,) = ClassRows(NAMES, "predict", top_k, 0.0).predictions(p, p.argmax(1))
+    # of equal ones the first
+    best = sorted(zip(p[0].tolist(), NAMES, strict=True), key=lambda pair: -pair[0])[:top_k]
+    keys = [("probability", "class")]
+    keys += [(f"probability_{i}", f"class_{i}") for i in range(2, top_k + 1)]
+    assert [(row[value], row[name]) for value, name in keys] == best
+
+
+@given(limit=st.floats(0, 1), top_k=st.sampled_from([None, 2]))
+def test_abstain_below_says_unsure_and_keeps_the_numbers(limit, top_k):
+    p = drawn(9)
+    decided = p.argmax(1)
+    decided[0] = 2  # as a threshold may say
+    sure = ClassRows(NAMES, "predict", top_k, 0.0).predictions(p, decided)
+    rows = ClassRows(NAMES, "predict", top_k, limit).predictions(p, decided)
+    for i, (row, other) in enumerate(zip(rows, sure, strict=True)):
+        is_unsure = float(p[i, decided[i]]) < limit
+        assert row == (other | {"class": "unsure"} if is_unsure else other)
+        assert other["class"] == NAMES[int(decided[i])]
+
+
+def test_abstain_below_with_a_class_called_unsure_is_refused(run):
+    names = ["sure", "unsure"]
+    with pytest.raises(ValueError, match="unsure"):
+        predict(run, drawn(2, 2), names=names, abstain_below=0.9)
+    assert {row["class"] for row in read(predict(run, drawn(2, 2), names=names))} <= {*names}
+
+
+def test_predicted_labels_are_those_above_their_thresholds(run, capsys):
+    p = torch.tensor([[0.7, 0.25, 0.51, 0.1], [0.0, 0.1, 0.2, 0.1], [0.9] * 4]).double()
+    rows = read(predict(run, p, thresholds=THRESHOLDS, bad={2: "torn"}))
+    assert [row["labels"] for row in rows] == ["hot dog;größe", "", ""]
+    assert [row["error"] for row in rows] == ["", "", "torn"]
+    summary = capsys.readouterr().out.splitlines()[0]
+    assert all(part in summary for part in ("1 größe", "1 without labels", "1 unreadable"))
+
+
+@pytest.mark.parametrize("thresholds", [(), THRESHOLDS])
+def test_a_single_image_without_a_folder_is_only_printed(tmp_path, capsys, thresholds):
+    run = Run(tmp_path / "runs", "predict")
+    p = torch.tensor([[0.1, 0.25, 0.61, 0.04]]).double()
+    predict(run, p, ["x.png"], thresholds=thresholds)
+    first, others = capsys.readouterr().out.splitlines()
+    assert first.startswith("x.png: größe") and "0.6100" in first and "0.2500" in others
+    with pytest.raises(ValueError, match="torn"):
+        predict(run, p, ["x.png"], thresholds=thresholds, bad={0: "torn"})
+    assert capsys.readouterr().out == "x.png: unreadable\n"
+    assert not (tmp_path / "runs/predict").exists()
+
+
+def test_the_summary_counts_each_class(run, capsys):
+    p = torch.eye(4, dtype=torch.float64)[[2, 0, 2, 2, 0, 1]]
+    target = predict(run, p, bad={5: "torn"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "6 images: 3 größe, 2 hot dog, 1 unreadable"
+    assert str(target) in second and target == run.path / "predictions.csv"
+
+
+def test_predict_fails_if_no_image_can_be_read_and_keeps_the_reasons(run):
+    with pytest.raises(ValueError, match=r"none of the images .*predictions\.csv"):
+        predict(run, drawn(3), bad=dict.fromkeys(range(3), "torn"))
+    assert [row["error"] for row in read(run.path / "predictions.csv")] == ["torn"] * 3
+    predict(run, torch.ones(3, 1).double(), names=["unreadable"])  # a class may be called so
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"output": "out.jsonl"}, "--out out.jsonl"),
+        ({"output": "file/new/out.csv"}, "--out file/new"),
+        ({"top_k": 0}, "--top_k"),
+        ({"abstain_below": 1.01}, "--abstain_below"),
+        ({"abstain_below": float("nan")}, "--abstain_below"),
+    ],
+)
+def test_options_of_predict_that_make_no_sense(run, monkeypatch, options, word):
+    monkeypatch.chdir(run.root)
+    (run.root / "file").touch()
+    with pytest.raises(WrongUsage, match=word):
+        PredictionWriter(run, **options)
+
+
+# The file
+
+
+def test_predict_out_keeps_links_and_modes_and_makes_folders(run):
+    (run.root / "disk").mkdir()
+    (run.root / "disk/real.csv").touch(0o600)
+    link = run.root / "link.csv"
+    link.symlink_to("disk/real.csv")
+    predict(run, drawn(3), output=str(link))
+    assert link.is_symlink() and len(read(link)) == 3
+    assert stat.S_IMODE((run.root / "disk/real.csv").stat().st_mode) == 0o600
+    assert [path.name for path in (run.root / "disk").iterdir()] == ["real.csv"]
+    target = predict(run, drawn(3), output=str(run.root / "new/folder/out.CSV"))
+    assert target.read_bytes() == link.read_bytes()
+
+
+def test_predict_removes_what_a_killed_one_left_a_day_ago(run):
+    old, new = (run.path / f".predictions.csv.{i:08}.part0" for i in range(2))
+    for part in (old, new):
+        part.touch()
+    os.utime(old, (0, 0))
+    target = predict(run, drawn(2))
+    assert {*run.path.iterdir()} == {target, new}  # another process may be writing that
+
+
+def test_an_error_in_predict_keeps_the_file_of_before(run):
+    target = predict(run, drawn(2))
+    before = target.read_bytes()
+    with pytest.raises(IndexError):  # there are fewer probabilities than images
+        predict(run, drawn(4), [f"{i}.png" for i in range(9)])
+    assert [path.name for path in run.path.iterdir()] == ["predictions.csv"]
+    assert target.read_bytes() == before
+
+
+def test_predict_on_a_full_disk_keeps_the_rows_so_far_and_names_them(run):
+    output = run.root / "out.csv"
+    predict(run, drawn(2), output=str(output))
+    before = output.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        with pytest.raises(OSError, match="could not be written") as caught:
+            predict(run, drawn(1000), output=str(output))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    (part,) = run.root.glob(".out.csv.*.part0")
+    assert str(part) in str(caught.value) and part.stat().st_size == 20_000
+    assert output.read_bytes() == before
+    assert part.read_text().splitlines()[1].startswith("0.png,")

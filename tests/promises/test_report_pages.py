@@ -1,0 +1,383 @@
+"""The page of a run: its numbers are the run's, its links work, and no file name breaks it."""
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from labels_folder import THRESHOLDS, drawn, write_labels_run
+from promise import promise
+from run_folders import write_run
+from sklearn import metrics
+from tiny_module import trainer
+
+from finetune.runs import html_report
+from finetune.runs.answers import Answers
+from finetune.runs.folder import Run
+from finetune.runs.headline import headline
+from finetune.runs.highlights import ImageViewer, kinds, max_per_cell
+from finetune.runs.html_report import write_report
+from finetune.runs.inline_report import inline_report
+from finetune.runs.label_report import label_highlights, label_sections
+from finetune.runs.live_report import LiveReport
+from finetune.runs.outcome import label_rows
+from finetune.runs.record import read_run
+
+LABELS = [0] * 6 + [1] * 3 + [2] * 3
+
+
+def probabilities_of() -> np.ndarray:
+    """Nine of twelve right; two of the first class taken for the second, one of the third for the first."""
+    rng = np.random.default_rng(0)
+    right = np.eye(3)[[0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 0]]
+    mixed = 0.5 * right + 0.5 * rng.dirichlet(np.ones(3) * 5, len(right)) * 0.9
+    return mixed / mixed.sum(axis=1, keepdims=True)
+
+
+def see(path: str, side: int) -> np.ndarray | None:
+    return None if path.endswith("011.png") else np.full((side, side, 3), 99, np.uint8)
+
+
+def overlay(paths: Sequence[str], classes: Sequence[int], side: int) -> list[np.ndarray]:
+    return [np.full((side, side, 3), 8 * k, np.uint8) for k in classes]
+
+
+VIEWER = ImageViewer(see, overlay)
+COARSE = ImageViewer(see, lambda *_: "No heat maps: too coarse.")
+GONE = ImageViewer(lambda path, side: None, overlay)
+
+
+def page_of(run: Path, viewer: ImageViewer | None = VIEWER, **options: Any) -> str:
+    return write_report(read_run(run), viewer, {"torch": "2.0"}, **options).read_text("utf-8")
+
+
+class Page(HTMLParser):
+    """The words, identifiers, links and images of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.parts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        self.words = re.sub(r"\s+", " ", " ".join(self.parts))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.add(tag)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.links += [given["href"] or ""] if tag == "a" else []
+        self.images += [given] if tag == "img" else []
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs/version_0"
+    images = tmp_path / "photos"
+    return write_run(folder, LABELS, probabilities_of(), images=images, doubts=["so few"])
+
+
+def forget_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_report, "max_per_cell", lambda counts: 1)
+
+
+@promise("report", controls=[forget_a_cell])
+def test_a_report_has_the_numbers_of_its_run_and_links_that_lead_somewhere(run):
+    record = read_run(run)
+    assert str(headline(record)) == (
+        "test accuracy 75.0 % (9 of 12; 95 % interval 46.8–91.1 %). Always predicting blue <b>: 50.0 %."
+    )
+    assert record.best == (3, 0.75)  # the later one of two that are equal
+    text = page_of(run)
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids)) and "b" not in page.tags  # blue <b>
+    for word in ("75.0 %", "epoch 3", "so few", "torch 2.0", "finetune fit --config a.yaml"):
+        assert word in page.words, word
+    # recall, F1 and where its mistakes went
+    row = re.search(r"<tr><td>blue &lt;b&gt;</td>.*?</tr>", text, re.DOTALL)[0]
+    assert all(word in row for word in ("66.7 %", "80.0 %", "green &amp; red (2)"))
+    for link in page.links:
+        assert link[1:] in page.ids if link.startswith("#") else (run / link).is_file(), link
+    assert {"#cell-0-0", "#cell-0-1", "#cell-1-1", "#cell-2-2", "#cell-2-0"} <= {*page.links}
+    for image in page.images:  # the page opens from a disk
+        assert image["alt"] and str(image["src"]).startswith("data:image/webp;base64,")
+    assert "http:" not in text.replace("http://www.w3.org/", "") and "<script src" not in text
+    cell = text[text.index('id="cell-0-1"') :]
+    assert cell[: cell.index("</section>")].count("<figure") == 2
+    assert "file not found" in page.words  # the one that cannot be read
+
+
+def test_a_report_elsewhere_finds_the_images(run, tmp_path):
+    target = tmp_path / "far/away.html"
+    target.parent.mkdir()
+    assert write_report(read_run(run), VIEWER, {}, target=target) == target
+    assert not (run / "report.html").exists()
+    links = [link for link in Page(target.read_text("utf-8")).links if not link.startswith("#")]
+    assert links and all((target.parent / link).is_file() for link in links)
+
+
+def test_the_report_of_a_run_without_a_test_or_with_damaged_records(run):
+    about = json.loads((run / "about.json").read_text())
+    for began in ("yesterday", 5, None):
+        record = replace(read_run(run), about=about | {"began": began})
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d", record.date)
+    del about["root"], about["splits"]["train"], about["splits"]["test"]["origin"]
+    (run / "about.json").write_text(json.dumps(about))
+    assert "75.0 %" in page_of(run)
+    (run / "test.json").unlink()
+    assert str(headline(read_run(run))).startswith("validation accuracy 75.0 %")
+    for name in ("about.json", "steps.csv", "test_predictions.csv", "seconds.json"):
+        (run / name).unlink()
+    text = page_of(run, None, is_running=True)
+    assert "nothing was validated or tested" in text and 'http-equiv="refresh"' in text
+
+
+@pytest.mark.parametrize(
+    ("share", "weights"),
+    [(0, "before training"), (0.75, "75 % of the way to epoch 3"), (1, "epoch 3")],
+)
+def test_a_report_names_the_weights_that_the_validation_chose(run, share, weights):
+    candidates = [{"share": at, "loss": 0.5, "accuracy": 0.5} for at in (0, 0.75, 1)]
+    kept = {"share": share, "num_images": 40, "candidates": candidates}
+    (run / "kept_weights.json").write_text(json.dumps(kept))
+    assert weights in page_of(run, None)
+    (run / "test.json").unlink()
+    assert f"best.ckpt ({weights}) was chosen" in headline(read_run(run)).comment
+
+
+@pytest.mark.parametrize(
+    ("viewer", "words", "others"),
+    [
+        (VIEWER, "heat map of blue", "No heat maps"),
+        (COARSE, "No heat maps: too coarse.", "heat map of"),
+        (GONE, "test images are not shown", "file not found"),
+        (None, "the checkpoint that predicted them is missing", "heat map of"),
+    ],
+)
+def test_a_report_says_why_images_or_heat_maps_are_missing(run, viewer, words, others):
+    text = page_of(run, viewer)
+    assert words in text and others not in text
+
+
+@pytest.mark.parametrize("num_images", [60, 2_000])
+def test_a_report_of_many_classes_lists_pairs_and_stays_small(tmp_path, num_images):
+    names = [f"class {i}" for i in range(60)]
+    labels = np.arange(num_images) % 60
+    predicted = np.where(np.arange(num_images) % 20 == 0, (labels + 1) % 60, labels)
+    p = 0.9 * np.eye(60)[predicted] + 0.1 / 60
+    run = write_run(tmp_path / "run", labels.tolist(), p, names)
+    text = page_of(run, COARSE)
+    assert "class 0 predicted as class 1" in text and 'class="matrix"' not in text
+    if num_images == 60:
+        return
+    for cell in re.findall(r'<section class="cell".*?</section>', text, re.DOTALL):
+        num = int(re.search(r"predicted as [^:]+: (\d+)</h3>", cell)[1])
+        assert cell.count("<figure") == num > 30
+
+
+@pytest.mark.parametrize("num", [1_000, 5_000, 100_000])
+def test_the_images_in_cells_are_bounded(num):
+    labels = np.arange(num) % 10
+    predicted = np.where(np.arange(num) % 7, labels, (labels + 1) % 10)
+    counts = np.bincount(labels * 10 + predicted)
+    most = max_per_cell(counts.tolist())
+    assert min(num, 500) - 1 < np.minimum(counts, most * 1.2 + 1).sum()
+    assert np.minimum(counts, most).sum() <= 600
+    assert max_per_cell([2, 1, 1, 2]) == 2 and max_per_cell([]) == 0
+
+
+def test_the_most_telling_images_come_first():
+    labels, predicted = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 0, 1])
+    confidence = np.array([0.9, 0.6, 0.7, 0.8, 0.95, 0.55])
+    paths = [f"{i}.png" for i in range(6)]
+    answers = Answers(["a", "b"], paths, labels, predicted, confidence, None, [])
+    mistakes, uncertain, best = (chosen.tolist() for _, _, chosen in kinds(answers))
+    assert mistakes == [4, 2]  # wrong ones alone, the surest first
+    assert uncertain == [5, 1, 2, 3, 0, 4]
+    assert best == [0, 3, 1, 5]  # a class at a time, its surest first
+    assert answers.of(0, 0).tolist() == [0, 1] and answers.of(0, 1).tolist() == [2]
+
+
+FOUND = {
+    "kind": "leak_exact",
+    "level": "bad",
+    "title": "2 sets of files <b>",
+    "advice": "",
+    "is_judged": True,
+    "rows": [{"files": ["train/a.jpg", "test/b.jpg"], "note": "a in train and test", "value": 2.0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("look", "words", "others"),
+    [
+        ((2800, 2800, [FOUND]), ["files <b>", "test/b.jpg", "finetune check"], "no problems"),
+        ((90, 90, []), ["found no problems"], "b.jpg"),
+        ((50_000, 20_000, []), ["the first bytes of 20,000"], "b.jpg"),
+        ((0, 0, []), ["not separate files"], "finetune check"),
+        (None, ["no record of a check", "Not checked"], "no problems"),
+    ],
+)
+def test_a_report_says_what_was_found_in_the_data_and_what_was_not_looked_at(
+    run, look, words, others
+):
+    record = read_run(run)
+    if look:
+        first_look = dict(zip(("num_files", "num_opened", "findings"), look, strict=True))
+        record = replace(record, about=record.about | {"first_look": first_look})
+    text = write_report(record, None, {}).read_text("utf-8")
+    part = Page(text[text.index('id="health"') : text.index('id="reproduce"')]).words
+    assert all(word in part for word in words) and others not in part, part
+
+
+def test_a_report_shows_how_the_network_was_chosen(tmp_path):
+    row = {"accuracy": 0.75, "loss": 0.625, "num_images": 256, "seconds": 3.5}
+    other = {"name": "resnet18", **row, "accuracy": 0.5, "num_images": 128}
+    ranking = {
+        "rows": [{"name": "timm/<b>", **row}, other],
+        "seconds": 9.0,
+        "unusable": {"resnet50": "not on this machine"},
+        "untried": ["convnext_tiny"],
+    }
+    run = write_run(tmp_path / "run", LABELS, probabilities_of(), backbone_ranking=ranking)
+    words = Page(page_of(run)).words
+    for word in ("timm/<b>", "0.625", "128", "resnet50 (not on this machine)", "convnext_tiny"):
+        assert word in words, word
+
+
+# Several labels an image
+
+TRUE, PROBABILITIES = drawn()
+PREDICTED = PROBABILITIES >= THRESHOLDS
+
+
+@pytest.fixture
+def labels_run(tmp_path: Path) -> Path:
+    return write_labels_run(tmp_path / "run", TRUE, PROBABILITIES)
+
+
+@promise("report")
+def test_the_report_of_several_labels_has_the_metrics_of_scikit_learn(labels_run):
+    record = read_run(labels_run)
+    sections = label_sections(record, VIEWER)
+    rows = zip(label_rows(record.result), sections.metrics, strict=True)
+    for k, (row, found) in enumerate(rows):
+        y, decided = TRUE[:, k], PREDICTED[:, k]
+        assert row.precision[0] == pytest.approx(metrics.precision_score(y, decided))
+        assert row.recall[0] == pytest.approx(metrics.recall_score(y, decided))
+        assert found.f1 == pytest.approx(metrics.f1_score(y, decided))
+        average = metrics.average_precision_score(y, PROBABILITIES[:, k])
+        assert row.average_precision[0] == pytest.approx(average)
+        assert (found.num_missed, found.num_false) == ((y & ~decided).sum(), (decided & ~y).sum())
+    together = [[count for count, _ in row] for row in sections.together]
+    assert together == (TRUE.T.astype(int) @ TRUE.astype(int)).tolist()
+    mistakes = {one.id: one for one in sections.mistakes}
+    for k in range(3):
+        missed, false = TRUE[:, k] & ~PREDICTED[:, k], PREDICTED[:, k] & ~TRUE[:, k]
+        for key, chosen, sign in ((f"missed-{k}", missed, 1), (f"false-{k}", false, -1)):
+            shown = [one.confidence for one in mistakes[key].images]
+            assert shown == sorted(PROBABILITIES[chosen, k].tolist(), key=lambda p: sign * p)
+    false_ones, missed_ones, _ = label_highlights(record, VIEWER)
+    assert false_ones["images"][0].confidence == PROBABILITIES[PREDICTED & ~TRUE].max()
+    assert missed_ones["images"][0].confidence == PROBABILITIES[TRUE & ~PREDICTED].min()
+    text = page_of(labels_run)
+    page = Page(text)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= {*page.ids}
+    assert "b" not in page.tags and f"{headline(read_run(labels_run)).value}" in page.words
+    assert "60 train, 60 val, 60 test" in page.words  # images, not labels
+    assert text.count("<svg") >= 5  # loss, mAP, F1, reliability, precision and recall
+    assert not any(word in page.words for word in ("Confusion matrix", "temperature"))
+    assert "Metrics of each label" in page_of(labels_run, None)
+
+
+def test_the_report_of_many_labels_has_a_list_of_pairs(tmp_path):
+    labels, probabilities = drawn(60, 40)
+    names = [f"label {k}" for k in range(40)]
+    run = write_labels_run(tmp_path / "many", labels, probabilities, names, [0.5] * 40)
+    sections = label_sections(read_run(run), None)
+    counts = labels.T.astype(int) @ labels
+    np.fill_diagonal(counts, 0)
+    first, second, num = sections.pairs[0]
+    assert num == counts.max() == counts[names.index(first), names.index(second)]
+    predicted = probabilities >= 0.5
+    of_labels = [*(labels & ~predicted).sum(axis=0), *(predicted & ~labels).sum(axis=0)]
+    assert [one.count for one in sections.mistakes] == sorted(of_labels, reverse=True)[:40]
+    text = page_of(run, None)
+    links = set(re.findall(r'href="#((?:missed|false)-\d+)"', text))
+    assert links == {one.id for one in sections.mistakes}
+    # the worst calibrated ones have a panel each
+    assert "label 39" in text[text.index("<svg") :]
+
+
+# In a notebook, and of a fit that is running
+
+
+def test_a_run_in_a_notebook_is_small_and_escaped(tmp_path, monkeypatch):
+    predicted = np.eye(3)[[0, 1, 2, 0]] * 0.7 + 0.1
+    run = read_run(write_run(tmp_path / "run", [0, 0, 2, 0], predicted))
+    text = inline_report(run, "data:image/webp;base64,AA", "four <images>")
+    page = Page(text)
+    assert "test accuracy 75.0 % (3 of 4;" in page.words and "blue <b>" in page.words
+    assert not {"body", "style", "b"} & page.tags and "currentColor" in text
+    assert len(page.images) == 1 and "four <images>" in page.words
+    assert "report.html" not in text
+    (run.path / "report.html").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert "run/report.html" in inline_report(run) and str(tmp_path) not in inline_report(run)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_report_of_a_running_fit_takes_a_hundredth_of_the_time(run, now, monkeypatch):
+    written = []
+
+    def write(record: Any, viewer: Any, versions: Any, is_running: bool) -> None:
+        assert is_running and viewer is None
+        written.append(now[0])
+        now[0] += 1.5  # what it costs
+
+    monkeypatch.setattr(html_report, "write_report", write)
+    fitting = trainer(run)
+    callback = LiveReport(Run(run.parent, "fit", run))
+    callback.on_train_start(fitting)
+    for _ in range(100):
+        now[0] += 10
+        callback.on_train_epoch_start(fitting)
+    assert written[0] == 20
+    assert np.diff(written).min() >= 150 and len(written) >= 6
+
+
+def test_the_report_of_a_running_fit_says_so_until_it_is_stopped(run, now, caplog):
+    fitting = trainer(run)
+    callback = LiveReport(Run(run.parent, "fit", run))
+    callback.on_exception(fitting)
+    assert not (run / "report.html").exists()  # before its time there is none
+    callback.on_train_start(fitting)
+    now[0] = 1000.0
+    callback.on_train_epoch_start(fitting)
+    text = (run / "report.html").read_text("utf-8")
+    assert "Still running" in text
+    assert "test accuracy" not in text  # that of before the run was prolonged
+    callback.on_exception(fitting)
+    assert "Still running" not in (run / "report.html").read_text("utf-8")
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    now[0] = 9000.0
+    callback.on_train_epoch_start(fitting)  # which ends no training
+    assert "report.html could not be written" in caplog.text
