@@ -25,7 +25,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SECONDS = Path(__file__).with_name("seconds.json")  # per test file: [quick, slow]
-pytest_plugins = ["runs"]  # fixtures of runs that are fitted once a session
+# fixtures of runs that are fitted once a session, and of reviews
+pytest_plugins = ["runs", "review_fixtures"]
 LONG = 5.0  # seconds after which a test of the default tier is named at the end
 
 

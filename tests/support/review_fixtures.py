@@ -1,18 +1,17 @@
-"""A folder with wrong labels, and its review."""
+"""Fixtures of reviews: a folder with wrong labels, and its review."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from reviews import begin_review, client_of, copy_with_wrong_labels
-from starlette.testclient import TestClient
-
-from finetune.review.review_session import ReviewSession
 
 
 @pytest.fixture
 def wrong(colours: Path, tmp_path: Path) -> Path:
     """Three classes of 20 images. Three images in the folder `blue` belong to another class."""
+    from reviews import copy_with_wrong_labels
+
     return copy_with_wrong_labels(colours, tmp_path / "wrong")
 
 
@@ -32,13 +31,17 @@ def several(wrong: Path) -> Path:
 
 
 @pytest.fixture
-def begin() -> Callable[..., ReviewSession]:
+def begin() -> Callable[..., Any]:
     """Begin a review of a folder, with its file next to it."""
+    from reviews import begin_review
+
     return begin_review
 
 
 @pytest.fixture
-def client(wrong: Path, begin: Callable[..., ReviewSession]) -> Iterator[TestClient]:
+def client(wrong: Path, begin: Callable[..., Any]) -> Iterator[Any]:
     """A client of a review whose labels were ranked."""
+    from reviews import client_of
+
     with client_of(begin(wrong)) as client:
         yield client

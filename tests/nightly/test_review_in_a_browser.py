@@ -14,11 +14,10 @@ from reviews import MOVED, TOKEN, job_of
 
 from finetune.data.corrections import parse_corrections
 from finetune.review import review_session
-from finetune.review.image_previews import ImagePreviews
 from finetune.review.review_app import make_review_app
 from finetune.serving.http_server import listen
 
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -128,24 +127,10 @@ def lines(root: Path) -> list[tuple[str, str, str]]:
     return [line[:3] for line in parse_corrections(content, path)]
 
 
-def test_three_wrong_labels_are_put_right_by_three_keys(serve, wrong):
-    page = serve(wrong).open()
-    wanted = []
-    for _ in range(3):
-        name = shown_name(page)
-        label = name.removeprefix("blue/").split("_")[0]
-        wanted.append((name, "blue", label))
-        press(page, str(["blue", "green", "red"].index(label) + 1))
-        wait_for_another(page, name)
-    assert lines(wrong) == wanted
-    assert {name for name, _, _ in wanted} == {f"blue/{n.replace('/', '_')}" for n in MOVED}
-    assert "3 of 3 doubtful images decided" in page.locator("#counts").inner_text()
-    assert "3 changed" in page.locator("#counts").inner_text()
-
-
 def test_every_key(serve, wrong):
     page = serve(wrong).open()
     first = shown_name(page)
+    assert first in {f"blue/{name.replace('/', '_')}" for name in MOVED}
     press(page, "x")
     wait_for_another(page, first)
     second = shown_name(page)
@@ -166,19 +151,12 @@ def test_every_key(serve, wrong):
     press(page, "1")  # its own class: the label is right
     wait_for_name(page, second)
     assert lines(wrong)[-1] == (first, "blue", "blue")
-
-
-def test_an_image_is_decided_twice_and_both_are_undone(serve, wrong):
-    page = serve(wrong).open()
-    first = shown_name(page)
-    for key in ("x", "3"):
-        press(page, key)
-        wait_for_another(page, first)
-        press(page, "ArrowLeft")
-        wait_for_name(page, first)
-    press(page, "u", "u")
-    assert [now for _, _, now in lines(wrong)] == ["excluded", "red", "excluded", ""]
-    assert "not decided" in page.locator("#label").inner_text()
+    for _ in range(5):
+        page.keyboard.down("3")  # from the second time on it is a repetition
+        wait(page, "!busy")
+    page.keyboard.up("3")
+    wait_for_another(page, second)
+    assert lines(wrong)[-1] == (second, "blue", "red") and len(lines(wrong)) == 6
 
 
 def test_two_browsers_at_once(serve, wrong):
@@ -193,32 +171,6 @@ def test_two_browsers_at_once(serve, wrong):
     other.get_by_text("excluded", exact=True).first.wait_for(timeout=20_000)
     press(other, "Space")  # on purpose now
     assert lines(wrong)[-1] == (name, "blue", "blue")
-
-
-def test_an_image_that_vanished_is_reported_and_the_next_one_is_shown(serve, wrong):
-    served = serve(wrong)
-    name = served.session.item(served.session.state()["next"])["name"]
-    (wrong / name).unlink()
-    page = served.open()
-    page.get_by_text("This image cannot be read").wait_for(timeout=20_000)
-    press(page, "x")
-    page.locator("#gone").wait_for(state="hidden", timeout=20_000)
-    assert page.evaluate("() => document.getElementById('large').src").endswith("/large")
-
-
-def test_the_ranking_comes_while_the_page_is_open(serve, wrong):
-    served = serve(wrong, is_ranked=False)
-    page = served.open()
-    assert "Looking for doubtful labels" in page.locator("#ranking").inner_text()
-    before = shown_name(page)
-    served.job.rank()
-    page.get_by_text("The most doubtful labels come next now").wait_for(timeout=20_000)
-    # a key that a person is about to press must not meet another image
-    assert shown_name(page) == before
-    assert page.locator("#neighbours figure").count() == 6
-    press(page, "Space")
-    wait_for_another(page, before)
-    assert shown_name(page).startswith(("blue/red", "blue/green"))
 
 
 def test_a_new_ranking_keeps_the_image_on_the_page(serve, wrong, monkeypatch):
@@ -266,17 +218,6 @@ def test_several_labels_are_toggled_and_saved_by_space(serve, several):
     assert lines(several)[-1] == (second, "any;blue", "")
 
 
-def test_a_key_that_is_held_decides_once(serve, wrong):
-    page = serve(wrong).open()
-    name = shown_name(page)
-    for _ in range(5):
-        page.keyboard.down("Space")  # from the second time on it is a repetition
-        wait(page, "!busy")
-    page.keyboard.up("Space")
-    wait_for_another(page, name)
-    assert lines(wrong) == [(name, "blue", "blue")]
-
-
 def test_many_classes_are_found_by_typing(serve, tmp_path):
     root = draw_colours(tmp_path / "many", train=4) / "train"
     for number in range(12):
@@ -300,13 +241,6 @@ def test_many_classes_are_found_by_typing(serve, tmp_path):
     assert page.locator("#finder").is_hidden() and len(lines(root)) == 1
 
 
-def test_names_are_text_and_never_markup(serve, wrong):
-    (wrong / "red").rename(wrong / "<img src=x onerror=alert(1)>")
-    page = serve(wrong).open()
-    text = page.locator("#classes button").first.inner_text()
-    assert "<img src=x onerror=alert(1)>" in text
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_it_fits_a_screen_and_a_phone(serve, wrong, width, scheme):
     page = serve(wrong).open(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -319,42 +253,3 @@ def test_it_fits_a_screen_and_a_phone(serve, wrong, width, scheme):
     assert min(sizes) >= 44  # what a finger needs
     if folder := os.environ.get("FINETUNE_TEST_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/review_{width}_{scheme}.png", full_page=True)
-
-
-def test_ten_thousand_images_come_without_delay(serve, wrong, monkeypatch):
-    """Only the images on the page are decoded, and a decision takes no longer than with a few."""
-    for folder, number in (("blue", 0), ("red", 5), ("green", 5)):
-        source = wrong / folder / f"{number:02d}.png"
-        source = source if source.exists() else next(iter((wrong / folder).iterdir()))
-        for i in range(3300):
-            (wrong / folder / f"link{i}.png").hardlink_to(source)
-    decoded: list[int] = []
-    get = ImagePreviews.get
-    monkeypatch.setattr(
-        ImagePreviews, "get", lambda self, i, side: decoded.append(i) or get(self, i, side)
-    )
-    served = serve(wrong, is_ranked=False)
-    began = time.perf_counter()
-    page = served.open()
-    wait(page, "document.getElementById('large').naturalWidth > 0")
-    opened = time.perf_counter() - began
-    began = time.perf_counter()
-    for _ in range(10):
-        before = shown_name(page)
-        press(page, "Space")
-        wait_for_another(page, before)
-    seconds = (time.perf_counter() - began) / 10
-    print(
-        f"{len(served.session.images):,} images: opened in {opened:.2f} s, {seconds:.3f} s a decision"
-    )
-    assert len(served.session.images) > 9900 and len(decoded) < 40
-    assert opened < 10 and seconds < 1  # on a busy machine; a decoding of all would take a minute
-
-
-def test_without_scripts_it_says_so(serve, wrong, browser):
-    served = serve(wrong)
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(served.address)
-    assert "needs JavaScript" in page.locator("body").inner_text()
-    context.close()
