@@ -209,15 +209,6 @@ def test_a_new_last_ckpt_leaves_the_linked_best_ckpt_as_it_is(target):
     assert AtomicCheckpointIO().load_checkpoint(best)["global_step"] == 1
 
 
-@pytest.mark.parametrize(
-    "content", [{"weight": torch.zeros(1)}, {"state_dict": {}}, [1, 2], torch.zeros(2)]
-)
-def test_the_error_for_weights_alone_names_the_option_for_them(tmp_path, content):
-    torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"weights\.pt.*--weights"):
-        read_checkpoint(tmp_path / "weights.pt")
-
-
 # What a checkpoint fits
 
 MODEL = {"backbone": "small_cnn", "class_names": ["a", "b"], "members": 1, "network_size": None}

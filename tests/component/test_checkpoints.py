@@ -195,17 +195,3 @@ def test_no_checkpoint_is_written_of_a_step_that_has_diverged(
     with pytest.raises(ValueError, match=r"diverged.*--lr .*1e\+25"):
         fit(*SGD, "--lr", "1e25", *options)
     assert all(map(math.isfinite, losses))
-
-
-@pytest.mark.parametrize(
-    ("lr", "precision", "advice"),
-    [
-        # its loss is a number yet; after the schedule's last step the rate is 0
-        ("1e39", "32-true", r"not finite numbers.*--lr .*1e\+39"),
-        ("1e9", "16-true", "--precision 32-true"),
-    ],
-)
-def test_a_diverged_fit_advises_another_rate_or_precision(fit, lr, precision, advice):
-    with pytest.raises(ValueError, match=advice):
-        fit(*SGD, "--lr", lr, "--precision", precision, "--trainer.max_steps", 1)
-    assert not list(Path().rglob("*.ckpt"))

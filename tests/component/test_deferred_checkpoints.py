@@ -253,6 +253,7 @@ def never_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_checkpoints, "copy_of", lambda checkpoint: checkpoint)
 
 
+@pytest.mark.slow
 @promise("resume", controls=[never_copy])
 def test_in_the_end_all_is_as_if_no_checkpoint_had_waited(fit, kept, request, monkeypatch):
     monkeypatch.setattr(deferred_checkpoints, "QUICK", math.inf)
@@ -268,7 +269,10 @@ def test_in_the_end_all_is_as_if_no_checkpoint_had_waited(fit, kept, request, mo
 @promise("resume")
 @pytest.mark.parametrize(
     ("stop", "error", "step"),
-    [(interrupt, Interrupted, 2 * STEPS + 2), (fail, RuntimeError, 2 * STEPS)],
+    [
+        (interrupt, Interrupted, 2 * STEPS + 2),
+        pytest.param(fail, RuntimeError, 2 * STEPS, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_or_an_error_writes_what_waits_and_resume_ends_as_uninterrupted(
     fit, complete, all_wait, at_step, monkeypatch, stop, error, step

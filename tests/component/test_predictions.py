@@ -23,12 +23,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from finetune.data.targets import ClassIndex, MultiHot
-from finetune.runs import prediction_rows
 from finetune.runs.answers import read_answers, read_label_answers
 from finetune.runs.folder import Run
 from finetune.runs.prediction_rows import ClassRows
 from finetune.runs.predictions import PredictionWriter
-from finetune.system.messages import WrongUsage
 from finetune.training.multilabel_calibration import MultilabelCalibration
 from finetune.training.task import MultiLabel, SingleLabel
 
@@ -172,25 +170,6 @@ def test_test_predictions_csv_is_read_as_it_was_written(paths, names, num_bad, h
     np.testing.assert_array_equal(answers.is_right, right.all(axis=1) if has_several else right)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("path,label,class,probability,error\nx.png,a,a,0.6,\n", ["other", "b"]),
-        ("path,label\nx.png,a\n", ["a", "b"]),
-        ("path,label,class,probability,error\nx.png\n", ["a", "b"]),
-        ("\n\n" + "x" * 200_000 + ",\n", ["a", "b"]),
-        ("path,label,class,probability,error\nx.png,a,a,nan,\n", ["a", "b"]),
-        ("path,label,class,probability,p_a,p_b,error\nx.png,a,a,0.6,1.1,0.4,\n", ["a", "b"]),
-    ],
-)
-@pytest.mark.parametrize("reader", [read_answers, read_label_answers])
-def test_a_damaged_test_predictions_csv_is_named(tmp_path, reader, text, names):
-    path = tmp_path / "test_predictions.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"test_predictions\.csv .* damaged"):
-        reader(path, names)
-
-
 def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
     names = [f"class {i}" for i in range(60)]
     writer = PredictionWriter(Run(tmp_path, "test", tmp_path))
@@ -203,17 +182,6 @@ def test_test_predictions_of_very_many_classes_have_the_best_five(tmp_path):
 
 
 # The columns of predictions
-
-
-def best_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    predictions = ClassRows.predictions
-    monkeypatch.setattr(
-        ClassRows, "predictions", lambda rows, p, decided: predictions(rows, 1 - p, decided)
-    )
-
-
-def never_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction_rows, "UNSURE", "hot dog")
 
 
 @given(top_k=st.integers(1, 4), values=st.lists(st.integers(0, 3), min_size=4, max_size=4))
@@ -282,23 +250,6 @@ def test_predict_fails_if_no_image_can_be_read_and_keeps_the_reasons(run):
         predict(run, drawn(3), bad=dict.fromkeys(range(3), "torn"))
     assert [row["error"] for row in read(run.path / "predictions.csv")] == ["torn"] * 3
     predict(run, torch.ones(3, 1).double(), names=["unreadable"])  # a class may be called so
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"output": "out.jsonl"}, "--out out.jsonl"),
-        ({"output": "file/new/out.csv"}, "--out file/new"),
-        ({"top_k": 0}, "--top_k"),
-        ({"abstain_below": 1.01}, "--abstain_below"),
-        ({"abstain_below": float("nan")}, "--abstain_below"),
-    ],
-)
-def test_options_of_predict_that_make_no_sense(run, monkeypatch, options, word):
-    monkeypatch.chdir(run.root)
-    (run.root / "file").touch()
-    with pytest.raises(WrongUsage, match=word):
-        PredictionWriter(run, **options)
 
 
 # The file

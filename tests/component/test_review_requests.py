@@ -43,6 +43,9 @@ def shared_client(folder):
 
 HOSTILE = {
     "no token": ("GET", "http://127.0.0.1:8000/", {}, 403),
+    "no token for an image": ("GET", "http://127.0.0.1:8000/image/0/large", {}, 403),
+    "a token that is not ASCII": ("GET", "http://127.0.0.1:8000/w%C3%B6rd/", {}, 403),
+    "a longer token": ("GET", f"http://127.0.0.1:8000/{TOKEN}x/", {}, 403),
     "another token": ("GET", "http://127.0.0.1:8000/wrod/", {}, 403),
     "another host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": "evil.example"}, 403),
     "no host": ("GET", f"http://127.0.0.1:8000/{TOKEN}/", {"Host": ""}, 403),
@@ -53,6 +56,7 @@ HOSTILE = {
     "no such path": ("GET", "etc/passwd", {}, 404),
     "a path for an image": ("GET", "image/..%2f..%2fetc%2fpasswd/large", {}, 404),
     "an index out of range": ("GET", "image/60/large", {}, 404),
+    "an index below zero": ("GET", "image/-1/large", {}, 404),
     "a huge index": ("GET", f"image/{10**30}/large", {}, 404),
     "another side": ("GET", "image/0/99999", {}, 404),
     "another image out of range": ("GET", "item/60", {}, 404),

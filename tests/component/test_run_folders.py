@@ -274,12 +274,3 @@ def test_a_run_stands_for_its_best_checkpoint(tmp_path):
     assert run_of(str(both)) == str(both)
     (both / "about.json").unlink()
     assert run_of(str(both)) == ""
-
-
-def test_a_folder_that_is_no_run_is_refused_with_the_newest_run_in_it(tmp_path):
-    for i, name in enumerate(("fit/version_0", "fit/version_1")):
-        write(tmp_path / name, "", "last")
-        os.utime(tmp_path / name / "checkpoints/last.ckpt", (i, i))
-    for folder in (tmp_path, tmp_path / "fit"):
-        with pytest.raises(WrongUsage, match=f"did you mean {tmp_path}/fit/version_1"):
-            checkpoint_of(str(folder))

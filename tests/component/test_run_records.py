@@ -28,7 +28,6 @@ from finetune.runs.record import read_run, validation_outcome
 from finetune.runs.result_file import read_result, write_result
 from finetune.runs.results import Results
 from finetune.runs.run_table import as_json, read_row, run_table, size_of
-from finetune.runs.side_files import read_side_file
 from finetune.runs.statistics import wilson
 
 pytestmark = QUIET
@@ -213,28 +212,6 @@ def test_the_record_of_a_run(run):
     (run / "config.yaml").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.yaml"):
         read_run(run)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("test.json", b"[1]"),
-        ("test.json", b'{"class_names": ["a"], "confusion_cells": [[1, 2, 3]]}'),
-        ("seconds.json", b"[" * 100_000),
-        ("about.json", b""),
-        ("about.json", b'{"training": 1'),
-        ("config.yaml", b"a: ["),
-        ("config.yaml", b"a: \xff"),
-        ("steps.csv", b"step,epoch,val/loss\n3,0,half\n"),
-        ("steps.csv", b"step,epoch\n3,0,1,2\n"),
-        ("steps.csv", b"step\xff\n"),
-    ],
-)
-def test_a_damaged_file_of_a_run_is_named(run, name, content):
-    (run / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged"):
-        read_run(run)
-    assert read_side_file(run / "nothing.json") == {}
 
 
 @pytest.mark.parametrize(("limit", "epoch"), [(None, 2), (2, 3), (0.05, 3), (500, 2)])

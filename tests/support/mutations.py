@@ -133,14 +133,14 @@ MUTATIONS = [
         "runs/predictions.py",
         "for index in sorted([*good, *errors]):",
         "for index in [*good, *errors]:",
-        "tests/runs/test_predictions.py",
+        "tests/component/test_predictions.py",
     ),
     Mutation(
         "a checkpoint is whole or absent",
         "system/files.py",
         'temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")',
         "temporary = target",
-        "tests/runs/test_checkpoint_io.py",
+        "tests/component/test_checkpoint_files.py",
     ),
     Mutation(
         "a fit tests the best checkpoint",
@@ -266,7 +266,7 @@ MUTATIONS = [
         "runs/best_epoch.py",
         "return max(i for i, accuracy",
         "return min(i for i, accuracy",
-        "tests/runs/test_best_epoch.py",
+        "tests/unit/test_statistics.py",
     ),
     Mutation(
         "another order is refused on --resume",
@@ -294,7 +294,7 @@ MUTATIONS = [
         "runs/answers.py",
         "(self.labels == self.predicted).all(axis=1)",
         "(self.labels == self.predicted).any(axis=1)",
-        "tests/runs/test_answers.py",
+        "tests/component/test_predictions.py",
     ),
     Mutation(
         "--tta flip sees mirrored images, too",
@@ -392,28 +392,28 @@ MUTATIONS = [
         "runs/prediction_rows.py",
         "probabilities.argsort(dim=1, descending=True, stable=True)",
         "probabilities.argsort(dim=1, stable=True)",
-        "tests/runs/test_predictions.py -k most_probable",
+        "tests/component/test_predictions.py -k top_k",
     ),
     Mutation(
         "where it is not sure it says no class",
         "runs/prediction_rows.py",
         "is_sure = values[predicted] >= self.abstain_below",
         "is_sure = True",
-        "tests/runs/test_predictions.py -k abstain",
+        "tests/component/test_predictions.py -k abstain",
     ),
     Mutation(
         "one process at a time writes into a run",
         "runs/run_lock.py",
         "os.O_CREAT, fcntl.LOCK_EX)",
         "os.O_CREAT, fcntl.LOCK_SH)",
-        "tests/runs/test_run_lock.py",
+        "tests/component/test_run_lock.py",
     ),
     Mutation(
         "a run that another process writes into is not resumed",
         "runs/resume.py",
         'hold(run.checkpoint("last").parents[1])',
         "pass",
-        "tests/runs/test_run_lock.py -k resumed",
+        "tests/component/test_run_lock.py -k resumed",
     ),
     Mutation(
         "last.ckpt of a run in object storage arrives last",
@@ -441,21 +441,21 @@ MUTATIONS = [
         "runs/mlflow_logger.py",
         '"MLFLOW_DISABLE_TELEMETRY", "true"',
         '"MLFLOW_DISABLE_TELEMETRY", "false"',
-        "tests/runs/test_mlflow_logger.py -k telemetry",
+        "tests/component/test_loggers.py -k telemetry",
     ),
     Mutation(
         "no telemetry: wandb",
         "runs/wandb_logger.py",
         '"WANDB_ERROR_REPORTING", "false"',
         '"WANDB_ERROR_REPORTING", "true"',
-        "tests/runs/test_wandb_logger.py -k sent_unless",
+        "tests/component/test_loggers.py -k wandb_sends",
     ),
     Mutation(
         "nothing is sent to Weights & Biases unless the user says so",
         "runs/wandb_logger.py",
         'os.environ.get("WANDB_MODE", "offline")',
         'os.environ.get("WANDB_MODE", "online")',
-        "tests/runs/test_wandb_logger.py -k sent_unless",
+        "tests/component/test_loggers.py -k wandb_sends",
     ),
     Mutation(
         "a warning names classes of few training images",
@@ -497,7 +497,7 @@ MUTATIONS = [
         "runs/deferred_checkpoints.py",
         "copied = copy_of(checkpoint)",
         "copied = checkpoint",
-        "tests/runs/test_deferred_checkpoints.py",
+        "tests/component/test_deferred_checkpoints.py",
     ),
     Mutation(
         "a signal between epochs writes what waits",
@@ -508,14 +508,14 @@ MUTATIONS = [
         """        if signum := self.signal.agreed(trainer):
             self._deferred.drop(["best", "last"])
 """,
-        "tests/runs/test_deferred_checkpoints.py",
+        "tests/component/test_deferred_checkpoints.py",
     ),
     Mutation(
         "no last.ckpt is written before a best.ckpt that has waited",
         "runs/model_checkpoint.py",
         'self._write_deferred(trainer, but=names if "last" in names else ())',
         "self._deferred.drop([*names, 'best'])",
-        "tests/runs/test_deferred_checkpoints.py",
+        "tests/component/test_deferred_checkpoints.py",
     ),
     Mutation(
         "pad shows the complete image in the middle",

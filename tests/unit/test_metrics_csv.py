@@ -127,16 +127,6 @@ def test_an_epoch_that_was_resumed_inside_has_one_row_with_all_of_it(run):
     assert row["lr-SGD/head"] == "0.5"  # which no step has logged
 
 
-@pytest.mark.parametrize("name", ["steps.csv", "metrics.csv"])
-@pytest.mark.parametrize("content", [b"step,epoch\nx,\n", b"foo\n1\n", b"\xff\xfe\n"])
-def test_a_damaged_metrics_csv_is_named_on_resume(run, name, content):
-    run.file("steps.csv").write_text("step,epoch\n0,0\n")
-    run.file(name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged"):
-        MetricsCSV(run).rewind(5)
-    assert run.file(name).read_bytes() == content
-
-
 def test_a_loss_that_is_not_a_number_is_not_hidden():
     names = "train/loss", "train/loss_epoch", "val/loss", "val/recall/loss", "val/f1", "lr-SGD/head"
     assert [is_defined(name, math.nan) for name in names] == [True, True, True, False, False, False]
