@@ -109,7 +109,8 @@ def test_a_fit_logs_what_steps_csv_has_and_continues_there(colours, cli, capfd, 
     assert logged_settings(kind) == (params if kind == "mlflow" else first)
     before = steps()
     fit_with(colours, capfd, *logger, "--resume", "--trainer.max_epochs", "2")
-    assert logged_metrics(kind) == pytest.approx(before | steps(), rel=1e-6)
+    logged = steps() if kind == "tensorboard" else before | steps()  # which drops repeated steps
+    assert logged_metrics(kind) == pytest.approx(logged, rel=1e-6)
     assert max(step for _, step in steps()) == 8
     expected = {"mlflow": params, "tensorboard": first, "wandb": settings()}
     assert logged_settings(kind) == expected[kind]
