@@ -189,10 +189,9 @@ def test_metrics_are_those_of_all_images(finished):
         for fold, num in zip(folds, num_of_classes, strict=True)
     ]
     assert result["test/loss"] == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
-    # the control: by the number of images it is another one
-    sizes = [num.sum() for num in num_of_classes]
-    assert abs(np.average(losses, weights=sizes) - result["test/loss"]) > 1e-5
-    assert [row["num_images"] for row in result["folds"]] == sizes
+    # the control: with the weights of the other fold it is another one
+    assert abs(np.average(losses, weights=weights[::-1]) - result["test/loss"]) > 1e-5
+    assert [row["num_images"] for row in result["folds"]] == [num.sum() for num in num_of_classes]
 
 
 def labels_of(rows: list[dict[str, str]], column: str) -> np.ndarray:
