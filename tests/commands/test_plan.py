@@ -80,19 +80,6 @@ def test_a_finished_run_is_read_once(colours, cli, run_to_go_on, reads):
 
 
 @pytest.mark.slow
-def test_a_run_of_moved_data_without_a_config_is_read_once(
-    colours, cli, run_to_go_on, reads, tmp_path
-):
-    shutil.copytree(colours, tmp_path / "moved")
-    cli("fit", "--data.root", tmp_path / "moved", *QUICKEST, *TWO_EPOCHS, "--resume")
-    assert (reads["last.ckpt"], reads["runs"]) == (2, 2)
-    (run_to_go_on / "config.yaml").unlink()
-    reads.clear()
-    cli("fit", "--data.root", colours, *QUICKEST, "--trainer.max_epochs", 3, "--resume")
-    assert (reads["last.ckpt"], reads["runs"]) == (2, 2)
-
-
-@pytest.mark.slow
 def test_a_new_run_that_begins_from_a_checkpoint_reads_it_once_to_decide(
     colours, cli, run_to_go_on, reads, tmp_path
 ):

@@ -158,6 +158,7 @@ def test_what_was_loaded_before_is_not_collected_through_while_it_serves():
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
+    gc.unfreeze()  # what another test has left
     before = gc.get_freeze_count()
     with listen("127.0.0.1", 0) as listener:
         serve_until_stopped(stops_at_once, listener, 1, lambda: None, lambda: None)
