@@ -150,11 +150,14 @@ def build_transform(spec: dict[str, Any]) -> A.BasicTransform:
     except ImportError as error:
         raise ValueError(f"transform {spec['class_path']}: {error}") from error
     own = {} if module_name else _OWN
-    transform_class = own.get(class_name) or getattr(module, class_name, None)
+    transform_class: Any = own.get(class_name) or getattr(module, class_name, None)
     if transform_class is None:
         near = did_you_mean(class_name, [*dir(module), *own])
         raise WrongUsage(f"there is no transform {class_name!r} in {module.__name__}{near}")
-    if not (isinstance(transform_class, type) and issubclass(transform_class, A.BasicTransform)):
+    is_transform = isinstance(transform_class, type) and issubclass(
+        transform_class, A.BasicTransform
+    )
+    if not is_transform:
         raise WrongUsage(f"{spec['class_path']} is not an albumentations transform")
     if transform_class.set_random_seed is not A.BasicTransform.set_random_seed:
         raise WrongUsage(

@@ -200,7 +200,7 @@ class Classifier(pl.LightningModule):
         """The network or `Ensemble`. To replace it, assign to `image_classifier.network`."""
         return self.image_classifier.network
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override] # torch has overloads
         """Return the state with keys `network.…`, `mean`, `std` and `class_weight`, as checkpoints have them."""
         state = super().state_dict(*args, **kwargs)
         consume_prefix_in_state_dict_if_present(state, "image_classifier.")
