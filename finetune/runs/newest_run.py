@@ -179,7 +179,7 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
         return _settings_in(read(last_checkpoint(run)).content)
     try:
         settings = yaml.safe_load(path.read_text("utf-8"))
-        if not isinstance(settings, dict) or not _has_groups(settings):
+        if not isinstance(settings, dict) or not _has_sections(settings):
             raise ValueError("it has no settings")
     except (ValueError, yaml.YAMLError) as error:
         message = f"{path} is damaged: {reason(error)}; move it away, and --resume ignores it"
@@ -187,7 +187,7 @@ def settings_of(run: Path, read: Callable[[Path], Start] = read_start) -> dict[s
     return settings
 
 
-def _has_groups(settings: dict[str, Any]) -> bool:
+def _has_sections(settings: dict[str, Any]) -> bool:
     return all(isinstance(settings.get(name) or {}, dict) for name in ("data", "model", "trainer"))
 
 

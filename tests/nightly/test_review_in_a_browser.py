@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from browser import CHROMIUM, needs_browser
+from browser import chromium, needs_browser
 from colours import draw_colours
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from reviews import MOVED, TOKEN, job_of
 
 from finetune.data.corrections import parse_corrections
@@ -22,10 +22,8 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Served:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,9 +82,17 @@ def changed(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(
-    scope="module", params=[*PLACES, *(pytest.param(kind, marks=slow) for kind in RARE)]
-)
+def kinds_without(*others: str) -> list[Any]:
+    kinds = [*PLACES, *(pytest.param(kind, marks=slow, id=kind) for kind in RARE)]
+    return [kind for kind in kinds if getattr(kind, "id", kind) not in others]
+
+
+def places_without(*others: str) -> pytest.MarkDecorator:
+    """Run a test on all kinds of places but these."""
+    return pytest.mark.parametrize("place", kinds_without(*others), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=kinds_without())
 def place(request: pytest.FixtureRequest, home: Path) -> Iterator[Place]:
     with a_place(request.param, home) as place:
         yield place
@@ -132,19 +141,17 @@ def predicted(name: str) -> list[tuple[str, ...]]:
     return sorted(("/".join(row[0].split("/")[-3:]), *row[1:]) for row in rows)
 
 
+@places_without("table in s3")  # predict takes the paths of a table as they are
 def test_predict_on_a_place_is_that_on_its_folder(place, images, fitted, colours):
-    if place.kind == "table in s3":
-        pytest.skip("predict takes the paths of a table as they are")
     for where, out in ((images[0], "there.csv"), (colours, "here.csv")):
         run(["predict", f"runs/fit/{fitted}", str(where), "--out", out, "--workers", "0"])
     assert predicted("there.csv") == predicted("here.csv")
     assert len(predicted("there.csv")) == 1 + len([*colours.rglob("*.png")])
 
 
+@places_without("table in s3")  # check takes the paths of a table as they are
 @slow
 def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted, colours):
-    if place.kind == "table in s3":
-        pytest.skip("check takes the paths of a table as they are")
     results, findings = [], []
     for number, where in enumerate((images, [str(colours)])):
         shutil.rmtree("runs/test", ignore_errors=True)
@@ -160,10 +167,9 @@ def test_test_and_check_on_a_place_are_those_on_its_folder(place, images, fitted
 @promise("table")
 @promise("archives")
 @promise("object-storage")
+@places_without("hub")  # a forked process cannot be told of another server
 @slow
 def test_two_processes_train_the_weights_of_the_folder(place, images, colours, home):
-    if place.kind == "hub":
-        pytest.skip("a forked process cannot be told of another server")
     if not Path("runs/fit/two").exists():
         done = finetune("fit", colours, *OPTIONS, "--devices", "2", "--name", "two", cwd=home)
         assert done.returncode == 0, done.stderr

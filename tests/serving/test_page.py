@@ -7,8 +7,8 @@ import time
 
 import pytest
 import uvicorn
-from browser import CHROMIUM, needs_browser
-from playwright.sync_api import FileChooser, Page, sync_playwright
+from browser import chromium, needs_browser
+from playwright.sync_api import FileChooser, Page
 
 from finetune.serving.app import make_app
 from finetune.serving.http_server import listen
@@ -59,10 +59,8 @@ def address(serve):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

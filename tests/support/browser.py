@@ -2,12 +2,13 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -28,19 +29,26 @@ def _run(folder: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Yield a browser that scripts of playwright drive."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def scroll_widths(pages: Iterable[tuple[str, int]], folder: Path) -> list[int]:
     """Return how wide each page is in a window of this many pixels; more than these and it scrolls sideways."""
     file = folder / "page.html"
     found = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         for page, width in pages:
             file.write_text(page, "utf-8")
             window = browser.new_page(viewport={"width": width, "height": 800})
             window.goto(file.as_uri())
             found.append(int(window.evaluate("() => document.documentElement.scrollWidth")))
             window.close()
-        browser.close()
     return found
 
 
@@ -48,14 +56,11 @@ def evaluate(page: str, expression: str, folder: Path, width: int, media: str = 
     """Return the value of a JavaScript expression in a page, in a window of this width, on a screen or in print."""
     file = folder / "evaluated.html"
     file.write_text(page, "utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         window = browser.new_page(viewport={"width": width, "height": 800})
         window.emulate_media(media=media)  # type: ignore[arg-type]
         window.goto(file.as_uri())
-        value = window.evaluate(expression)
-        browser.close()
-    return value
+        return window.evaluate(expression)
 
 
 def dom_after(page: str, script: str, folder: Path) -> str:
