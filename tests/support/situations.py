@@ -98,12 +98,6 @@ def without_last(place: Place) -> None:
     (place.folder / RUN / "checkpoints/last.ckpt").unlink()
 
 
-def without_checkpoints(place: Place) -> None:
-    """A run whose folder of checkpoints is gone."""
-    run(place)
-    shutil.rmtree(place.folder / RUN / "checkpoints")
-
-
 def of_steps(place: Place) -> None:
     """A finished run whose length is a number of steps."""
     run(place)
