@@ -3,14 +3,12 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
-from finetune.data.seen_record import unpack_record
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import KEY, packed, read_exported
 
@@ -37,31 +35,6 @@ def write_onnx(path: Path, about: str | None, is_external: bool = False) -> Path
         helper.set_model_props(model, {KEY: about})
     path.write_bytes(model.SerializeToString())
     return path
-
-
-@pytest.mark.parametrize("write", [write_safetensors, write_onnx])
-def test_what_a_checkpoint_says_is_read_back(checkpoint, colours, tmp_path, write):
-    suffix = ".onnx" if write is write_onnx else ".safetensors"
-    text = packed(checkpoint)
-    assert str(tmp_path) not in text and str(colours) not in text
-    found = read_exported(write(tmp_path / f"some{suffix}", text))
-    for name in ("class_names", "backbone", "label_smoothing"):
-        assert found["hyper_parameters"][name] == checkpoint["hyper_parameters"][name]
-    for name in ("image_size", "resize", "split_seed"):
-        assert (
-            found["datamodule_hyper_parameters"][name]
-            == checkpoint["datamodule_hyper_parameters"][name]
-        )
-    assert found["finetune"]["calibration"] == checkpoint["finetune"]["calibration"]
-    assert checkpoint["finetune"]["calibration"] is not None
-    own, read = (unpack_record(c["finetune"]["seen"]) for c in (checkpoint, found))
-    assert own.num_train == read.num_train > 0
-    assert np.array_equal(own.names, read.names) and np.array_equal(own.sizes, read.sizes)
-    assert own.digests.all() and np.array_equal(own.digests, read.digests)
-    # An .onnx normalises by itself.
-    mean = torch.zeros(3, 1, 1) if write is write_onnx else checkpoint["state_dict"]["mean"]
-    assert torch.equal(found["state_dict"]["mean"], mean)
-    assert ("network.conv1.weight" in found["state_dict"]) == (write is write_safetensors)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +90,9 @@ def test_weights_in_another_file_are_refused_wherever_they_hide(tmp_path, hide):
     ("key", "value"),
     [
         ("class_weight", [1.0]),
-        ("mean", [float("nan")] * 3),
         ("std", [0.0] * 3),
         ("data", None),
-        ("data.eval_image_size", "48"),
-        ("data.num_workers", 5000),
         ("model.other", 1),
-        ("origin.other", 1),
-        ("model.class_names", ["a", "b", "\x1b[2J"]),
-        ("model.members", 2.0),
         ("seen.num_train", float("inf")),
     ],
 )

@@ -137,9 +137,6 @@ class Case(NamedTuple):
 @pytest.mark.parametrize(
     "case",
     [
-        Case("no such repository", address="hf://owner/none"),
-        Case("no valid token is set", token="", is_private=True),
-        Case("no such revision", address=f"{ADDRESS}@none"),
         Case("the token is not valid", token="hf_wrong"),
         Case("its owner grants access", is_gated=True),
         Case("answered with status 503", fault=lambda *_: "unavailable"),
@@ -162,30 +159,19 @@ def test_each_fault_of_the_hub_is_one_line_without_the_token(server, files, monk
     assert download_model(ADDRESS)  # the control
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(server):
-    server.stop()
-    with pytest.raises(OSError, match="cannot be reached, and it is not in the cache"):
-        download_model(ADDRESS)
-
-
 # config.json of a repository, or values of its pretrained_cfg, and words of the message
 HOSTILE = {
     "no JSON": (b"\x00", "damaged"),
     "deep": (b"[" * 100_000, "damaged"),
-    "a list": ([], "damaged"),
     "no architecture": ({}, "damaged"),
-    "not text": ({"architecture": ["resnet18"]}, "damaged"),
     "unknown": ({"architecture": "os.system"}, "has no network"),
     "a path": ({"architecture": "local-dir:/etc"}, "has no network"),
     "an address": ({"architecture": "hf-hub:other/net"}, "has no network"),
-    "a pattern": ({"architecture": "*"}, "has no network"),
     "arguments": ({"model_args": {"pretrained_cfg": {"url": "http://x"}}}, "other arguments"),
-    "a list of arguments": ({"model_args": ["a"]}, "not a mapping"),
     "no mapping": ({"pretrained_cfg": "http://127.0.0.1"}, "not a mapping"),
 }
 UNSUPPORTED = {
     "an unsupported preparation": {"crop_mode": ["center"]},
-    "does not define how": {"crop_pct": 10**400},
     "not supported": {"std": [0, 1, 1]},
     "only square RGB images": {"input_size": [3, 2.5, 2.5]},
 }
@@ -207,13 +193,6 @@ def test_a_config_of_the_hub_names_a_network_of_timm_and_nothing_else(server, fi
         backbone_of(download_model(ADDRESS))
         read_weights(ADDRESS, NETWORK)
     assert {path.split("/resolve")[0] for _, path, _ in server.requests} == {f"/{NAME}"}
-
-
-def test_another_network_than_that_of_the_weights_is_refused(server, files):
-    serve(server, files)
-    for backbone in ("resnet18", "timm/resnet18"):
-        with pytest.raises(WrongUsage, match=f"is of .*{NETWORK.removeprefix('timm/')}"):
-            read_weights(ADDRESS, backbone)
 
 
 @pytest.fixture(scope="module")

@@ -51,9 +51,3 @@ def test_they_are_what_the_head_is_given(paths, tmp_path, backbone, size):
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max())
     # the control: images differ
     assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(wanted).max()
-
-
-def test_of_no_images_there_are_none(tmp_path):
-    torch.save(build("small_cnn", 2).state_dict(), tmp_path / "weights.pt")
-    network = Features("small_cnn", str(tmp_path / "weights.pt"))
-    assert [*image_features(network, [], {"image_size": 28})] == []

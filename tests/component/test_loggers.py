@@ -12,14 +12,11 @@ import pytest
 import wandb
 from promise import control, promise
 
-import finetune
 from finetune.runs.folder import Run
 from finetune.runs.mlflow_logger import MLFlowLogger
 from finetune.runs.run_logger import RunLogger, flatten
 from finetune.runs.tensorboard_logger import TensorBoardLogger
 from finetune.runs.wandb_logger import WandbLogger
-
-KINDS = ["MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
 
 
 @pytest.fixture
@@ -49,12 +46,6 @@ def test_settings_are_logged_by_dotted_names():
         "i": False,
         "j": '"2026-01-02"',
     }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_logger_without_a_run_says_whose_it_is(kind):
-    with pytest.raises(ValueError, match=f"finetune.{kind} belongs to a run"):
-        _ = getattr(finetune, kind)().experiment
 
 
 class Full(RunLogger):
@@ -128,28 +119,12 @@ def test_mlflow_keeps_metrics_of_classes_called_anything_apart(run):
     assert {"val/recall/a_ b", "val/recall/a_ b 2", "val/recall/_"} < set(found)
 
 
-def test_mlflow_in_a_folder_and_under_a_name_of_ones_own(run, tmp_path):
-    logger = MLFlowLogger(save_dir=str(tmp_path / "board"), run_name="mine", experiment_name="some")
-    logger.attach(run, "MLFlowLogger")
-    assert not (tmp_path / "board").exists()  # before anything is logged
-    assert logger.experiment.get_run(logger.run_id).info.run_name == "mine"
-    assert (tmp_path / "board").is_dir() and not (run.path / "mlflow").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "variable", "words"),
-    [
-        ({"tracking_uri": "http://127.0.0.1:9"}, None, "127.0.0.1:9 .*MLFLOW_TRACKING_URI"),
-        ({}, "http://127.0.0.1:9", "127.0.0.1:9 .*MLFLOW_TRACKING_URI"),
-        ({"tracking_uri": "garbage://x"}, "http://127.0.0.1:9", "garbage"),
-    ],
-)
-def test_an_mlflow_server_that_is_not_there_is_reported_soon(run, given, variable, words):
-    os.environ["MLFLOW_TRACKING_URI"] = variable or ""
-    logger = MLFlowLogger(**given)
+def test_an_mlflow_server_that_is_not_there_is_reported_soon(run):
+    os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+    logger = MLFlowLogger()
     logger.attach(run, "MLFlowLogger")
     began = time.monotonic()
-    with pytest.raises(ValueError, match=f"^MLFlowLogger: .*{words}"):
+    with pytest.raises(ValueError, match="^MLFlowLogger: .*127.0.0.1:9 .*MLFLOW_TRACKING_URI"):
         _ = logger.experiment
     assert time.monotonic() - began < 20  # it would ask for minutes
 
@@ -204,14 +179,6 @@ def test_wandb_sends_nothing_unless_the_user_says_so(
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     # where it is sent is reported
     assert caplog.messages == ([] if mode == "offline" else [f"logging to {Sent.url}"])
-
-
-def test_wandb_continues_a_resumed_run_by_its_id(run, begun):
-    for expected in (None, "abc"):
-        logger = WandbLogger()
-        logger.attach(Run(run.root, "fit", run.path), "WandbLogger")
-        _ = logger.experiment
-        assert begun["id"] == expected and begun["name"] == "some-fit-version_0"
 
 
 def test_errors_of_wandb_are_one_line(run, tmp_path, monkeypatch):

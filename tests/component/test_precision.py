@@ -33,10 +33,7 @@ def on(monkeypatch):
     ("accelerator", "cpu", "gpu", "expected"),
     [
         ("cpu", True, None, "bf16-mixed"),
-        ("auto", True, None, "bf16-mixed"),
         ("cpu", False, None, "32-true"),
-        ("auto", False, None, "32-true"),
-        ("gpu", False, True, "bf16-mixed"),
         ("auto", False, True, "bf16-mixed"),
         ("cuda", True, False, "32-true"),  # which emulates it
         ("cpu", True, False, "bf16-mixed"),  # the processor of a machine with a GPU
@@ -52,7 +49,7 @@ def test_precision_is_bf16_where_the_hardware_is_faster_with_it(
 
 @pytest.mark.parametrize(
     ("backbone", "expected"),
-    [("resnet18", "bf16-mixed"), ("mobilenet_v3_small", "32-true"), ("convnext_tiny", "32-true")],
+    [("resnet18", "bf16-mixed"), ("mobilenet_v3_small", "32-true")],
 )
 def test_a_network_with_depthwise_convolutions_trains_in_float32_on_a_cpu(on, backbone, expected):
     on(cpu=True)
@@ -66,10 +63,8 @@ def test_a_network_with_depthwise_convolutions_trains_in_float32_on_a_cpu(on, ba
     [
         ("32-true", True, True, "32-true"),
         ("bf16-mixed", True, False, "bf16-mixed"),  # slow, but the same run
-        ("64-true", False, True, "64-true"),
         ("32-true", False, True, "32-true"),
         ("bf16-mixed", False, False, "32-true"),
-        ("bf16-mixed", False, True, "bf16-mixed"),
     ],
 )
 def test_a_run_continues_and_is_tested_in_the_precision_of_its_checkpoint(

@@ -3,7 +3,6 @@
 import csv
 import os
 import resource
-import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -224,57 +223,7 @@ def test_predicted_labels_are_those_above_their_thresholds(run, capsys):
     assert all(part in summary for part in ("1 größe", "1 without labels", "1 unreadable"))
 
 
-@pytest.mark.parametrize("thresholds", [(), THRESHOLDS])
-def test_a_single_image_without_a_folder_is_only_printed(tmp_path, capsys, thresholds):
-    run = Run(tmp_path / "runs", "predict")
-    p = torch.tensor([[0.1, 0.25, 0.61, 0.04]]).double()
-    predict(run, p, ["x.png"], thresholds=thresholds)
-    first, others = capsys.readouterr().out.splitlines()
-    assert first.startswith("x.png: größe") and "0.6100" in first and "0.2500" in others
-    with pytest.raises(ValueError, match="torn"):
-        predict(run, p, ["x.png"], thresholds=thresholds, bad={0: "torn"})
-    assert capsys.readouterr().out == "x.png: unreadable\n"
-    assert not (tmp_path / "runs/predict").exists()
-
-
-def test_the_summary_counts_each_class(run, capsys):
-    p = torch.eye(4, dtype=torch.float64)[[2, 0, 2, 2, 0, 1]]
-    target = predict(run, p, bad={5: "torn"})
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "6 images: 3 größe, 2 hot dog, 1 unreadable"
-    assert str(target) in second and target == run.path / "predictions.csv"
-
-
-def test_predict_fails_if_no_image_can_be_read_and_keeps_the_reasons(run):
-    with pytest.raises(ValueError, match=r"none of the images .*predictions\.csv"):
-        predict(run, drawn(3), bad=dict.fromkeys(range(3), "torn"))
-    assert [row["error"] for row in read(run.path / "predictions.csv")] == ["torn"] * 3
-    predict(run, torch.ones(3, 1).double(), names=["unreadable"])  # a class may be called so
-
-
 # The file
-
-
-def test_predict_out_keeps_links_and_modes_and_makes_folders(run):
-    (run.root / "disk").mkdir()
-    (run.root / "disk/real.csv").touch(0o600)
-    link = run.root / "link.csv"
-    link.symlink_to("disk/real.csv")
-    predict(run, drawn(3), output=str(link))
-    assert link.is_symlink() and len(read(link)) == 3
-    assert stat.S_IMODE((run.root / "disk/real.csv").stat().st_mode) == 0o600
-    assert [path.name for path in (run.root / "disk").iterdir()] == ["real.csv"]
-    target = predict(run, drawn(3), output=str(run.root / "new/folder/out.CSV"))
-    assert target.read_bytes() == link.read_bytes()
-
-
-def test_predict_removes_what_a_killed_one_left_a_day_ago(run):
-    old, new = (run.path / f".predictions.csv.{i:08}.part0" for i in range(2))
-    for part in (old, new):
-        part.touch()
-    os.utime(old, (0, 0))
-    target = predict(run, drawn(2))
-    assert {*run.path.iterdir()} == {target, new}  # another process may be writing that
 
 
 def test_an_error_in_predict_keeps_the_file_of_before(run):

@@ -1,6 +1,5 @@
 """A checkpoint or an exported file as a function from images to probabilities."""
 
-import csv
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from colours import QUICKEST
 from promise import promise
-from small_fits import data, fit, scramble, write_checkpoints
+from small_fits import scramble, write_checkpoints
 from tiers import sweep
 from torch.nn.functional import linear
 from torch.utils.data import DataLoader
@@ -25,7 +24,7 @@ from finetune.inference.calibrated_head import calibrated_head, without_scaling
 from finetune.inference.end_to_end import EndToEnd
 from finetune.inference.exported_network import ExportedNetwork
 from finetune.inference.exporters import WRITERS
-from finetune.inference.predictor import Predictor, device_named
+from finetune.inference.predictor import Predictor
 from finetune.inference.tta import AverageFlip
 from finetune.runs.checkpoint_io import read_checkpoint
 from finetune.runs.exported_files import packed
@@ -51,30 +50,6 @@ def onnx_file(small) -> Path:
     return exported(small, "onnx")
 
 
-def test_probabilities_are_those_of_predict(checkpoint, colours, cli, tmp_path):
-    cli(
-        "predict",
-        "--ckpt_path",
-        checkpoint,
-        "--data.predict",
-        colours / "test",
-        "--trainer.precision",
-        "32-true",
-    )
-    with open(next(tmp_path.rglob("predictions.csv")), newline="") as file:
-        rows = list(csv.DictReader(file))
-    predictor = Predictor(checkpoint)
-    assert predictor.class_names == ["blue", "green", "red"] and len(rows) == 30
-    found = predictor([decode(row["path"]) for row in rows])
-    assert found.dtype == np.float64 and found.shape == (30, 3)
-    written = [[float(row[f"p_{name}"]) for name in predictor.class_names] for row in rows]
-    # predict fuses batch norm into the convolutions, and writes seven digits
-    np.testing.assert_allclose(found, written, rtol=0, atol=2e-6)
-    # the neighbours of an image do not matter
-    one_by_one = [predictor([decode(row["path"])])[0] for row in rows]
-    np.testing.assert_allclose(found, one_by_one, rtol=0, atol=1e-6)
-
-
 def test_images_are_prepared_as_the_checkpoint_says(checkpoint):
     predictor = Predictor(checkpoint)
     image = np.zeros((40, 80, 3), np.uint8)
@@ -82,22 +57,6 @@ def test_images_are_prepared_as_the_checkpoint_says(checkpoint):
     for side in (None, 120):
         prepared = predictor.prepare(image, side)
         assert prepared.shape == (side or 32, side or 32, 3) and prepared[:, 0].min() > 200
-
-
-def test_a_checkpoint_of_a_frozen_network_is_frozen(colours, tmp_path):
-    images = data(colours)
-    for freeze in (None, "layer2"):
-        model = Classifier(images.class_names, "resnet18", None, freeze=freeze)
-        fit(model, images, max_steps=1).save_checkpoint(tmp_path / "some.ckpt")
-        network = Predictor(tmp_path / "some.ckpt").model.network
-        trains = {name: p.requires_grad for name, p in network.named_parameters()}
-        assert trains == {name: p.requires_grad for name, p in model.network.named_parameters()}
-        assert trains["layer2.0.conv1.weight"] == (freeze is None) and trains["fc.weight"]
-
-
-def test_device_auto_is_the_one_that_is_here():
-    assert device_named("cpu") == torch.device("cpu")
-    assert device_named("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.slow
@@ -175,13 +134,6 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_ima
     )
 
 
-@pytest.mark.slow
-def test_an_export_whose_probabilities_are_not_numbers_is_not_kept(damaged, cli, tmp_path):
-    with pytest.raises(ValueError, match="was discarded"):
-        cli("export", damaged, "--format", "safetensors", "--output", "b.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_graph_of_other_classes_than_it_names_is_reported(onnx_file):
     pixels = torch.zeros(2, 3, 28, 28)
     assert ExportedNetwork(str(onnx_file), 3)(pixels).shape == (2, 3)
@@ -248,13 +200,6 @@ def test_tta_flip_is_the_mean_of_both_views_while_it_predicts(model):
     assert "forward" not in vars(model)
 
 
-def test_tta_flip_predicts_the_same_for_a_mirrored_image(model):
-    both = [predicted_by(model, images, AverageFlip()) for images in (IMAGES, IMAGES.flip(-1))]
-    torch.testing.assert_close(*both, rtol=0, atol=1e-12)
-    plain = [predicted_by(model, images) for images in (IMAGES, IMAGES.flip(-1))]
-    assert (plain[0] - plain[1]).abs().max() > 1e-6
-
-
 @pytest.mark.slow
 def test_commands_take_tta_flip(colours, cli, tmp_path: Path):
     cli("fit", "--data.root", colours, *QUICKEST, "--test_after_fit", "false")
@@ -285,12 +230,3 @@ def test_a_calibrated_head_gives_calibrated_logits(calibration):
     assert (plain.probabilities(linear(features, weight, bias)) - expected).abs().max() > 0.1
     if calibration is OF_LABELS:
         assert plain.thresholds == OF_LABELS.thresholds
-
-
-def test_the_scale_of_a_calibrated_head_is_not_rounded_before_it_is_applied():
-    weight = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
-    scaled, _ = calibrated_head(weight, torch.zeros(3), Calibration(0.3))
-    assert scaled.dtype == torch.float32
-    assert torch.equal(scaled, (weight.double() / 0.3).float())
-    in_float32 = (weight.double() * torch.tensor(1 / 0.3).double()).float()
-    assert not torch.equal(in_float32, scaled)  # control

@@ -1,6 +1,5 @@
 """The state of a review: decisions, conflicts of two browsers, and the effect of a new ranking."""
 
-import shutil
 import time
 
 import pytest
@@ -63,19 +62,6 @@ def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wron
     assert sum(split.excluded for split in applied) <= 1 and data.scanned.corrections.unknown == 0
 
 
-def test_the_next_image_is_the_first_without_a_decision(wrong, begin):
-    session = begin(wrong)
-    assert session.state()["next"] == 0
-    session.decide(0, "right", None, 0)
-    session.decide(1, "right", None, 0)
-    assert session.state()["next"] == 2 == session.item(0)["next"]
-    last = len(session.images) - 1
-    assert session.item(last)["next"] == 2  # from the beginning again
-    for i in range(2, len(session.images)):
-        session.decide(i, "right", None, 0)
-    assert session.state()["next"] is None
-
-
 def test_of_two_processes_each_sees_what_the_other_has_decided(wrong, begin):
     file = CorrectionsFile(wrong.parent / "corrections.csv")
     first, second = begin(wrong, "a"), begin(wrong, "b")
@@ -93,31 +79,6 @@ def test_of_two_processes_each_sees_what_the_other_has_decided(wrong, begin):
     assert second.state()["counts"]["decided"] == 0
 
 
-def test_a_review_continues_where_it_ended_and_ranks_by_corrected_labels(wrong, begin):
-    session = begin(wrong)
-    for name in MOVED[:2]:
-        i = session.images.index_of[f"blue/{name.replace('/', '_')}"]
-        session.decide(i, "change", [session.images.class_names.index("red")], 0)
-    i = session.images.index_of["blue/05.png"]
-    session.decide(i, "exclude", None, 0)
-    again = begin(wrong)
-    assert again.state()["counts"]["decided"] == 3 and not again.labels_now().is_kept[i]
-    job_of(again).rank()
-    assert name_at(again, 0) == "blue/green_02.png"
-
-
-@pytest.mark.parametrize("has_several", [False, True])
-def test_the_suggestions_of_an_image_have_its_own_labels(begin, request, has_several):
-    session = begin(request.getfixturevalue("several" if has_several else "wrong"))
-    job_of(session).rank()
-    for i in range(len(session.images)):
-        item = session.item(i)
-        assert {*item["labels"]} <= {suggested["class"] for suggested in item["suggestions"]}
-    other = len(session.images.class_names) - 1
-    session.decide(0, "change", [other], 0)
-    assert other in [suggested["class"] for suggested in session.item(0)["suggestions"]]
-
-
 def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):
     folder = list_images(wrong)
     names = sorted(path.relative_to(wrong).as_posix() for path in wrong.rglob("*.png"))
@@ -131,36 +92,6 @@ def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):
         images = list_images(table, options)
         assert sorted(images.names) == names and images.class_names == folder.class_names
         assert sorted(images.targets.labels) == sorted(folder.targets.labels)
-
-
-def test_nothing_outside_of_the_images_and_classes_can_be_decided(wrong, begin):
-    session = begin(wrong)
-    for index, labels in (
-        (-1, [0]),
-        (60, [0]),
-        (0, [-1]),
-        (0, [3]),
-        (0, None),
-        (0, []),
-        (0, [0, 1]),
-    ):
-        with pytest.raises(IndexError):
-            session.decide(index, "change", labels, 0)
-    for index in (-1, 60):
-        with pytest.raises(IndexError):
-            session.item(index)
-    assert not session.file.path.exists()
-
-
-def test_copies_in_two_classes_come_first_and_unreadable_images_are_named(wrong, begin):
-    shutil.copy(wrong / "red/07.png", wrong / "green/copy.png")
-    (wrong / "red/08.png").write_bytes(b"no image")
-    session = begin(wrong)
-    job_of(session, has_network=False).rank()
-    assert {name_at(session, i) for i in range(2)} == {"red/07.png", "green/copy.png"}
-    assert name_at(session, 2) == "red/08.png"
-    assert session.item(int(session.order.images[2]))["reason"].startswith("cannot be decoded: ")
-    assert session.item(int(session.order.images[0]))["neighbours"] == []
 
 
 def never_rank_again(monkeypatch: pytest.MonkeyPatch) -> None:

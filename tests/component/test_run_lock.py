@@ -41,22 +41,6 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path):
     assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_whether_another_is_there_can_be_seen_without_taking_its_place(tmp_path):
-    run_lock.check_free(tmp_path)
-    assert not (tmp_path / ".lock").exists()
-    first = another(tmp_path)
-    assert first.stdout.readline() == "held\n"
-    for _ in range(2):
-        with pytest.raises(ValueError, match=f"another process, {first.pid}, is writing"):
-            run_lock.check_free(tmp_path)
-    first.kill()
-    first.communicate(timeout=60)
-    run_lock.check_free(tmp_path)
-    run_lock.hold(tmp_path)
-    run_lock.check_free(tmp_path)  # one's own
-    assert another(tmp_path).communicate(timeout=60)[0] != "held\n"  # and it is held as before
-
-
 def test_a_run_that_another_process_writes_into_is_not_resumed(run, cli, tmp_path):
     folder = run()
     before = (folder / "checkpoints/last.ckpt").read_bytes()

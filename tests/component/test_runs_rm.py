@@ -65,7 +65,7 @@ def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @promise("runs-rm", controls=[take_any_folder_for_a_run])
-@pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
+@pytest.mark.parametrize("about", ['{"name": "an app", "began": "today"}', "{"])
 def test_what_is_no_run_is_refused(run, tmp_path, about):
     other = tmp_path / "project/fit/version_3"
     (other / "checkpoints").mkdir(parents=True)
@@ -113,11 +113,10 @@ def test_a_fold_is_only_deleted_with_its_cross_validation(run):
     assert delete_run(full) == [] and not full.exists()
 
 
-@pytest.mark.parametrize("inner", ["fit/version_0", "fit/fold_1", "old/mine"])
-def test_a_run_that_contains_another_run_is_refused(run, inner):
-    shutil.copytree(run, run / inner)
-    with pytest.raises(WrongUsage, match=f"runs rm \\S+/{inner}$"):
+def test_a_run_that_contains_another_run_is_refused(run):
+    shutil.copytree(run, run / "old/mine")
+    with pytest.raises(WrongUsage, match=r"runs rm \S+/old/mine$"):
         check_removable(run)
-    check_removable(run / inner)
-    delete_run(run / inner)
+    check_removable(run / "old/mine")
+    delete_run(run / "old/mine")
     check_removable(run)

@@ -10,7 +10,6 @@ import pytest
 
 from finetune.system.terminal import (
     print_if_read,
-    redirect_closed_outputs,
     write_line,
 )
 
@@ -61,10 +60,6 @@ def reported() -> int:
     return 7
 
 
-def test_a_terminal_that_stays_shows_what_is_written():
-    assert code_of(reported, pty.openpty()) == (7, b"one line\r\n")
-
-
 def test_a_pipe_without_a_reader_still_ends_a_command_that_prints():
     assert code_of(print_much, os.pipe(), closes=True)[0] == errno.EPIPE  # `finetune cache | head`
 
@@ -83,15 +78,3 @@ def test_a_service_outlives_the_reader_of_its_output():
 @pytest.mark.parametrize("make", [os.pipe, pty.openpty])
 def test_output_needs_no_reader(make):
     assert code_of(reported, make(), closes=True)[0] == 7
-
-
-@pytest.mark.parametrize("make", [os.pipe, pty.openpty])
-@pytest.mark.parametrize("closes", [True, False])
-def test_it_is_known_whether_somebody_reads(make, closes):
-    def known() -> int:
-        write_line("x")  # the reader waits for it
-        return (
-            redirect_closed_outputs() if not closes else 1 - redirect_closed_outputs()
-        )  # which `write_line` has seen already
-
-    assert code_of(known, make(), closes)[0] == closes
