@@ -9,17 +9,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
 import torch
 import yaml
 from colours import QUICKEST
-from processes import finetune, start
+from processes import finetune
 
 from finetune import __version__
-from finetune.cli import LIGHTNING, OWN, main, run
+from finetune.cli import LIGHTNING, OWN, main
 from finetune.commands.all_options import HIDDEN
 from finetune.commands.options import OPTIONS
 from finetune.runs.metrics_csv import read_metrics
@@ -44,31 +43,6 @@ def is_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
-
-
-@pytest.mark.parametrize(
-    ("command", "given", "expected"),
-    [
-        ("predict", {}, {"OMP_WAIT_POLICY": "passive"}),
-        ("fit", {}, {"GOMP_SPINCOUNT": "10000"}),
-        ("fit", {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
-        ("fit", {"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
-    ],
-)
-def test_waiting_threads_leave_the_cores_to_others(monkeypatch, tmp_path, command, given, expected):
-    monkeypatch.chdir(tmp_path)
-    Path("x.ckpt").touch()
-    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    for name in names:
-        monkeypatch.setenv(name, given.get(name, ""))
-        if name not in given:
-            monkeypatch.delenv(name)
-    program = SimpleNamespace(run_lightning=lambda arguments, **_: None)
-    monkeypatch.setitem(sys.modules, "finetune.commands.lightning_cli", program)
-    # as at the start of a process: torch reads them when it is imported
-    monkeypatch.delitem(sys.modules, "torch")
-    run([command, *{"fit": ["--data.root", "x"], "predict": ["x.ckpt", "x.ckpt"]}[command]])
-    assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 def console_script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -119,13 +93,6 @@ def test_every_command_has_help(command, capsys):
         name for name in OPTIONS[command] if name.startswith(("data.", "trainer.", "model."))
     }
     assert sorted(options - {*listed, *HIDDEN}) == []
-
-
-@pytest.mark.slow
-def test_a_config_works_from_any_folder(cli, colours, tmp_path, capsys):
-    cli("fit", "--config", "image_folder.yaml", "--data.root", colours, *QUICKEST, *UNTESTED)
-    assert (tmp_path / "runs/fit/version_0/checkpoints/best.ckpt").exists()
-    assert "test/accuracy" not in capsys.readouterr().out
 
 
 def test_every_run_has_a_folder_of_its_own(colours, cli, run, tmp_path):
@@ -259,23 +226,6 @@ def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, ca
     words = ("--config", "other.yaml", "--ckpt_path", checkpoint, "--data.root", moved)
     cli("test", *words, *ON_CPU)
     assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_profile_is_shown(colours, tmp_path):
-    fit = ["fit", "--data.root", colours, *QUICKEST, "--trainer.profiler", "simple"]
-    result = finetune(*fit, cwd=tmp_path)
-    # of the fit and of its test
-    assert result.returncode == 0 and result.stderr.count("Profiler Report") == 2, result.stderr
-
-
-@pytest.mark.slow
-def test_two_runs_at_once_get_a_folder_each(colours, tmp_path):
-    both = [start("fit", "--data.root", colours, *QUICKEST, cwd=tmp_path) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
-    runs = sorted((tmp_path / "runs/fit").iterdir())
-    assert [run.name for run in runs] == ["version_0", "version_1"]
-    assert all((run / "test.json").exists() for run in runs)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """One label and several labels an image: fits by tables of the same columns, for each kind."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -344,35 +343,3 @@ def test_a_threshold_that_misses_its_aim_is_an_error_after_the_test(
     run = tmp_path / "runs/fit/version_0"
     assert (run / "test.json").exists()
     assert read_calibration(read_checkpoint(run / "checkpoints/best.ckpt")).aim
-
-
-@pytest.mark.slow
-def test_test_reports_the_calibration_error_before_and_after_and_what_a_threshold_decides(
-    place, cli, tmp_path
-):
-    cli(*command(place, "single", "--test_after_fit", "false"))
-    best = tmp_path / "runs/fit/version_0/checkpoints/best.ckpt"
-    given = {"temperature": 0.25, "num_pictures": 16, "threshold": None}
-    # green is never said
-    threshold = {"measure": "f1", "least": None, "positive": 1, "value": 1.0, "reached": 0.5}
-    results = {}
-    for name, value in {
-        "bare": None,
-        "scaled": given,
-        "never": {**given, "threshold": threshold},
-    }.items():
-        content = read_checkpoint(best)
-        content["finetune"]["calibration"] = value
-        torch.save(content, tmp_path / f"{name}.ckpt")
-        table = place / "singlebluegreen.csv"
-        cli("test", tmp_path / f"{name}.ckpt", table, "--trainer.default_root_dir", tmp_path / name)
-        results[name] = json.loads(next((tmp_path / name).rglob("test.json")).read_text())
-    bare, scaled, never = results.values()
-    before, after = "test/calibration_error_before_scaling", "test/calibration_error"
-    assert before not in bare and bare["calibration"] is None
-    assert scaled[before] == pytest.approx(bare[after], abs=1e-6)
-    assert abs(scaled[after] - bare[after]) > 1e-3 and scaled["calibration"] == given
-    for name in ("test/accuracy", "test/loss", "test/f1", "confusion_matrix"):
-        assert scaled[name] == bare[name]
-    assert never["confusion_matrix"] == [[7, 0], [7, 0]] and never["test/accuracy"] == 0.5
-    assert never["test/loss"] == bare["test/loss"] and never[after] == scaled[after]

@@ -13,15 +13,10 @@ from labelled_runs import fit_labels, write_table
 from promise import control, promise
 from sklearn import metrics
 from starlette.testclient import TestClient
-from tiers import sweep
 
 from finetune import load
 from finetune.api.fitted_run import FittedRun
-from finetune.api.prediction import LabelsPrediction
-from finetune.cli import run as run_command
 from finetune.data.decode import decode
-from finetune.data.tables.table_rows import TableOptions, read_content
-from finetune.inference.export_check import load_exported
 from finetune.inference.predictor import Predictor
 from finetune.runs.bootstrap import bootstrap_interval
 from finetune.runs.checkpoint_io import read_checkpoint
@@ -81,69 +76,34 @@ def expected(checkpoint: Path, images: Path) -> dict[str, tuple[np.ndarray, list
             p,
             [name for name, has in zip(LABELS, p >= THRESHOLDS, strict=True) if has],
         )
+    # else a threshold of 1/2, or the most probable label alone, would not be noticed
+    assert any(((p >= 0.5) != (p >= THRESHOLDS)).any() for p, _ in found.values())
+    assert {len(labels) for _, labels in found.values()} >= {1, 2}
     return found
 
 
 @promise("multi-label")
-def test_several_labels_are_the_same_from_every_program(tmp_path, cli):
-    """In full, with the service, other formats and pages: below."""
-    images = draw_labelled(tmp_path / "images", train=48, test=8)
-    run = fit_labels(images, tmp_path / "runs", "--trainer.max_epochs", "2")
-    checkpoint = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
-    paths = sorted(map(str, (images / "test").iterdir()))
-    # thresholds in the middle of the probabilities, so that images differ
-    probabilities = [list(one.probabilities.values()) for one in load(run, "cpu").predict(paths)]
-    thresholds = np.median(probabilities, axis=0).tolist()
-    checkpoint["finetune"]["calibration"]["thresholds"] = thresholds
-    torch.save(checkpoint, tmp_path / "some.ckpt")
-    expected = [
-        [name for name, p, t in zip(LABELS, row, thresholds, strict=True) if p >= t]
-        for row in probabilities
-    ]
-    assert len({tuple(labels) for labels in expected}) > 2  # else any answer would do
-    options = ("--trainer.accelerator", "cpu", "--out", "predictions.csv")
-    cli("predict", "some.ckpt", *paths, *options)
+@pytest.mark.parametrize("kind", ["ckpt", "onnx", "safetensors"])
+def test_several_labels_are_the_same_from_every_program(kind, checkpoint, expected, images, cli):
+    """The service: below."""
+    file = checkpoint
+    if kind != "ckpt":
+        file = Path(f"some.{kind}")
+        cli("export", checkpoint, "--format", kind, "--out", file)
+        about = json.loads(Path(f"{file}.json").read_text())
+        assert about["label_kind"] == "several" and "temperature" not in about
+        assert about["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
+    predictions = load(file, "cpu").predict(list(expected))
+    words = ("--trainer.accelerator", "cpu", "--out", "predictions.csv")
+    cli("predict", file, images / "test", *words)
     rows = list(csv.DictReader(Path("predictions.csv").read_text().splitlines()))
-    assert [row["labels"] for row in rows] == [";".join(labels) for labels in expected]
-    content = read_content(Path("predictions.csv"), TableOptions())
-    assert content.kind == "several" and not content.faults
-    assert content.rows.labels == [tuple(labels) for labels in expected]
-    cli("export", "some.ckpt", "--output", "some.onnx")
-    for file in ("some.ckpt", "some.onnx"):
-        predictions = load(file, "cpu").predict(paths)
-        assert [list(one.labels) for one in predictions] == expected
-        found = [list(one.probabilities.values()) for one in predictions]
-        np.testing.assert_allclose(found, probabilities, rtol=0, atol=1e-5)
-
-
-def test_the_checkpoint_decides_by_its_thresholds(expected):
-    """Without this the other tests would not notice a threshold of 1/2, or the most probable label alone."""
-    sets = [labels for _, labels in expected.values()]
-    halves = [
-        [n for n, has in zip(LABELS, p >= 0.5, strict=True) if has] for p, _ in expected.values()
-    ]
-    assert sets != halves
-    assert {len(labels) for labels in sets} >= {1, 2}
-
-
-@pytest.fixture(scope="module")
-def written(checkpoint: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `finetune predict` writes of the test images."""
-    folder = tmp_path_factory.mktemp("written")
-    words = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(folder)]
-    out = folder / "labels.csv"
-    run_command(["predict", str(checkpoint), str(images / "test"), "--output", str(out), *words])
-    return out
-
-
-def test_predictions_are_the_labels_of_the_checkpoint(written, expected):
-    rows = list(csv.DictReader(written.read_text().splitlines()))
     assert list(rows[0]) == ["path", "labels", *(f"p_{name}" for name in LABELS), "error"]
-    assert [row["path"] for row in rows] == list(expected)
-    for row in rows:
-        p, labels = expected[row["path"]]
-        assert [name for name in row["labels"].split(";") if name] == labels
-        assert [float(row[f"p_{name}"]) for name in LABELS] == pytest.approx(p, abs=1e-6)
+    for row, one, (path, (p, labels)) in zip(rows, predictions, expected.items(), strict=True):
+        assert row["path"] == one.path == path
+        assert list(one.labels) == labels and row["labels"] == ";".join(labels)
+        assert list(one.probabilities.values()) == pytest.approx(p, abs=1e-5)
+        assert [float(row[f"p_{name}"]) for name in LABELS] == pytest.approx(p, abs=1e-5)
+        assert list(one.thresholds.values()) == list(THRESHOLDS)
 
 
 def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli, capsys):
@@ -154,38 +114,6 @@ def test_a_single_image_is_printed_with_its_thresholds(checkpoint, expected, cli
     text = f"{Path(path).name}: {labels[0]} {p[k]:.4f} (threshold {THRESHOLDS[k]:.4f})\n"
     assert text in printed
     assert "not predicted: " in printed
-
-
-def test_python_says_the_same(checkpoint, images, expected):
-    model = load(checkpoint, "cpu")
-    predictions = model.predict(str(images / "test"))
-    assert all(isinstance(one, LabelsPrediction) for one in predictions)
-    for one in predictions:
-        p, labels = expected[one.path]
-        assert list(one.labels) == labels
-        assert list(one.probabilities) == list(LABELS)
-        assert list(one.probabilities.values()) == pytest.approx(p, abs=1e-6)
-        assert list(one.thresholds.values()) == list(THRESHOLDS)
-    assert "thresholds for the highest f1" in repr(model)
-
-
-@promise("multi-label")
-@pytest.mark.parametrize("kind", sweep(["onnx", "safetensors"], quick=["safetensors"]))
-def test_exported_files_say_the_same(kind, checkpoint, expected, cli, capsys):
-    out = Path(f"file.{kind}")
-    cli("export", "--ckpt_path", checkpoint, "--output", out, "--format", kind)
-    assert "same labels, largest difference" in capsys.readouterr().out
-    about = json.loads(Path(f"{out}.json").read_text())
-    assert about["label_kind"] == "several" and "temperature" not in about
-    assert about["thresholds"] == dict(zip(LABELS, THRESHOLDS, strict=True))
-    predictor = Predictor(checkpoint)
-    sample_images = [decode(path) for path in expected]
-    p = np.array([p for p, _ in expected.values()])
-    found = load_exported(out)(np.stack([predictor.prepare(one) for one in sample_images]))
-    np.testing.assert_allclose(found, p, atol=1e-5)
-    # the file in the place of the checkpoint
-    predictions = load(out, "cpu").predict(list(expected))
-    assert [list(one.labels) for one in predictions] == [labels for _, labels in expected.values()]
 
 
 @control("multi-label")

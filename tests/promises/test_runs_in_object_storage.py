@@ -144,22 +144,8 @@ def test_a_run_that_sigterm_stops_is_uploaded_before_it_ends(server, colours, tm
         assert server.objects[f"{RUN}/{name}"] == (local_copy(PLACE) / name).read_bytes()
 
 
-def test_failed_requests_of_an_upload_are_repeated(server, colours, local, cli):
-    num = 0
-
-    def fail(method: str, path: str) -> str:
-        nonlocal num
-        num += 1
-        return ("unavailable", "cut", "lose")[num // 5 % 3] if num % 5 == 0 else ""
-
-    server.fault = fail
-    cli("fit", colours, *OPTIONS, *OUT)
-    assert num > 15 and are_equal(local, there(server))
-    assert "version_1" not in "".join(server.objects)
-
-
 @promise("one-writer")
-@pytest.mark.parametrize("last_there", [LAST, "metrics.csv"])
+@pytest.mark.parametrize("last_there", ["metrics.csv", pytest.param(LAST, marks=slow)])
 def test_a_server_that_is_gone_ends_the_run_and_resume_uploads_it(
     server, colours, local, cli, monkeypatch, last_there
 ):
@@ -338,13 +324,3 @@ def test_two_processes_continue_a_run_in_s3(server, colours, cli, tmp_path, move
     # the sum over two processes has another order
     for name, value in there(server).items():
         torch.testing.assert_close(value, own[name], rtol=1e-9, atol=1e-9)
-
-
-@slow
-def test_finetune_fit_on_two_devices_returns_the_local_copy(server, colours, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = finetune.fit(
-        colours, out=OUT[1], devices=2, epochs=1, backbone="small_cnn", weights=None, size=28
-    )
-    assert run.path == local_copy(PLACE)
-    assert {"test.json", LAST} < files_there(server)

@@ -287,7 +287,7 @@ MUTATIONS = [
         "inference/end_to_end.py",
         "(logits * self.scale + self.bias).sigmoid()",
         "(logits * self.scale).sigmoid()",
-        "tests/promises/test_multi_label.py -k exported",
+        "tests/promises/test_multi_label.py -k every_program",
     ),
     Mutation(
         "several labels are counted as right only if all are",

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.features.backbone_ranking import (
-    MOST_IMAGES,
     OutOfTime,
     Unusable,
     cross_validated_scores,
-    first_round,
     rank,
     stratified_order,
 )
@@ -75,25 +73,6 @@ def test_the_better_half_continues_with_more_images_and_none_is_asked_for_twice(
     }
     assert all(len(set(rows)) == len(rows) for rows in asked.values())
     assert not ranking.is_cut and not ranking.untried
-
-
-def test_few_images_are_all_used_at_once_and_of_many_no_more_than_the_limit():
-    asked: dict[str, int] = {}
-    few = LABELS[:200]
-    table = {name: features(i, few) for i, name in enumerate("abc")}
-    rank(
-        networks(table, lambda name, chosen, _: asked.update({name: len(chosen)})),
-        few,
-        CLASSES,
-        1e9,
-    )
-    assert asked == {"a": 200, "b": 200, "c": 200}
-    labels = np.arange(5000) % CLASSES
-    table = {"a": features(1, labels), "b": features(2, labels)}
-    ranking = rank(networks(table), labels, CLASSES, 1e9)
-    assert ranking.standings[0].num_images == ranking.num_images == MOST_IMAGES
-    assert first_round(MOST_IMAGES, CLASSES, 8) == 256
-    assert first_round(1_000, 1_000, 8) == 1_000  # all are needed
 
 
 @given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=5), seed=st.integers(0, 9))

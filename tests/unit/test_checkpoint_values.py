@@ -23,7 +23,7 @@ from finetune.models import checkpoint_sections as sections
 from finetune.models.checkpoint_sections import check_checkpoint
 from finetune.models.checkpoint_values import DATA_CLASSES, is_plain
 from finetune.runs import run_lock
-from finetune.training.checkpoint_settings import class_paths, model_settings, plain
+from finetune.training.checkpoint_settings import class_paths, plain
 
 MODEL = "hyper_parameters"
 DATA = "datamodule_hyper_parameters"
@@ -98,36 +98,21 @@ SEEN = {"names": NAMES, "sizes": SIZES, "num_train": 0}
 # place: values out of range, which none of our checkpoints has
 INVALID: dict[tuple[str, ...], list[Any]] = {
     (MODEL, "class_names"): [[], ["a"], ["a", "a"], ["a", ""], ["a", "b\x1b[2J"], MANY],
-    (MODEL, "backbone"): ["x" * 5000],
-    (MODEL, "head_init"): ["other"],
     (MODEL, "class_mapping"): [{1: "a"}, {"a": MANY}],
     (MODEL, "head_lr_multiplier"): [0, -1.0, math.inf, math.nan],
-    (MODEL, "layer_decay"): [0, 1.5],
     (MODEL, "label_smoothing"): [1, -0.1, math.nan],
     (MODEL, "class_weights"): ["other", {"a": -1.0}, {"a": math.nan}, {"a": "2"}, {1: 2.0}],
-    (MODEL, "network_size"): [0, 10**9],
     (MODEL, "members"): [0, 33, True],
-    (MODEL, "head_stages"): [0, 5],
     (MODEL, "compile"): [True],
     (MODEL, "_instantiator"): ["some.function"],
     (DATA, "root"): ["a\0b", {"class_path": "x"}],
     (DATA, "batch_size"): [0, -1, 10**9, 8.0, True],
     (DATA, "image_size"): [0, -1, 10**6, 28.0],
-    (DATA, "eval_image_size"): [-1, 10**6],
-    (DATA, "resize"): ["other"],
-    (DATA, "interpolation"): ["other"],
     (DATA, "crop_share"): [1e-9, 0, 1.1, math.nan],
-    (DATA, "min_crop"): [0, 2.0],
     (DATA, "augmentations"): ["[]", [{"class_path": BOMB}], [{"init_args": DEEP}], FLIPS],
-    (DATA, "exclude"): [MANY],
-    (DATA, "mixup"): [-1.0, math.inf],
     (DATA, "val_fraction"): [1.0, -0.1],
     (DATA, "split_seed"): [10**40],
-    (DATA, "cache_size"): [10**9],
-    (DATA, "on_bad_image"): ["other"],
-    (DATA, "num_workers"): [0],
     (DATA, "predict"): ["/etc"],
-    (OURS, "precision"): ["8-bit"],
     (OURS, "data_class"): ["finetune.ImageDataModule", "finetune.load", ["finetune.SampleData"]],
     (OURS, "seen"): [
         {"names": NAMES, "num_train": 3},
@@ -150,7 +135,6 @@ INVALID: dict[tuple[str, ...], list[Any]] = {
     ("state_dict",): [{"x": META}, {"std": torch.ones(3, 1, 1).to_sparse()}],
     ("state_dict", "mean"): [torch.zeros(3), torch.full((3, 1, 1), math.nan)],
     ("state_dict", "std"): [torch.zeros(3, 1, 1), torch.ones(3, 1, 1, dtype=torch.int64)],
-    ("state_dict", "class_weight"): [torch.ones(5)],
 }
 
 
@@ -274,17 +258,6 @@ def test_every_class_path_of_a_checkpoint_is_found(value, found):
     assert list(class_paths(value)) == found
 
 
-def test_a_model_gets_its_own_settings_and_no_class_to_import():
-    known = {"class_names": ["a", "b"], "backbone": "lenet", "weights": None}
-    assert model_settings({MODEL: known}) == known
-    # `Classifier` takes an optimizer, but a checkpoint never holds one: it would be a class to import.
-    for name in ("optimizer", "scheduler", "compile", "_instantiator"):
-        with pytest.raises(ValueError, match=f"'{name}'"):
-            model_settings({MODEL: {**known, name: None}})
-    with pytest.raises(ValueError, match=r"somebody\.Thing"):
-        model_settings({MODEL: {**known, "class_names": ["a", NAMED]}})
-
-
 def saved(state: Any) -> Any:
     """The state dict as a checkpoint returns it."""
     file = io.BytesIO()
@@ -296,16 +269,8 @@ def classifier(backbone: str) -> Classifier:
     return Classifier(["a", "b", "c"], backbone, weights=None)
 
 
-def test_keys_of_a_checkpoint_are_those_of_the_network_and_of_the_buffers():
-    model = classifier("small_cnn")
-    state = model.state_dict()
-    expected = {f"network.{name}" for name in model.network.state_dict()}
-    assert set(state) == {*expected, "mean", "std", "class_weight"}
-    assert state["network.head.weight"].data_ptr() == model.network.head.weight.data_ptr()
-
-
-@pytest.mark.parametrize(("backbone", "side"), [("small_cnn", 28), ("mnasnet0_5", 32)])
-def test_the_state_of_a_checkpoint_is_loaded_and_not_changed(backbone, side):
+def test_the_state_of_a_checkpoint_is_loaded_and_not_changed():
+    backbone = "mnasnet0_5"
     """torchvision's MNASNet does not load without the versions of its modules."""
     one, other = classifier(backbone), classifier(backbone)
     one.class_weight += 1
@@ -315,23 +280,8 @@ def test_the_state_of_a_checkpoint_is_loaded_and_not_changed(backbone, side):
     other.load_state_dict(state)
     assert all(torch.equal(value, state[key]) for key, value in other.state_dict().items())
     alone = classifier(backbone).image_classifier.eval()
-    images = torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     alone.load_checkpoint_state(state)
     with torch.no_grad():
         assert torch.equal(alone(images), one.eval()(images))
     assert list(state) == keys
-
-
-@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
-def test_the_state_of_another_network_is_refused(change):
-    state = classifier("small_cnn").state_dict()
-    if change == "missing":
-        del state["network.head.bias"]
-    elif change == "unexpected":
-        state["network.tail.bias"] = torch.zeros(3)
-    else:
-        state["network.head.bias"] = torch.zeros(4)
-    other = classifier("small_cnn")
-    for load in (other.load_state_dict, other.image_classifier.load_checkpoint_state):
-        with pytest.raises(RuntimeError, match=r"network\.(head|tail)\.bias"):
-            load(state)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.fft import dctn
 
-from finetune.data.checking.duplicates import best_fit, connected, is_blank, near_duplicates
+from finetune.data.checking.duplicates import connected, is_blank, near_duplicates
 from finetune.data.checking.exact_duplicates import equal_files
 from finetune.data.checking.image_facts import Facts, collect_facts, inspect_images
-from finetune.data.checking.perceptual_hash import hashes, near_pairs, nearest
+from finetune.data.checking.perceptual_hash import hashes, near_pairs
 from finetune.data.contents import PIECE, UNKNOWN, file_digests
 
 # Sizes about the pieces in which files are read; the last two differ from one another in a byte at a place in between.
@@ -107,19 +107,6 @@ def test_the_search_of_similar_hashes_finds_each_pair_once(seed, most_bits):
     assert np.array_equal(np.column_stack([i, j]), wanted) and len(wanted) >= 15
 
 
-def test_of_many_similar_hashes_the_nearest_are_kept():
-    rng = np.random.default_rng(0)
-    values = rng.integers(0, 4, 300).astype(np.uint64)  # all within 2 bits of each other
-    distance = np.bitwise_count(values[:, None] ^ values[None])
-    i, j = near_pairs(values, values, 16, 5)
-    for row in range(300):
-        later = np.sort(distance[row, row + 1 :])
-        assert sorted(distance[row, j[i == row]]) == later[:5].tolist()
-    for first in (0, 10**6):  # short keys, and long ones; the first of equals is kept
-        i = first + np.array([7, 3, 3, 7, 3, 10**5])
-        assert nearest(i, np.array([1, 5, 2, 1, 2, 60]), 1).tolist() == [0, 2, 5]
-
-
 # Near duplicates
 
 
@@ -131,7 +118,6 @@ def facts_of_images(folder: Path, images: list[np.ndarray]) -> Facts:
 
 
 CHANGES = {
-    "encoded": lambda image: image,
     "smaller": lambda image: image.resize((130, 95)),
     "squashed": lambda image: image.resize((256, 256)),
     "mirrored": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
@@ -178,15 +164,6 @@ def test_one_shape_in_other_colours_is_another_image(tmp_path):
     facts = facts_of_images(tmp_path, [red, green, np.repeat(luminance[..., None], 3, axis=2)])
     assert np.abs(facts.grey[0].astype(int) - facts.grey[1]).max() <= 1  # the control
     assert [pair[:2] for pair in near_duplicates(facts, np.arange(3))] == [(0, 2), (1, 2)]
-
-
-def test_the_fit_of_a_crop_is_the_same_either_way_round():
-    images = drawing(3), drawing(3).crop((9, 5, 290, 212))
-    full, part = (np.asarray(image.convert("L").resize((48, 48), 4)) for image in images)
-    ratio = (281 / 207) / (300 / 220)
-    there, back = best_fit(full, part, ratio), best_fit(part, full, 1 / ratio)
-    assert there == pytest.approx(back) and there[0] > 0.8 and there[1] < 1
-    assert best_fit(full, full, 1.0) == pytest.approx((1, 1))
 
 
 def test_many_copies_make_one_set_and_few_pairs():

@@ -118,7 +118,6 @@ def trained(model: Classifier, root: Any, mixed: dict[str, float], **options: An
 
 
 WAYS = {
-    "plain": ({}, {}, {}),
     "balanced": (
         {
             "class_weights": "balanced",

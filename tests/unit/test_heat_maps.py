@@ -9,7 +9,6 @@ from tiers import sweep
 from finetune.inference.class_activation import class_activation, mean_activation
 from finetune.inference.image_viewer import image_viewer
 from finetune.models.backbones import build
-from finetune.models.ensemble import Ensemble
 from finetune.models.stages import head
 
 
@@ -93,28 +92,6 @@ def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
         assert not np.allclose(found, wrong, atol=0.01)
 
 
-def test_an_ensemble_of_other_networks_has_none():
-    networks = [build("lenet", 3).eval() for _ in range(2)]
-    assert mean_activation(networks, torch.randn(1, 3, 28, 28), [0]) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num", sweep([1, 2], quick=[1]))
-def test_in_bf16_it_is_the_same_up_to_rounding(num):
-    torch.manual_seed(0)
-    networks, x = [build("resnet18", 3) for _ in range(num)], torch.randn(2, 3, 96, 96)
-    for one in networks:
-        wake(one)
-    network = (Ensemble(networks) if num > 1 else networks[0]).eval()
-    with torch.no_grad():
-        classes = network(x).argmax(dim=1).tolist()  # whose maps are well above 0
-    exact = mean_activation(networks, x, classes)
-    network.bfloat16()
-    found = mean_activation(networks, x.bfloat16(), classes)
-    assert found is not None and found.dtype == np.float32  # numpy has no bf16
-    assert np.abs(found - exact).mean() < 0.05  # 8 bits, rounded in 20 layers
-
-
 class Eyes:
     """A predictor that only uses the centre of an image, and predicts a class from its upper left."""
 
@@ -138,14 +115,6 @@ def image(tmp_path) -> str:
     return path
 
 
-def test_an_image_in_the_size_asked_for(image, tmp_path):
-    look = image_viewer(Eyes())
-    seen = look.see(image, 48)
-    assert seen.shape == (48, 48, 3) and (seen == (240, 120, 10)).all()  # RGB
-    (tmp_path / "no.png").write_bytes(b"<html>")
-    assert look.see(str(tmp_path / "no.png"), 48) is None and look.see("gone.png", 48) is None
-
-
 def test_colour_where_it_spoke_and_grey_elsewhere(image):
     (over,) = image_viewer(Eyes()).overlay([image], [1], 64)
     corner, rest = over[2, 2].astype(int), over[48:, 48:].astype(int)
@@ -153,12 +122,3 @@ def test_colour_where_it_spoke_and_grey_elsewhere(image):
     deaf = Eyes()
     deaf.has_maps = False
     assert "does not average" in image_viewer(deaf).overlay([image], [1], 64)
-
-
-def test_a_coarse_map_is_not_shown_and_the_reason_is(image):
-    eyes = Eyes()
-    assert (
-        len(image_viewer(eyes).overlay([image], [1], 64)) == 1
-    )  # negative control: 5 x 5 is enough
-    eyes.cells = 4
-    assert "only 4 x 4 cells" in image_viewer(eyes).overlay([image], [1], 64)

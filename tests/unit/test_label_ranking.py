@@ -10,7 +10,6 @@ from finetune.data.datasets.listing import list_images
 from finetune.data.datasets.table_source import TableSource
 from finetune.data.tables.table_rows import TableOptions
 from finetune.data.targets import MultiHot
-from finetune.features import label_errors
 from finetune.features.label_errors import (
     STRENGTH,
     label_findings,
@@ -18,7 +17,7 @@ from finetune.features.label_errors import (
     rank_label_pairs,
     rank_labels,
 )
-from finetune.features.logistic_regression import NUM_FOLDS, deal_folds, fit_head
+from finetune.features.logistic_regression import NUM_FOLDS, deal_folds
 from finetune.review.ranking_job import ImageFacts
 
 
@@ -59,20 +58,6 @@ def test_probabilities_are_scikit_learns_with_the_same_folds(has_several):
         else:
             expected = other.fit(x[rest], labels[rest]).predict_proba(x[held_out])
         np.testing.assert_allclose(found[held_out], expected, atol=1e-3 if has_several else 1e-5)
-
-
-def test_no_image_teaches_its_own_label(monkeypatch):
-    features, labels = blobs()
-    changed = labels.copy()
-    changed[7] = (labels[7] + 1) % 3
-    folds = deal_folds(labels, np.arange(300))
-    monkeypatch.setattr(label_errors, "deal_folds", lambda *_: folds)  # which are dealt by class
-    before, after = (out_of_fold(features, y, np.arange(300), 3) for y in (labels, changed))
-    assert np.array_equal(before[7], after[7]) and not np.array_equal(before, after)
-    # the control: where it is taught, it shows
-    heads = [fit_head(features, y, 3, STRENGTH) for y in (labels, changed)]
-    logits = [features[7] @ weight.T + bias for weight, bias in heads]
-    assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
 def test_planted_errors_come_first():

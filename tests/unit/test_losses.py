@@ -110,28 +110,6 @@ def test_the_mean_loss_is_torch_s_of_as_many_copies(
     torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_of_a_mixed_image_is_torch_s_of_the_mixed_target(kind, smoothing):
-    logits, labels, partners = drawn(kind, 0, 7)
-    share = torch.tensor([0.0, 1.0, 0.5, 0.25, 0.125, 0.75, 0.625])
-    target = KINDS[kind].target({"label": labels, "partner_label": partners, "share": share})
-    own, partner = (
-        F.one_hot(each, 4).double() if kind == "single" else each.double()
-        for each in (labels, partners)
-    )
-    mixed = share[:, None] * own + (1 - share[:, None]) * partner
-    if kind == "single":
-        options = {"reduction": "sum", "label_smoothing": smoothing}
-        expected = F.cross_entropy(logits, mixed, CLASS_WEIGHT, **options)
-    else:
-        expected = 7 * binary_cross_entropy(logits, mixed, smoothing)
-    found = KINDS[kind].loss_sum(logits, target, CLASS_WEIGHT, smoothing)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
-    swapped = target._replace(labels=partners, partner_labels=labels)  # the control
-    assert abs(KINDS[kind].loss_sum(logits, swapped, CLASS_WEIGHT, smoothing) - expected) > 0.01
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_a_batch_add_up_and_one_may_be_empty(kind):
     """Devices have unequal parts of a batch, and some have none."""

@@ -1,11 +1,9 @@
 """Networks of torchvision, timm and our own: heads, first weights, sizes of images, and what is said of them."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import timm
 import torch
@@ -21,10 +19,7 @@ from torchvision.transforms.v2 import functional as reference
 from finetune.models.backbones import build, normalization
 from finetune.models.candidates import (
     BUILT_IN,
-    Candidate,
     built_in_candidates,
-    cached_file,
-    weights_server,
 )
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import build_image_classifier
@@ -89,23 +84,15 @@ def test_a_new_head_is_xavier(backbone):
     ("backbone", "words"),
     [
         ("resnet81", r"'resnet81'; did you mean .*resnet18"),
-        ("lenett", "did you mean 'lenet'"),
-        ("fcn_resnet50", "fcn_resnet50"),  # torchvision has it, but it segments
         ("squeezenet1_1", "squeezenet1_1 is not supported"),
         ("timm/resnet81", "did you mean 'resnet18'"),
         ("timm/resnet18.nowhere", "valid are .*tv_in1k"),
-        ("timm/resnet18.", "valid are .*tv_in1k"),
         ("timm/deit_tiny_distilled_patch16_224", "2 heads"),
-        ("timm/levit_384_s8", "head.linear"),
         ("timm/coat_tiny", "share weights"),
         ("timm/dla34", "Conv2d"),
-        ("timm/qwen3_vit_88m_enc", "no head"),
         # a name is never a place
         ("timm/hf-hub:somebody/theirs", "has no network"),
-        ("timm/hf_hub:somebody/theirs", "has no network"),
         ("timm/local-dir:/tmp", "has no network"),
-        ("timm//tmp", "has no network"),
-        ("timm/", "has no network"),
     ],
 )
 def test_a_backbone_that_is_unsupported_is_reported_in_a_line(backbone, words):
@@ -117,10 +104,7 @@ def test_a_backbone_that_is_unsupported_is_reported_in_a_line(backbone, words):
 @pytest.mark.parametrize(
     ("backbone", "image_size", "side"),
     [
-        ("vit_b_16", None, 14),
         ("vit_b_16", 384, 24),
-        ("vit_h_14", 518, 37),
-        ("vit_b_32", 64, 2),
         ("timm/vit_small_patch16_224", 48, 3),
         ("timm/vit_small_patch16_224", None, 14),
     ],
@@ -130,15 +114,6 @@ def test_a_vit_has_positions_for_the_size_of_the_images(backbone, image_size, si
         network = build(backbone, 3, image_size)
     positions = network.pos_embed if is_timm(backbone) else network.encoder.pos_embedding
     assert positions.shape[1] == 1 + side * side
-
-
-@pytest.mark.parametrize(
-    ("backbone", "image_size", "words"),
-    [("vit_b_32", 48, "image_size must be a multiple .* 32"), ("timm/nest_tiny", 100, "224")],
-)
-def test_a_size_that_a_network_can_not_have_is_reported(backbone, image_size, words):
-    with pytest.raises(ValueError, match=words):
-        build(backbone, 3, image_size)
 
 
 def test_normalisation_is_torchvisions_and_part_of_the_classifier():
@@ -153,15 +128,6 @@ def test_normalisation_is_torchvisions_and_part_of_the_classifier():
     for tensor in (model.normalized(images), model.network.conv1.weight):
         assert tensor.is_contiguous(memory_format=torch.channels_last)
     assert normalization("lenet") == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # pixels as they are
-
-
-def test_logits_have_the_precision_of_the_classifier():
-    model = build_image_classifier("small_cnn", 2).eval()
-    images = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert model.network(model.normalized(images)).dtype == torch.bfloat16
-        assert model(images).dtype == torch.float32
-    assert model.double()(images).dtype == torch.float64
 
 
 # One of each way to be built: blocks with shortcuts, batch norm before, inverted residuals, branches, tokens, dropout.
@@ -262,16 +228,11 @@ def test_a_folder_of_timm_describes_itself(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (config(architecture="resnet34"), "--model.backbone timm/resnet34"),
         (config(model_args={"act_layer": "gelu"}), "gelu"),
         (config(pretrained_cfg={"crop_mode": "border"}), "border"),
         (config(pretrained_cfg={"input_size": [3, 96, 64]}), "square"),
-        (config(pretrained_cfg={"mean": None}), "does not define"),
         (config(pretrained_cfg={"std": [0.5, 0, 0.5]}), "deviation"),
-        (config(pretrained_cfg={"mean": [math.nan] * 3}), "nan"),
         (config(pretrained_cfg=[]), "pretrained_cfg"),
-        (config(model_args=[1]), "model_args"),
-        ("{}", "damaged"),
         ("no json", "damaged"),
     ],
 )
@@ -282,9 +243,6 @@ def test_a_folder_of_timm_that_does_not_do_says_why(tmp_path, content, words):
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json"):
         describe("timm/resnet18", tmp_path)
-
-
-OF_TIMM = [name for name in BUILT_IN if is_timm(name)]
 
 
 @pytest.mark.parametrize("backbone", BUILT_IN)
@@ -307,23 +265,3 @@ def test_without_timm_backbone_auto_has_those_of_torchvision(monkeypatch):
     monkeypatch.setattr("finetune.models.candidates.has_timm", lambda: False)
     listed = [candidate.backbone for candidate in built_in_candidates()]
     assert listed == [name for name in BUILT_IN if not is_timm(name)]
-
-
-def test_weights_that_were_downloaded_before_are_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    asked = Candidate("resnet50", "IMAGENET1K_V1")
-    assert cached_file(asked) is None and not ListedNetwork("resnet18", 224, "").is_local()
-    folder = tmp_path / "hub/checkpoints"
-    folder.mkdir(parents=True)
-    file = folder / Path(models.ResNet50_Weights.IMAGENET1K_V1.url).name
-    file.touch()
-    # whose DEFAULT is V2
-    assert cached_file(asked) == file and cached_file(Candidate("resnet50")) is None
-    assert weights_server(asked) == "https://download.pytorch.org"
-    (folder / Path(models.ResNet18_Weights.DEFAULT.url).name).touch()
-    assert ListedNetwork("resnet18", 224, "").is_local()
-    assert not ListedNetwork("resnet50", 224, "").is_local()
-    found = {("timm/convnext_nano.in12k_ft_in1k", "pytorch_model.bin"): str(tmp_path / "a.bin")}
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *asked: found.get(asked))
-    assert cached_file(Candidate(OF_TIMM[1])) == tmp_path / "a.bin"
-    assert cached_file(Candidate(OF_TIMM[0])) is None

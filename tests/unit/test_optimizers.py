@@ -58,10 +58,8 @@ def test_parameter_groups_are_a_partition_of_what_trains(
 # small network that makes one (two weights and a bias, which is exempt as all are).
 SCALES = {
     "convnext_tiny": {"layer_scale": 18},
-    "swin_t": {"relative_position_bias_table": 12},
     "swin_v2_t": {"logit_scale": 12, "cpb_mlp": 36},
     "vit_b_16": {"class_token": 1, "pos_embedding": 1},
-    "maxvit_t": {"relative_position_bias_table": 22},
     "resnet18": {},
 }
 
@@ -100,25 +98,6 @@ def test_networks_of_timm_train_at_the_rates_of_timm_and_decay_as_it_says(family
     exempt = {names[id(p)] for g in groups if g.get("weight_decay") == 0.0 for p in g["params"]}
     own = set(getattr(network, "no_weight_decay", set)()) & set(names.values())
     assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | own
-
-
-def test_layer_decay_by_hand():
-    groups = param_groups(skeleton("resnet18"), 10.0, layer_decay=0.5)
-    assert {group["name"]: group["lr_multiplier"] for group in groups} == {
-        "conv1": 1 / 32,
-        "bn1": 1 / 32,  # the stem's norm
-        "layer1": 1 / 16,
-        "layer2": 1 / 8,
-        "layer3": 1 / 4,
-        "layer4": 1 / 2,
-        "head": 10.0,
-    }
-    groups = param_groups(skeleton("vit_b_16"), 1.0, layer_decay=0.5)
-    by_name = {group["name"]: group["lr_multiplier"] for group in groups}
-    # 12 blocks at depths 12 to 1, the final norm with the last of them, the embedding before the first.
-    assert by_name["encoder.ln"] == by_name["encoder.layers.encoder_layer_11"] == 1 / 2
-    assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
-    assert by_name["conv_proj"] == 2**-13
 
 
 def two_groups() -> Optimizer:
@@ -185,10 +164,8 @@ UNSET |= {"accumulate_grad_batches": 1}
     [
         ({}, 15, "480 steps"),
         ({"accumulate_grad_batches": 3}, 15, "165 steps"),  # 11 of 32 batches, the last of two
-        ({"limit_train_batches": 10}, 25, "250 steps"),
         ({"limit_train_batches": 0.5}, 16, "256 steps"),  # whole batches
         ({"max_epochs": 3}, 3, ""),
-        ({"max_epochs": -1}, -1, ""),
         ({"max_steps": 7}, None, ""),
     ],
 )
@@ -261,15 +238,13 @@ def test_fused_optimizers_end_where_torch_s_plain_ones_do(name, is_turned, has_c
         assert not is_close(stepped(alone, bare, is_turned), expected)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(SGD, "momentum_buffer"), (Adam, "exp_avg")])
-def test_optimizer_state_of_another_shape_is_refused(kind, name):
-    options = {"lr": 0.1, "momentum": 0.9} if kind is SGD else {"lr": 0.1}
+def test_optimizer_state_of_another_shape_is_refused():
     weight = nn.Parameter(torch.ones(3, 4))
-    optimizer = fuse(kind([weight], **options))
+    optimizer = fuse(Adam([weight]))
     weight.grad = torch.ones(3, 4)
     optimizer.step()
     state = optimizer.state_dict()
-    fuse(kind([weight], **options)).load_state_dict(state)  # the control
-    state["state"][0][name] = torch.zeros(2)
-    with pytest.raises(ValueError, match=rf"{name} has the shape \(2,\)"):
-        fuse(kind([weight], **options)).load_state_dict(state)
+    fuse(Adam([weight])).load_state_dict(state)  # the control
+    state["state"][0]["exp_avg"] = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"exp_avg has the shape \(2,\)"):
+        fuse(Adam([weight])).load_state_dict(state)

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from finetune.data.datasets.listing import Listing
 from finetune.data.samples import PathList
 from finetune.data.walk import SkippedFiles
-from finetune.review.doubts import Evidence, Order, find_label_mistakes, find_mistakes, order_images
-from finetune.runs.answers import Answers, LabelAnswers
+from finetune.review.doubts import Evidence, Order, find_label_mistakes, order_images
+from finetune.runs.answers import LabelAnswers
 
 NAMES = ["cat", "dog", "owl"]
 
@@ -74,16 +73,6 @@ def test_a_run_s_mistakes_are_among_the_doubtful_ones():
     assert order.reasons[1] == "similar images suggest dog; the run predicts dog"
 
 
-def test_images_without_features_are_last_and_nothing_else_is_known_of_them():
-    labels = [0, 1]
-    probabilities = np.full((2, 3), np.nan)
-    probabilities[1] = [0.9, 0.05, 0.05]
-    order = order_images(listing(labels, [0, 0]), Evidence(np.array(labels), probabilities))
-    assert order.images.tolist() == [1, 0] and list(order.reasons) == [1]
-    plain = order_images(listing(labels, [0, 0]), Evidence(np.array(labels)))
-    assert plain.images.tolist() == [0, 1] and len(plain.reasons) == 0
-
-
 def test_of_several_labels_the_least_probable_statement_counts():
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1]])
     probabilities = np.where(labels == 1, 0.9, 0.1)
@@ -107,24 +96,6 @@ def test_images_that_were_shown_keep_their_places_and_reasons():
     order = later.after(earlier, is_shown)
     assert order.images.tolist() == [4, 2, 3, 1, 0]
     assert order.reasons == {4: "a", 2: "b", 3: "d"}
-
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_mistakes_of_a_run_are_found_by_path(is_whole):
-    answers = Answers(
-        class_names=["cat", "dog"],
-        paths=["a", "b", "c"],
-        labels=np.array([0, 1, 0]),
-        predicted=np.array([1, 1, 1]),
-        confidence=np.array([0.9, 0.8, 0.6]),
-        probabilities=np.array([[0.1, 0.9], [0.2, 0.8], [0.4, 0.6]]) if is_whole else None,
-        unread=[],
-    )
-    found = find_mistakes(answers, {"a": 5, "b": 6, "d": 7}, np.zeros(8, np.int64), NAMES)
-    assert {i: (k, round(p, 6)) for i, (k, p) in found.items()} == {
-        5: ("dog", 0.1),
-        6: ("dog", 0.2),
-    }
 
 
 def test_mistakes_of_a_run_with_several_labels_are_those_with_other_labels():

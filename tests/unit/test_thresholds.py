@@ -81,15 +81,6 @@ def test_the_best_of_all_thresholds_is_found(images, aim, seed):
     assert found[other] == max(m[other] for m in met)
 
 
-def test_a_threshold_lies_half_way_and_of_equals_near_a_half():
-    aim = Aim("accuracy", None, 0)
-    p, is_positive = np.array([0.9, 0.2, 0.7, 0.4]), np.array([True, False, True, False])
-    assert choose(aim, p, is_positive) == Choice(pytest.approx(0.55), 1.0)
-    # 0.8 and 0.3 make one mistake each.
-    equals = choose(aim, p, np.array([True, False, False, True]))
-    assert equals.value == pytest.approx(0.3)
-
-
 NAMES = ["hotdog", "not-hotdog"]
 
 
@@ -105,8 +96,8 @@ def test_aims_as_threshold_takes_them():
     assert parse_label_aim("f1") == LabelAim("f1")
 
 
-WRONG = ["", "f2", "F1", "precision", "precision:", "precision:1.5", "precision:0", "recall:-1"]
-WRONG += ["recall:nan", "recall:99%", "recall::hotdog", "recall:inf", "0.5", ":"]
+WRONG = ["", "F1", "precision", "precision:1.5", "precision:0"]
+WRONG += ["recall:nan", "recall:99%", "recall::hotdog"]
 
 
 @pytest.mark.parametrize("text", WRONG)

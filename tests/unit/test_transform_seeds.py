@@ -130,28 +130,6 @@ def test_control_with_one_seed_for_all_they_copy_each_other():
 
 
 @pytest.mark.slow
-def test_each_part_draws_as_it_does_by_itself(draws):
-    crops, crop = [], A.ReplayCompose([train_transform(32, min_crop=0.35).transforms[0]])
-    image = random_image(200, 160)
-    for seed in range(1000):
-        crop.set_random_seed(seed)
-        left, top, right, bottom = crop(image=image)["replay"]["transforms"][0]["params"][
-            "crop_coords"
-        ]
-        width, height = right - left, bottom - top
-        places = left / max(1, 160 - width), top / max(1, 200 - height)
-        crops.append((width * height / 32000, np.log(width / height), *places))
-    for name, alone in zip(PARTS["crop"], zip(*crops, strict=True), strict=True):
-        assert stats.ks_2samp(draws[name], alone).pvalue > LEVEL, name
-    for name in ("flipped", "jittered", "chosen", "inverted"):  # each is tossed
-        assert stats.binomtest(int(draws[name].sum()), NUM, 0.5).pvalue > LEVEL, name
-    for name, width in JITTER.items():
-        factors = draws[name][~np.isnan(draws[name])]
-        low = -width if name == "hue" else 1 - width
-        assert stats.kstest(factors, stats.uniform(low, 2 * width).cdf).pvalue > LEVEL, name
-
-
-@pytest.mark.slow
 def test_neither_the_next_epoch_nor_the_next_image_knows_what_this_one_drew(draws):
     for other in (
         drawn(1000, ours, lambda i: (0, i % 50 + 1, i // 50)),

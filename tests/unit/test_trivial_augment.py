@@ -21,7 +21,7 @@ def test_an_image_is_a_function_of_its_seed_alone():
         np.testing.assert_array_equal(seeded(one, seed), seeded(two, seed))
         two(image=random_image(60, 80))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert len({seeded(one, seed).tobytes() for seed in range(20)}) == 20
+    assert len({seeded(one, seed).tobytes() for seed in range(6)}) == 6
 
 
 def test_it_leaves_its_input_unchanged_and_returns_a_writable_image():
@@ -29,10 +29,10 @@ def test_it_leaves_its_input_unchanged_and_returns_a_writable_image():
     before = image.copy()
     image.flags.writeable = False  # as a cache's are
     augment = TrivialAugment()
-    results = [augment.apply(image, seed=seed) for seed in range(40)]
+    results = [augment.apply(image, seed=seed) for seed in range(12)]
     for result in results:
         assert result.flags.writeable and result.dtype == np.uint8 and result.shape == image.shape
-    assert len({result.tobytes() for result in results}) > 20
+    assert len({result.tobytes() for result in results}) > 6
     np.testing.assert_array_equal(image, before)
 
 
