@@ -119,7 +119,7 @@ def give_each_rank_an_order_of_its_own(monkeypatch):
 
 
 @promise("random-numbers", controls=[give_each_rank_an_order_of_its_own])
-@pytest.mark.parametrize("world_size", [3, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_training_batches_of_all_devices_joined_are_those_of_one(colours, on_device, world_size):
     expected = two_epochs(small(colours, batch_size=7))
     devices = [on_device(small(colours, batch_size=7), r, world_size) for r in range(world_size)]
@@ -130,7 +130,7 @@ def test_training_batches_of_all_devices_joined_are_those_of_one(colours, on_dev
 
 
 @promise("each-image-once")
-@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 def test_devices_joined_evaluate_every_image_once_in_order(colours, on_device, world_size):
     test = small(colours).splits["test"]
     devices = [on_device(small(colours, batch_size=8), r, world_size) for r in range(world_size)]

@@ -163,15 +163,20 @@ def test_each_fault_of_the_hub_is_one_line_without_the_token(server, files, monk
 HOSTILE = {
     "no JSON": (b"\x00", "damaged"),
     "deep": (b"[" * 100_000, "damaged"),
+    "a list": ([], "damaged"),
     "no architecture": ({}, "damaged"),
+    "not text": ({"architecture": ["resnet18"]}, "damaged"),
     "unknown": ({"architecture": "os.system"}, "has no network"),
     "a path": ({"architecture": "local-dir:/etc"}, "has no network"),
     "an address": ({"architecture": "hf-hub:other/net"}, "has no network"),
+    "a pattern": ({"architecture": "*"}, "has no network"),
     "arguments": ({"model_args": {"pretrained_cfg": {"url": "http://x"}}}, "other arguments"),
+    "a list of arguments": ({"model_args": ["a"]}, "not a mapping"),
     "no mapping": ({"pretrained_cfg": "http://127.0.0.1"}, "not a mapping"),
 }
 UNSUPPORTED = {
     "an unsupported preparation": {"crop_mode": ["center"]},
+    "does not define how": {"crop_pct": 10**400},
     "not supported": {"std": [0, 1, 1]},
     "only square RGB images": {"input_size": [3, 2.5, 2.5]},
 }

@@ -65,7 +65,7 @@ def take_any_folder_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @promise("runs-rm", controls=[take_any_folder_for_a_run])
-@pytest.mark.parametrize("about", ['{"name": "an app", "began": "today"}', "{"])
+@pytest.mark.parametrize("about", ["[]", "{}", '{"name": "an app", "began": "today"}', "{"])
 def test_what_is_no_run_is_refused(run, tmp_path, about):
     other = tmp_path / "project/fit/version_3"
     (other / "checkpoints").mkdir(parents=True)

@@ -190,7 +190,7 @@ HIDDEN = {
 }
 UNTRUSTED = {
     **{place: written(content) for place, content in HIDDEN.items()},
-    "in the old format": written(HIDDEN["behind an ordered dict"], False),
+    **{f"{place}, old format": written(content, False) for place, content in HIDDEN.items()},
     "a bare pickle": lambda path, canary: path.write_bytes(pickle.dumps(Canary(canary))),
 }
 

@@ -62,7 +62,7 @@ def test_minutes_are_kept(colours, tmp_path):
 
 
 def test_minutes_are_written_as_epochs_that_repeat_the_run(colours, cli, tmp_path, tried, caplog):
-    tried(200.0)
+    tried(600.0)
     with caplog.at_level("INFO", "finetune"):
         cli("fit", "--data.root", colours, *SHORT, "--minutes", "2")
     first, second = (tmp_path / f"runs/fit/version_{i}" for i in range(2))

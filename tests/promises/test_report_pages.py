@@ -158,8 +158,8 @@ def test_a_report_says_why_images_or_heat_maps_are_missing(run, viewer, words, o
     assert words in text and others not in text
 
 
-@pytest.mark.parametrize("num_images", [60, 2_000])
-def test_a_report_of_many_classes_lists_pairs_and_stays_small(tmp_path, num_images):
+def test_a_report_of_many_classes_lists_pairs_and_stays_small(tmp_path):
+    num_images = 2_000
     names = [f"class {i}" for i in range(60)]
     labels = np.arange(num_images) % 60
     predicted = np.where(np.arange(num_images) % 20 == 0, (labels + 1) % 60, labels)
@@ -167,8 +167,6 @@ def test_a_report_of_many_classes_lists_pairs_and_stays_small(tmp_path, num_imag
     run = write_run(tmp_path / "run", labels.tolist(), p, names)
     text = page_of(run, COARSE)
     assert "class 0 predicted as class 1" in text and 'class="matrix"' not in text
-    if num_images == 60:
-        return
     for cell in re.findall(r'<section class="cell".*?</section>', text, re.DOTALL):
         num = int(re.search(r"predicted as [^:]+: (\d+)</h3>", cell)[1])
         assert cell.count("<figure") == num > 30

@@ -18,7 +18,7 @@ from finetune.features.logistic_regression import fit_head, principal_coordinate
 
 NUM = 600
 CLASSES = 4
-DIM = 24
+DIM = 8
 LABELS = np.random.default_rng(0).integers(0, CLASSES, NUM)
 
 

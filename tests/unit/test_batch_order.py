@@ -113,15 +113,6 @@ def test_resume_at_any_batch_continues_the_sequence(position, seed):
     assert passes(resumed, range(epoch, 3)) == full[first:]
 
 
-@given(limit=st.integers(1, 3))
-def test_a_limit_of_batches_takes_the_first_of_each_epoch(limit):
-    batches = TrainBatches(10, 4, 7, 0, 1, epoch=1, batch=1)
-    alone = [list(TrainBatches(10, 4, 7, 0, 1, epoch=epoch))[:limit] for epoch in range(3)]
-    assert list(EveryEpoch(batches, limit, 3)) == [*alone[1][1:], *alone[2]]
-    # the current epoch is always read
-    assert list(EveryEpoch(TrainBatches(10, 4, 7, 0, 1), limit, 0)) == alone[0]
-
-
 def pad_the_shares(monkeypatch):
     def padded(num: int, rank: int, world_size: int) -> range:
         return rank_range(-(-num // world_size) * world_size, rank, world_size)

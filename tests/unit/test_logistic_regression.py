@@ -289,22 +289,3 @@ def test_images_and_classes_of_weight_0_are_as_if_they_were_not_there():
     assert np.isfinite(log_softmax(logits(probe, features), axis=1)).all()
     single[1] = 1  # with a second such image, which is in another fold, there is a choice
     assert fit_probe(features, single, 2, **settings).score is not None
-
-
-@pytest.mark.parametrize(
-    ("features", "options", "words"),
-    [
-        (np.array([[np.nan], [1.0]]), {}, "not finite"),
-        (np.zeros((0, 3)), {}, "no features"),
-        (np.zeros((2, 3)), {"image_weights": np.zeros(2)}, "no features"),
-        (np.zeros((2, 3)), {"strengths": [0.0]}, "strengths must be above 0"),
-        (
-            np.zeros((2, 3)),
-            {"class_weights": np.array([0, 1.0]), "label_smoothing": 0.1},
-            "weight 0",
-        ),
-    ],
-)
-def test_what_cannot_be_fitted_is_an_error(features, options, words):
-    with pytest.raises(ValueError, match=words):
-        fit_probe(features, np.zeros(len(features), int), 2, **options)

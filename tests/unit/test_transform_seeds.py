@@ -129,16 +129,6 @@ def test_control_with_one_seed_for_all_they_copy_each_other():
     assert same > 5  # nine
 
 
-@pytest.mark.slow
-def test_neither_the_next_epoch_nor_the_next_image_knows_what_this_one_drew(draws):
-    for other in (
-        drawn(1000, ours, lambda i: (0, i % 50 + 1, i // 50)),
-        drawn(1000, ours, lambda i: (1, i % 50, i // 50)),
-    ):
-        for name in ("area", "flipped", "brightness", "inverted"):
-            assert p_of_pair(draws[name][:1000], other[name]) > LEVEL / 8, name
-
-
 def pixels(transform: A.Compose) -> np.ndarray:
     return transform(image=random_image(40, 50))["image"]
 
