@@ -134,6 +134,7 @@ def test_probabilities_that_are_not_numbers_are_an_error_that_names_file_and_ima
     )
 
 
+@pytest.mark.slow  # exports a network
 def test_a_graph_of_other_classes_than_it_names_is_reported(onnx_file):
     pixels = torch.zeros(2, 3, 28, 28)
     assert ExportedNetwork(str(onnx_file), 3)(pixels).shape == (2, 3)

@@ -136,7 +136,7 @@ WAYS = {
         {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
     ),
 }
-SLOW = ("clipped by value",)
+SLOW = ("clipped", "clipped by value")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,7 @@ def test_each_network_of_an_ensemble_trains_as_it_would_alone(colours, way):
     assert loss == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_clip_changes_the_training_of_an_ensemble_and_a_value_of_0_does_not(colours):
     """The control of the rows above: there is something to clip."""
     ends = []

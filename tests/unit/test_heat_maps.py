@@ -1,13 +1,11 @@
 """Heat maps: class activation maps add up to the logit, and lie over the image as the network sees it."""
 
-import cv2
 import numpy as np
 import pytest
 import torch
 from tiers import sweep
 
 from finetune.inference.class_activation import class_activation, mean_activation
-from finetune.inference.image_viewer import image_viewer
 from finetune.models.backbones import build
 from finetune.models.stages import head
 
@@ -90,35 +88,3 @@ def test_an_ensemble_s_is_the_mean_of_its_members_brought_to_one():
     assert found.max(axis=(1, 2)) == pytest.approx(1)
     for wrong in (first, second, mean):  # the controls
         assert not np.allclose(found, wrong, atol=0.01)
-
-
-class Eyes:
-    """A predictor that only uses the centre of an image, and predicts a class from its upper left."""
-
-    has_maps = True
-    cells = 5
-
-    def prepare(self, image: np.ndarray, side: int = 32) -> np.ndarray:
-        return cv2.resize(image, (side, side))
-
-    def activation(self, images: np.ndarray, classes) -> np.ndarray | None:
-        assert images.shape[1:] == (32, 32, 3) and len(images) == len(classes)
-        spoken = np.zeros((len(images), self.cells, self.cells))
-        spoken[:, 0, 0] = 1
-        return spoken if self.has_maps else None
-
-
-@pytest.fixture
-def image(tmp_path) -> str:
-    path = str(tmp_path / "x.png")
-    cv2.imwrite(path, np.full((300, 400, 3), (10, 120, 240), np.uint8))
-    return path
-
-
-def test_colour_where_it_spoke_and_grey_elsewhere(image):
-    (over,) = image_viewer(Eyes()).overlay([image], [1], 64)
-    corner, rest = over[2, 2].astype(int), over[48:, 48:].astype(int)
-    assert np.ptp(corner) > 40 and (np.ptp(rest, axis=2) == 0).all()
-    deaf = Eyes()
-    deaf.has_maps = False
-    assert "does not average" in image_viewer(deaf).overlay([image], [1], 64)

@@ -130,23 +130,6 @@ def test_a_finding_names_the_file_and_both_classes_and_a_copy_is_no_witness(tmp_
     assert [*label_findings(listing, np.arange(20), features[order][:20], [])] == []
 
 
-def test_a_finding_of_a_table_names_the_doubtful_label(tmp_path):
-    features, has_label = several_blobs()
-    stated = has_label.copy()
-    stated[20, 1] = 1 - stated[20, 1]
-    rows = ["path,labels"]
-    for i, row in enumerate(stated):
-        (tmp_path / f"{i:03}.jpg").touch()
-        rows.append(f"{i:03}.jpg,{';'.join('abcd'[k] for k in np.flatnonzero(row))}")
-    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
-    listing = TableSource(tmp_path / "table.csv", TableOptions()).listing()
-    order = [int(path[-7:-4]) for path in listing.paths]
-    (found,) = label_findings(listing, np.arange(300), features[order], [])
-    assert order[found.rows[0].images[0]] == 20 and not found.is_judged
-    what = "has" if stated[20, 1] else "lacks"
-    assert found.rows[0].note.startswith(f"{what} b, which is predicted with probability 0.")
-
-
 @pytest.mark.parametrize("has_groups", [True, False])
 @pytest.mark.parametrize("has_several", [False, True])
 def test_other_images_of_a_group_do_not_hide_its_wrong_label(tmp_path, has_groups, has_several):

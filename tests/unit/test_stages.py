@@ -35,6 +35,7 @@ FEW = (
     "swin_t",
     *SMALL_NETWORKS,
 )
+OFTEN = ("resnet18", "mobilenet_v3_small", "vit_b_16")
 
 
 def names_below(network: nn.Module, *parts: str) -> list[str]:
@@ -61,7 +62,9 @@ BY_A_FUNCTION = [
 ]
 
 
-@pytest.mark.parametrize("backbone", [*HEADS, *sweep(BY_A_FUNCTION, quick=["timm/inception_v3"])])
+@pytest.mark.parametrize(
+    "backbone", sweep([*HEADS, *BY_A_FUNCTION], quick=[*OFTEN, "timm/inception_v3"])
+)
 def test_stages_are_in_the_order_of_the_forward_pass(backbone):
     network, order = skeleton(backbone).eval(), []
     parts = {**stages(network), head_name(network): head(network)}
@@ -113,7 +116,7 @@ def test_freeze_takes_all_stages_up_to_the_named_one(backbone, place):
     assert all(parameter.requires_grad for parameter in head(network).parameters())
 
 
-@pytest.mark.parametrize("backbone", HEADS)
+@pytest.mark.parametrize("backbone", sweep(HEADS, quick=OFTEN))
 def test_freeze_backbone_leaves_the_head(backbone):
     network = skeleton(backbone)
     assert freeze(network, "backbone") == list(stages(network).values())
