@@ -83,27 +83,6 @@ def test_the_name_of_a_run_that_was_killed_before_its_first_result_is_free(
         Run(tmp_path, "fit", name="file").choose()
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "stays"),
-    [
-        ("steps.csv", "step,epoch,lr-AdamW/head\n0,0,0.1\n", False),
-        ("steps.csv", "step,epoch,lr-AdamW/head,train/loss\n0,0,0.1,2.5\n", True),
-        ("checkpoints/last.ckpt", "", True),
-        ("skipped.txt", "", True),
-        ("mine.txt", "", True),
-    ],
-)
-def test_a_run_without_a_result_leaves_no_folder(tmp_path, name, text, stays):
-    run = Run(tmp_path / "a/runs", "fit")
-    run.choose()
-    (run.path / "checkpoints").mkdir()
-    for file in ("config.yaml", "about.json"):
-        run.file(file).touch()
-    run.file(name).write_text(text)
-    run.discard_if_empty()
-    assert run.file(name).exists() if stays else list(tmp_path.iterdir()) == []
-
-
 # The files of a run that began
 
 

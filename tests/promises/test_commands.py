@@ -1,7 +1,6 @@
 """The command line as a user meets it: help, configs, run folders, predictions, a list of images for all processes."""
 
 import csv
-import errno
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -189,27 +187,6 @@ def test_many_images_reach_the_processes_of_other_devices(fitted, colours, tmp_p
 
 
 @pytest.mark.slow
-def test_a_fit_in_short_words_is_that_in_full_ones(colours, cli, tmp_path):
-    """On two devices, whose processes are started with the words in full."""
-    short = ["--size", 28, "--batch", 16, "--workers", 0, "--weights", "null", "--epochs", 1]
-    short += ["--backbone", "small_cnn", "--precision", "32-true", "--devices", 2, "--seed", 3]
-    rest = [*ON_CPU, "--report", "false", "--model.scheduler", "null", "--out", "short"]
-    typed = ["fit", colours, *short, *rest]
-    result = finetune(*typed, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    a, b = (tmp_path / name / "fit/version_0" for name in ("short", "full"))
-    about = json.loads((a / "about.json").read_text())
-    assert about["command"] == " ".join(map(str, ["finetune", *typed]))
-    more = ["--config", "image_folder.yaml", "--trainer.devices", 2, "--seed_everything", 3]
-    full = ["fit", "--data.root", colours, *QUICKEST, *more, "--trainer.default_root_dir", "full"]
-    assert finetune(*full, cwd=tmp_path).returncode == 0
-    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in (a, b)]
-    assert [each["trainer"].pop("default_root_dir") for each in configs] == ["short", "full"]
-    assert configs[0] == configs[1]
-    assert is_equal(weights_of(a), weights_of(b))
-
-
-@pytest.mark.slow
 def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, capsys):
     checkpoint = fitted / "checkpoints/best.ckpt"
     expected = json.loads((fitted / "test.json").read_text())["test/accuracy"]
@@ -227,32 +204,6 @@ def test_test_and_validate_print_their_result(fitted, colours, cli, tmp_path, ca
     words = ("--config", "other.yaml", "--ckpt_path", checkpoint, "--data.root", moved)
     cli("test", *words, *ON_CPU)
     assert f"\ntest/accuracy {expected:.4f}\n" in "\n" + capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_reported_in_one_line_and_loses_nothing(
-    colours, cli, tmp_path, monkeypatch, capsys
-):
-    fit = ["fit", "--resume", "--data.root", str(colours), *QUICKEST]
-    monkeypatch.chdir(tmp_path)
-    cli(*fit)
-    before = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
-
-    def full(checkpoint: object, file: BinaryIO) -> None:
-        file.write(b"half of it")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(SystemExit) as caught:
-        main([*fit, "--trainer.max_epochs", "2"])
-    err = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert caught.value.code == 1
-    assert len(err) == 1
-    assert "could not be written" in err[0]
-    assert "No space left on device" in err[0]
-    files = sorted(path.name for path in (tmp_path / "runs/fit/version_0/checkpoints").iterdir())
-    assert files == ["best.ckpt", "last.ckpt"]
-    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == before
 
 
 def test_a_list_of_which_no_image_can_be_read_is_a_failure(fitted, tmp_path, monkeypatch, capsys):

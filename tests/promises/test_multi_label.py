@@ -200,36 +200,6 @@ def test_report_and_runs_show_the_mean_average_precision(run, cli, capsys, tmp_p
     assert 0 < low < result["test/mAP"] < high < 1
 
 
-@pytest.mark.slow
-def test_the_test_of_an_exported_file_is_that_of_the_checkpoint(run, images, cli, tmp_path):
-    best = run / "checkpoints" / "best.ckpt"
-    cli("export", "--ckpt_path", best, "--output", tmp_path / "best.onnx")
-    cli("test", tmp_path / "best.onnx", images.with_name("labels.csv"), "--out", tmp_path)
-    found = json.loads((tmp_path / "test" / "version_0" / "test.json").read_text())
-    result = json.loads((run / "test.json").read_text())
-    assert found["label_counts"] == result["label_counts"]
-    assert found["test/mAP"] == pytest.approx(result["test/mAP"], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_an_exported_ensemble_has_the_mean_probability_of_each_label(images, cli, tmp_path):
-    run = fit_labels(images, tmp_path / "runs", "--trainer.max_epochs", "2", "--model.members", "2")
-    paths = sorted(map(str, (images / "test").iterdir()))
-    cli("export", run, "--output", tmp_path / "file.onnx")
-    expected = load(run, "cpu").predict(paths)
-    found = load(tmp_path / "file.onnx", "cpu").predict(paths)
-    assert [one.labels for one in found] == [one.labels for one in expected]
-    p = [list(one.probabilities.values()) for one in found]
-    np.testing.assert_allclose(p, [list(one.probabilities.values()) for one in expected], atol=1e-5)
-    predictor = Predictor(run / "checkpoints" / "best.ckpt")
-    image = torch.from_numpy(predictor.prepare(decode(paths[0]))).permute(2, 0, 1)[None]
-    with torch.no_grad():
-        members = [member(predictor.model.normalized(image)) for member in predictor.model.members]
-    odds = torch.stack(members).double().sigmoid().mean(dim=0).logit()
-    mean = predictor.calibration.probabilities(odds)[0]
-    np.testing.assert_allclose(p[0], mean, atol=1e-5)
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return write_table(draw_labelled(tmp_path / "labels" / "images", train=96, test=4))

@@ -34,7 +34,6 @@ from finetune.training.multilabel_metrics import label_metrics
 from finetune.training.task import task_for
 
 NAMES = ["a", "b", "c", "d"]
-KINDS = ["single", "several"]
 # float32 results of sums of 1,000 terms below 1: a few units of 1e-7.
 TOLERANCE = 1e-6
 SEEDS = st.integers(0, 2**32)
@@ -63,7 +62,6 @@ def labelled(seed: int, num: int = 400) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rng.normal(size=(num, 4)) * 2) + 3 * labels - 1.5, labels
 
 
-DRAW = {"single": predictions, "several": labelled}
 FITTED = {
     "single": Calibration(temperature=0.5, num_images=9),
     "several": MultilabelCalibration(
@@ -202,39 +200,6 @@ def test_the_mean_loss_is_the_weighted_mean_of_all_devices(seed, cuts):
     tensors = torch.from_numpy(values), torch.from_numpy(weights)
     found = put_together(OfImages, parts(cuts, *tensors)).item()
     assert found == pytest.approx(np.average(values, weights=weights), rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_metrics_continue_from_the_sums_of_a_checkpoint(kind):
-    """On two devices: one takes them, and the other starts at zero."""
-    logits, labels = DRAW[kind](0)
-    task = task_for(kind, NAMES)
-    num = len(labels)
-
-    def update(metric, rows: slice) -> None:
-        weight = torch.tensor(float(len(labels[rows])))
-        metric.update(logits[rows], labels[rows], 2 * weight, weight)
-
-    full, first, *ranks = (task.train_metrics() for _ in range(4))
-    update(full, slice(0, num))
-    update(first, slice(0, 100))
-    sums = first.sums()
-    update(first, slice(0, 9))  # what was kept is a copy
-    for rank, metric in enumerate(ranks):
-        update(metric, slice(0, 7))  # of an interrupted fit, which is forgotten
-        metric.restore(sums, is_rank_zero=rank == 0)
-    update(ranks[0], slice(100, 200))
-    update(ranks[1], slice(200, num))
-    for name, metric in ranks[0].named_children():
-        metric.merge_state(getattr(ranks[1], name))
-    found = {name: float(value) for name, value in ranks[0].take().items()}
-    if kind == "single":
-        expected = metrics.accuracy_score(labels, logits.argmax(1))
-        assert found == pytest.approx({"train/loss_epoch": 2, "train/accuracy": expected})
-    else:
-        expected = metrics.f1_score(labels.numpy(), (logits > 0).numpy(), average="micro")
-        assert found == pytest.approx({"train/loss_epoch": 2, "train/f1_micro": expected})
-    assert found == {name: float(value) for name, value in full.take().items()}
 
 
 @pytest.mark.parametrize("way", ["half", torch.bfloat16])
