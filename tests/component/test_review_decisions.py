@@ -1,4 +1,4 @@
-"""The state of a review: decisions, conflicts of two browsers, and the effect of a new ranking."""
+"""The state of a review: decisions, and the effect of a new ranking."""
 
 import time
 
@@ -6,13 +6,11 @@ import pytest
 from promise import promise
 from reviews import MOVED, job_of
 
-from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.data.datasets.image_folder import ImageFolderData
 from finetune.data.tables.table_rows import TableOptions
 from finetune.review import review_session
 from finetune.review.ranking_job import LabelsNow
 from finetune.review.review_images import list_images
-from finetune.review.review_session import Conflict
 
 
 def name_at(session, position):
@@ -60,23 +58,6 @@ def test_the_decisions_of_a_review_are_corrections_and_a_later_fit_has_them(wron
     data = ImageFolderData(root=str(wrong), corrections=str(session.file.path), val_fraction=0.2)
     applied = data.scanned.corrections.splits.values()
     assert sum(split.excluded for split in applied) <= 1 and data.scanned.corrections.unknown == 0
-
-
-def test_of_two_processes_each_sees_what_the_other_has_decided(wrong, begin):
-    file = CorrectionsFile(wrong.parent / "corrections.csv")
-    first, second = begin(wrong, "a"), begin(wrong, "b")
-    first.decide(0, "exclude", None, 0)
-    assert second.item(0)["action"] == "exclude" and second.state()["next"] == 1
-    with pytest.raises(Conflict):
-        second.decide(0, "right", None, 0)
-    second.decide(1, "right", None, 0)
-    assert first.state()["counts"]["decided"] == 2
-    # lines of other images and classes do no harm
-    file.append(Correction("gone/1.png", "gone", "red", "me", "now"))
-    file.append(Correction("blue/02.png", "blue", "pink", "me", "now"))
-    assert first.item(2)["action"] == "none" and first.state()["next"] == 2
-    file.path.unlink()
-    assert second.state()["counts"]["decided"] == 0
 
 
 def test_a_table_is_reviewed_as_its_folder(wrong, tmp_path):

@@ -12,8 +12,6 @@ import onnxruntime
 import pytest
 import torch
 from colours import QUICKEST, draw_colours
-from labelled_files import draw_labelled
-from labelled_runs import write_table
 from processes import Process, finetune, start
 from promise import promise
 
@@ -120,23 +118,10 @@ def test_two_devices_give_the_same_numbers(images, full, tmp_path):
         assert (list(first.paths) == tested[: len(first)]) == is_same
 
 
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-validation on images with several labels."""
-    folder = tmp_path_factory.mktemp("labels")
-    table = write_table(draw_labelled(folder / "images", train=48, test=12))
-    process = finetune("fit", table, *OPTIONS, "--data.val_fraction", 0.25, cwd=folder)
+def test_the_folds_are_exported_as_one_network(full, tmp_path):
+    process = finetune("export", full, "--out", tmp_path / "all.onnx", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert "all folds together on the test folder: test mAP 0." in process.stdout
-    return folder / "runs/fit/version_0"
-
-
-@pytest.mark.parametrize("kind", ["full", "labelled"])
-def test_the_folds_are_exported_as_one_network(kind, tmp_path, request):
-    run = request.getfixturevalue(kind)
-    process = finetune("export", run, "--out", tmp_path / "all.onnx", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    folds = [Predictor(run / f"fit/fold_{fold}/checkpoints/best.ckpt") for fold in (1, 2)]
+    folds = [Predictor(full / f"fit/fold_{fold}/checkpoints/best.ckpt") for fold in (1, 2)]
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
     session = onnxruntime.InferenceSession(os.fspath(tmp_path / "all.onnx"))
     (found,) = session.run(["probabilities"], {session.get_inputs()[0].name: pixels})
