@@ -1,7 +1,7 @@
 """One fit on two hosts equals the same fit on one: torchrun in two network namespaces that are connected.
 
 The hosts share one folder, as in docs/cloud.md; the second host can only read it. torchrun and the processes that it
-starts are forked; test_launch.py has its interpreters.
+starts are forked; test_started_processes.py has its interpreters.
 """
 
 import contextlib

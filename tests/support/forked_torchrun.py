@@ -1,8 +1,8 @@
 """`torchrun … -m finetune …` in a forked process: `forked_torchrun.py [--host NETWORK [--read-only FOLDER]] -- …`.
 
 The processes that torchrun starts are forked from it, where it would start an interpreter for each, whose imports take
-seconds. test_launch.py has torchrun itself. With a host, it runs in that network namespace, and the folder is
-read-only for it.
+seconds. test_started_processes.py has torchrun itself. With a host, it runs in that network namespace, and the folder
+is read-only for it.
 """
 
 import argparse

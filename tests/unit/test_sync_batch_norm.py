@@ -1,27 +1,23 @@
-"""Batch norm over all devices: one device equals torch's own; tests/support/ddp_scenarios.py has two and three.
+"""Batch norm over all devices, and the loss of a device without images. On two and three: test_devices.py.
 
 A process group of one process computes with the same code, without communication.
 """
 
 import copy
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from promise import control, promise
 from timm.layers import BatchNormAct2d
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC2701 (no public one)
 
-from finetune.distributed.sync_batch_norm import (
-    SharedBatchNorm,
-    _at_least_float32,
-    share_statistics,
-)
+from finetune.distributed.global_loss import zero_loss
+from finetune.distributed.sync_batch_norm import SharedBatchNorm, share_statistics
+from finetune.training.loss import Target, loss_sum
 
 
-def flag_names(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+def both(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Torch's batch norm with weights of some kind, and ours with the same."""
     network = nn.Sequential(norm.double())
     if norm.affine:
@@ -47,7 +43,7 @@ def flag_names(norm: nn.Module) -> tuple[nn.Module, nn.Module]:
 )
 def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, shape):
     torch.manual_seed(0)
-    expected, shared = flag_names(norm)
+    expected, shared = both(norm)
     for _ in range(3):
         x = torch.randn(shape, dtype=torch.float64) * 3 + 1
         inputs = [x.clone().requires_grad_() for _ in range(2)]
@@ -68,10 +64,10 @@ def test_output_gradients_and_running_statistics_are_torchs(group_of_one, norm, 
 
 
 @control("batch-norm")
-def test_the_control_a_gradient_without_the_statistics_is_another(group_of_one):
+def test_control_a_gradient_without_the_statistics_is_another(group_of_one):
     """A backward that treats mean and variance as constants must be far outside the tolerance."""
     torch.manual_seed(0)
-    _, shared = flag_names(nn.BatchNorm2d(4))
+    _, shared = both(nn.BatchNorm2d(4))
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
     slope = torch.randn(x.shape, dtype=torch.float64)
     (shared(x) * slope).sum().backward()
@@ -106,51 +102,13 @@ def test_only_what_trains_is_replaced_and_parameters_stay(group_of_one):
     assert all(a is b for a, b in zip(network.buffers(), buffers, strict=True))
 
 
-def sent(share: int, precise=_at_least_float32) -> list[tuple[str, torch.dtype, int]]:
-    """The numbers that a rank with this many images sends in a step under bf16, while another rank has four images."""
-    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    share_statistics(network)
-    seen = []
-
-    def gather(parts: list[torch.Tensor], part: torch.Tensor, group: object) -> None:
-        seen.append(("gather", part.dtype, part.numel()))
-        for received in parts:
-            received.copy_(part)
-            received[-1] += 64  # values a channel, of the other
-
-    def reduce(sums: torch.Tensor, group: object) -> None:
-        seen.append(("reduce", sums.dtype, sums.numel()))
-
-    x = torch.randn(share, 3, 4, 4, requires_grad=True)
-    with patch.object(dist, "all_gather", gather), patch.object(dist, "all_reduce", reduce):
-        with (
-            patch("finetune.distributed.sync_batch_norm._at_least_float32", precise),
-            torch.autocast("cpu", torch.bfloat16),
-        ):
-            y = network(x)
-        assert y.dtype == torch.bfloat16 and y.shape == (share, 4, 4, 4)
-        y.float().sum().backward()
-    assert x.grad.shape == x.shape
-    assert network[1].weight.grad.dtype == torch.float32
-    return seen
-
-
-def test_every_device_sends_as_much_under_bf16_also_one_without_images(group_of_one):
-    expected = [("gather", torch.float32, 2 * 4 + 1), ("reduce", torch.float32, 2 * 4)]
-    assert sent(share=4) == sent(share=1) == sent(share=0) == expected
-    # the control, as torch's SyncBatchNorm has it: zeros in the type of the input
-    assert (
-        sent(share=0, precise=lambda x: x if x.numel() == 0 else _at_least_float32(x)) != expected
-    )
-
-
 class Waits(TorchDispatchMode):
     """Counts where the program looks at a number: there it would wait for a GPU."""
 
     num = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num += func is torch.ops.aten._local_scalar_dense.default
+        self.num += func is torch.ops.aten._local_scalar_dense.default  # noqa: SLF001
         return func(*args, **(kwargs or {}))
 
 
@@ -165,23 +123,10 @@ def test_no_step_waits_for_a_gpu(group_of_one, momentum):
         assert bool(loss > -1e9) and waits.num == 1  # and so it would be seen
 
 
-def test_one_value_a_channel_is_reported(group_of_one):
-    shared = nn.Sequential(nn.BatchNorm2d(4))
-    share_statistics(shared)
-    with pytest.raises(ValueError, match="more than one value a channel"):
-        shared(torch.zeros(1, 4, 1, 1))
-
-
-def test_without_a_process_group_it_is_plain_batch_norm():
-    expected, shared = flag_names(nn.BatchNorm2d(4))
-    x = torch.randn(3, 4, 5, 2, dtype=torch.float64)
-    assert torch.equal(shared(x), expected(x))
-
-
 @pytest.mark.parametrize("is_training", [True, False])
-def test_what_timm_does_behind_batch_norm_is_kept(group_of_one, is_training):
+def test_activations_of_timm_behind_batch_norm_stay(group_of_one, is_training):
     torch.manual_seed(0)
-    expected, shared = flag_names(BatchNormAct2d(4, act_layer=nn.SiLU))
+    expected, shared = both(BatchNormAct2d(4, act_layer=nn.SiLU))
     plain = nn.Sequential(nn.BatchNorm2d(4).double())
     plain[0].load_state_dict(expected[0].state_dict())
     assert list(shared.state_dict()) == list(expected.state_dict())
@@ -204,5 +149,19 @@ def test_batch_norm_that_does_more_is_refused(group_of_one):
         def forward(self, input):
             return 2 * super().forward(input)
 
-    with pytest.raises(ValueError, match="Louder does not support several devices: train on one"):
+    with pytest.raises(ValueError, match="Louder does not support several devices"):
         share_statistics(nn.Sequential(Louder(3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_loss_of_no_image_reaches_every_parameter_that_trains_and_moves_none(dtype):
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).to(dtype)
+    network[0].requires_grad_(False)
+    loss = zero_loss(network)
+    loss.backward()
+    assert loss == 0 and all(parameter.grad is None for parameter in network[0].parameters())
+    for parameter in [*network[1].parameters(), *network[2].parameters()]:
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter))
+    # the type of the loss of images: devices add them up
+    logits, class_weight = torch.zeros(1, 2, dtype=dtype), torch.ones(2, dtype=dtype)
+    assert loss.dtype == loss_sum(logits, Target(torch.tensor([0])), class_weight, 0.0).dtype
