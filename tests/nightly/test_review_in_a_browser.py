@@ -1,13 +1,11 @@
 """The page of a review in a browser, by the keyboard alone."""
 
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import uvicorn
-from browser import chromium, needs_browser
+from browser import needs_browser
 from colours import draw_colours
 from playwright.sync_api import Page
 from reviews import MOVED, TOKEN, job_of
@@ -15,81 +13,34 @@ from reviews import MOVED, TOKEN, job_of
 from finetune.data.corrections import parse_corrections
 from finetune.review import review_session
 from finetune.review.review_app import make_review_app
-from finetune.serving.http_server import listen
 
 pytestmark = needs_browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
-
-
 class Served:
-    """A review in a thread, with the pages that look at it."""
+    """A review, and the pages that look at it."""
 
-    def __init__(self, session, browser) -> None:
+    def __init__(self, session, visitor) -> None:
         self.session = session
         self.job = job_of(session)
-        self.listener = listen("127.0.0.1", 0)
         app = make_review_app(session, self.job, TOKEN, "Review of wrong")
-        self.server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on"))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}/{TOKEN}/"
-        self.browser = browser
-        self.contexts: list = []
-        self.faults: list[str] = []
+        self.address = f"{visitor.serve(app)}{TOKEN}/"
+        self.visitor = visitor
 
     def open(self, **options) -> Page:
-        context = self.browser.new_context(**options)
-        self.contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on(
-            "console",
-            lambda message: (
-                self.faults.append(message.text) if "Content Security" in message.text else None
-            ),
-        )
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((self.address, "data:"))
-                else self.faults.append(f"asked for {request.url}")
-            ),
-        )
-        page.goto(self.address)
+        page = self.visitor.open(self.address, **options)
         page.locator("#work").wait_for(timeout=20_000)
         return page
 
-    def end(self) -> None:
-        for context in self.contexts:
-            context.close()
-        self.server.should_exit = True
-        self.thread.join(timeout=20)
-        self.listener.close()
-        assert not self.faults
-
 
 @pytest.fixture
-def serve(browser, begin):
-    started: list[Served] = []
-
-    def of(root: Path, is_ranked: bool = True) -> Served:
-        served = Served(begin(root), browser)
-        started.append(served)
-        if is_ranked:
-            served.job.rank()
+def serve(visitor, begin):
+    def of(root: Path) -> Served:
+        served = Served(begin(root), visitor)
+        served.job.rank()
         return served
 
-    yield of
-    for served in started:
-        served.end()
+    return of
 
 
 def wait(page: Page, condition: str) -> None:

@@ -10,7 +10,7 @@ from promise import control, promise
 @control("report")
 @needs_browser
 def test_the_report_opens_and_shows_the_accuracy(finished, tmp_path):
-    """In full: tests/nightly/test_reports_in_a_browser.py; the page of `finetune serve`: tests/serving/test_page.py."""
+    """In full: tests/nightly/test_reports_in_a_browser.py; the page of `finetune serve`: test_serve_in_a_browser.py."""
     page = (finished / "report.html").read_text("utf-8")
     accuracy = json.loads((finished / "test.json").read_text())["test/accuracy"]
     script = """

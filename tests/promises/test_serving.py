@@ -19,7 +19,7 @@ from finetune import load as load_model
 @promise("serve")
 @control("serve")
 def test_serve_answers_as_predict(finished, predicted, tmp_path):
-    """In full, with signals, bad requests and many clients: test_serve.py, tests/serving/."""
+    """In full, with signals, bad requests and many clients: test_serve.py, test_server.py."""
     process = start("serve", finished, "--port", 0, cwd=tmp_path)
     try:
         while not (address := re.search(r"http://([\w.]+):(\d+)", process.stdout)):
@@ -43,7 +43,7 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
 
 @promise("preparation")
 def test_python_answers_as_predict(finished, predicted):
-    """In full: tests/api/test_loaded_model.py."""
+    """In full: test_python_models.py."""
     answers = load_model(finished, "cpu").predict(list(predicted))
     probabilities = [[answer.probabilities[name] for name in NAMES] for answer in answers]
     np.testing.assert_allclose(probabilities, list(predicted.values()), rtol=0, atol=2e-6)

@@ -2,13 +2,19 @@
 
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+from starlette.types import ASGIApp
+
+from finetune.serving.http_server import listen
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -68,3 +74,50 @@ def dom_after(page: str, script: str, folder: Path) -> str:
     file = folder / "scripted.html"
     file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), "utf-8")
     return _run(folder, "--dump-dom", file.as_uri())
+
+
+class Visitor:
+    """A page of an application that is served in a thread, and what went wrong on it.
+
+    A page that asks another address, breaks its own policy or has an error in a script fails its test in the end.
+    """
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+        self.faults: list[str] = []
+        self._stack = ExitStack()
+
+    def serve(self, app: ASGIApp) -> str:
+        """Serve an application until the end of the test, and return its address."""
+        listener = self._stack.enter_context(listen("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        self._stack.callback(thread.join, timeout=20)
+        self._stack.callback(setattr, server, "should_exit", True)
+        while not server.started:
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+    def open(self, address: str, **options: Any) -> Page:
+        """Open an address in a window of its own, as with `viewport` or `color_scheme`."""
+        context = self.browser.new_context(**options)
+        self._stack.callback(context.close)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", lambda message: self._check(message.text, "Content Security"))
+        page.on("request", lambda request: self._check_address(request.url, address))
+        page.goto(address)
+        return page
+
+    def close(self) -> None:
+        self._stack.close()
+        assert not self.faults
+
+    def _check(self, text: str, fault: str) -> None:
+        if fault in text:
+            self.faults.append(text)
+
+    def _check_address(self, url: str, address: str) -> None:
+        if not url.startswith((address, "data:", "blob:")):
+            self.faults.append(f"asked for {url}")

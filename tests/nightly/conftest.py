@@ -1,0 +1,20 @@
+"""Fixtures of the pages that a browser shows."""
+
+from collections.abc import Iterator
+
+import pytest
+from browser import Visitor, chromium
+from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    visitor = Visitor(browser)
+    yield visitor
+    visitor.close()
