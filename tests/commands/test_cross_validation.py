@@ -444,7 +444,7 @@ def test_the_minutes_are_divided(images, tmp_path, monkeypatch, caplog):
 
 
 def test_in_python_the_result_is_that_of_all_folds(images, finished, monkeypatch):
-    """`tests/api/test_child_process.py` runs a fit in processes."""
+    """`test_started_processes.py` runs a fit in processes."""
     given: list[list[str]] = []
 
     def run_command(arguments: list[str]) -> Path:

@@ -103,7 +103,7 @@ def test_a_worker_that_ignores_the_first_sigterm_is_caught(ends):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_interpreters_in_one_line(colours, tmp_path):
-    """As above of forked processes; test_child_process.py has a fit of two that ends by itself.
+    """As above of forked processes; test_started_processes.py has a fit of two that ends by itself.
 
     Ranks of another job, which a shell may have, neither silence the run nor let it wait for other processes: Lightning
     reads RANK when it is imported, which is why these are new interpreters.
