@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick-tests test-all chaos mutations options lint docker lock
+.PHONY: demo test quick-tests test-all chaos options lint docker lock
 
 demo: .venv/installed
 	$(BIN)/finetune demo
@@ -27,10 +27,6 @@ test-all: .venv/installed
 CHAOS = $(wildcard tests/promises/test_damaged_*.py) tests/promises/test_hostile_requests.py tests/nightly/test_kills.py tests/nightly/test_growth.py
 chaos: .venv/installed
 	FINETUNE_CHAOS=full timeout 3600 $(BIN)/pytest $(CHAOS) -m "not network"
-
-# Break the lines that keep promises, one at a time, and check that a test fails.
-mutations: .venv/installed
-	$(BIN)/python tests/support/mutations.py
 
 # The names of all options and the kinds of their values, from the parser, for the checks before torch is imported;
 # and docs/reference.md.

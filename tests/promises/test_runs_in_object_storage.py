@@ -216,7 +216,14 @@ def test_one_process_writes_a_run(server, move):
     assert server.objects[f"{RUN}/{LAST}"] == b"first"
 
 
-@promise("object-storage-runs")
+def upload_the_oldest_first(monkeypatch):
+    def by_time(files, key):
+        return sorted(files, key=lambda file: file.status.st_mtime_ns)
+
+    monkeypatch.setattr("finetune.runs.run_upload.sorted", by_time, raising=False)
+
+
+@promise("object-storage-runs", controls=[upload_the_oldest_first])
 def test_last_ckpt_is_uploaded_last(server):
     upload = uploaded()
     (upload.run / "test.json").write_text("of an earlier best.ckpt")

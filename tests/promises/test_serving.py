@@ -14,6 +14,7 @@ from processes import start
 from promise import control, promise
 
 from finetune import load as load_model
+from finetune.data.transforms import preparation
 
 
 @promise("serve")
@@ -41,7 +42,14 @@ def test_serve_answers_as_predict(finished, predicted, tmp_path):
         process.kill()
 
 
-@promise("preparation")
+def prepare_at_another_size(monkeypatch):
+    def of_training(settings):
+        return {**preparation(settings), "image_size": 24}
+
+    monkeypatch.setattr("finetune.inference.predictor.preparation", of_training)
+
+
+@promise("preparation", controls=[prepare_at_another_size])
 def test_python_answers_as_predict(finished, predicted):
     """In full: test_python_models.py."""
     answers = load_model(finished, "cpu").predict(list(predicted))

@@ -15,6 +15,7 @@ from promise import promise
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit
 from torch import Tensor
+from torchmetrics import Metric
 
 from finetune.training.calibration import Calibration, read_calibration
 from finetune.training.logit_histogram import histogram
@@ -164,7 +165,11 @@ KINDS = {
 }
 
 
-@promise("exact-metrics")
+def keep_the_images_of_the_last_validation(monkeypatch):
+    monkeypatch.setattr(Metric, "reset", lambda _: None)
+
+
+@promise("exact-metrics", controls=[keep_the_images_of_the_last_validation])
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     seed=SEEDS,

@@ -39,7 +39,16 @@ def noisy(layer: nn.Module, x: Tensor, images: Tensor, step: int = 0, seed: int 
     return network(x.clone())
 
 
-@promise("random-numbers")
+def draw_by_the_place_in_the_batch(monkeypatch):
+    of_images = set_keys
+
+    def of_places(layers, seed, step, images):
+        of_images(layers, seed, step, torch.arange(len(images)))
+
+    monkeypatch.setitem(globals(), "set_keys", of_places)
+
+
+@promise("random-numbers", controls=[draw_by_the_place_in_the_batch])
 @given(
     kind=st.sampled_from(sorted(NOISE)),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
