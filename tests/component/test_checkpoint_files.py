@@ -9,12 +9,12 @@ import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from faults import before_each_write
 from promise import promise
 
 from finetune.models.backbones import build
@@ -81,7 +81,6 @@ WRITERS: list[Writer] = [
     ),
     ("best.ckpt", link_one, number_in),
 ]
-CALLS = ("replace", "fsync", "open", "link", "chown")  # of the system, without its reads
 
 
 @contextmanager
@@ -89,14 +88,11 @@ def failing(number: int, error: BaseException) -> Iterator[Iterator[int]]:
     """Let the n-th call that writes fail; yield the count of calls."""
     count = itertools.count()
 
-    def call(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    def fail() -> None:
         if next(count) == number:
             raise error
-        return original(*given, **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, partial(call, getattr(os, name)))
+    with before_each_write(fail):
         yield count
 
 

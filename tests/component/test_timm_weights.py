@@ -8,9 +8,9 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from small_timm import FAMILIES
 from tiers import sweep
 from timm.models import save_for_hf
-from timm_scenarios import FAMILIES
 from torch import nn
 
 from finetune.models.backbones import build

@@ -117,54 +117,20 @@ def assert_all_agree(cli, best: str, images: list[np.ndarray]) -> None:
 
 def test_lenet_on_grey_clothes(cli, tmp_path):
     root = write_unpacked(tmp_path / "clothes")
-    few = [
-        "--trainer.max_epochs",
-        2,
-        "--trainer.accelerator",
-        "cpu",
-        "--data.num_workers",
-        0,
-        "--report",
-        "false",
-    ]
-    cli(
-        "fit",
-        "--config",
-        "fashion_mnist_lenet.yaml",
-        "--data.root",
-        root,
-        *few,
-        "--data.batch_size",
-        20,
-    )
+    few = ["--trainer.max_epochs", 2, "--trainer.accelerator", "cpu", "--data.num_workers", 0]
+    few += ["--report", "false", "--data.batch_size", 20]
+    cli("fit", "--config", "fashion_mnist_lenet.yaml", "--data.root", root, *few)
     grey = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), np.uint8).repeat(3, axis=3)
     grey[2:] //= 8
     assert_all_agree(
         cli, BEST, [*grey, np.full((90, 61, 3), 250, np.uint8), np.zeros((3, 200, 3), np.uint8)]
     )
-    cli(
-        "test",
-        "--ckpt_path",
-        "some.onnx",
-        "--data.class_path",
-        "finetune.FashionMNIST",
-        "--data.root",
-        root,
-    )
+    cli("test", "some.onnx", root, "--data", "finetune.FashionMNIST")
     assert json.loads(Path("runs/test/version_0/test.json").read_text())["test/accuracy"] >= 0
 
 
 def test_double_precision(colours, cli, tmp_path):
-    cli(
-        "fit",
-        "--data.root",
-        colours,
-        *QUICKEST,
-        "--trainer.precision",
-        "64-true",
-        "--test_after_fit",
-        "false",
-    )
+    cli("fit", colours, *QUICKEST, "--trainer.precision", "64-true", "--test_after_fit", "false")
     state = read_checkpoint(BEST)["state_dict"]
     assert "float64" in {str(value.dtype).removeprefix("torch.") for value in state.values()}
     assert_all_agree(
@@ -183,16 +149,7 @@ def two(tmp_path) -> Path:
 
 
 def test_a_temperature_and_a_threshold(two, cli, tmp_path):
-    cli(
-        "fit",
-        "--data.root",
-        two,
-        *QUICKEST,
-        "--data.val_fraction",
-        0.4,
-        "--threshold",
-        "recall:0.9:green",
-    )
+    cli("fit", two, *QUICKEST, "--data.val_fraction", 0.4, "--threshold", "recall:0.9:green")
     scramble(Path(BEST))  # or all images would be ties
     calibration = Predictor(BEST).calibration
     assert (
@@ -208,15 +165,7 @@ def test_a_temperature_and_a_threshold(two, cli, tmp_path):
         and about["calibration"]["threshold"]["positive"] == 1
     )
     for name, path in (("own", BEST), ("file", "some.onnx")):
-        cli(
-            "predict",
-            "--ckpt_path",
-            path,
-            "--data.predict",
-            two / "test",
-            "--output",
-            f"{name}.csv",
-        )
+        cli("predict", path, two / "test", "--output", f"{name}.csv")
     own, file = (
         list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
         for name in ("own", "file")

@@ -1,67 +1,108 @@
-"""Commands that are killed, paused or cannot write, and then started again, end as commands that nothing disturbs."""
+"""Commands that are killed, paused or cannot write, and then started again, end as commands that nothing disturbs.
 
-import json
-import subprocess
-import sys
+The fault comes at a call that writes: before it the old file is there, after it the new one, and never half of one.
+"""
+
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import faults
+import numpy as np
 import pytest
-from colours import draw_colours
-from processes import run_script
+from colours import QUICKEST, draw_colours
+from processes import Process, left_after, start_script
 from promise import promise
+from stopped_fits import differing, state
 
-SCRIPT = Path(__file__).parents[1] / "support/kill_moments.py"
-SECONDS = 3000.0  # of the long part
+from finetune.data.decode import decode
+from finetune.inference.predictor import Predictor
+from finetune.runs.folder import versions
+
+FIT = ["fit", "data", *QUICKEST, "--resume", "--epochs", 2, "--checkpoint_every_n_steps", 3]
+FIT += ["--trainer.log_every_n_steps", 1]
+COMMANDS: dict[str, list[Any]] = {
+    "fit": FIT,
+    "fit on two": [*FIT, "--devices", 2],
+    "fit --folds": [*FIT, "--folds", 2],
+    "predict": ["predict", "best.ckpt", "data/test", "--output", "answers.csv"],
+    "export": ["export", "best.ckpt", "--format", "safetensors", "--output", "model.safetensors"],
+}
+NUM_TRIALS = {"fit": (4, 100), "fit on two": (3, 60), "fit --folds": (1, 30)}
+OF_OTHERS = (2, 30)
+
+
+def run(folder: Path, command: str, fault: str = "kill", number: int = -1) -> tuple[Process, int]:
+    """Run a command with a fault to its end, and return its process and the number of calls that write."""
+    count = folder / "count"
+    count.unlink(missing_ok=True)
+    words = [fault, number, count, *COMMANDS[command]]
+    process = start_script(Path(faults.__file__), *words, cwd=folder)
+    process.wait(120)
+    assert left_after([process.pid], 30) == []
+    return process, count.stat().st_size
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a folder with images and a checkpoint."""
+    root = tmp_path_factory.mktemp("kills")
+    draw_colours(root / "data", train=20, test=2)
+    run(root, "fit")
+    (best,) = root.glob("runs/fit/*/checkpoints/best.ckpt")
+
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name.replace(" ", ""))
+        (folder / "data").symlink_to(root / "data")
+        (folder / "best.ckpt").symlink_to(best)
+        return folder
+
+    return make
+
+
+def result(folder: Path, command: str) -> dict[str, Any]:
+    """Return what a command has made, to be compared."""
+    left = [path.name for path in folder.rglob("*.tmp*")]
+    if command == "predict":
+        return {"answers": (folder / "answers.csv").read_bytes(), "left": left}
+    if command == "export":
+        image = decode(sorted((folder / "data/test").rglob("*.png"))[0])
+        return {"p": Predictor(folder / "model.safetensors")([image]).tolist(), "left": left}
+    of_all = versions(folder / "runs", "fit")
+    made = [run for run in of_all if (run / "checkpoints/best.ckpt").exists()]
+    assert len(made) == 1, "one run, and what ended before its first checkpoint"
+    if command == "fit --folds":
+        return {"answers": (made[0] / "predictions.csv").read_bytes(), "left": left}
+    return {**state(made[0]), "left": left}
 
 
 @promise("kills")
-@pytest.mark.timeout(SECONDS)
-def test_a_disturbed_command_that_is_started_again_ends_as_any_other(tmp_path, trials, record_row):
-    data = draw_colours(tmp_path / "data", train=30, test=4)
-    out = tmp_path / "out"
-    out.mkdir()
-    number = str(trials(1, 8))
-    done = run_script(SCRIPT, out, data, "1", number, cwd=tmp_path, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_results(out / "results.json", record_row)
-
-
-def check_results(path: Path, record_row: Callable[[str, int, str], None]) -> None:
-    results = json.loads(path.read_text())
-    assert results
-    wrong_of = {}
-    for command, faults in results.items():
-        wrong = [fault for fault in faults if fault]
-        if wrong:
-            wrong_of[command] = wrong
-        record_row(command, len(faults), f"{len(wrong)} faults")
-    assert wrong_of == {}
-
-
-# a small disk in a mount namespace, and a command on it
-ON_SMALL_DISK = 'mount -t tmpfs -o size=64m tmpfs "$0" && "$@" && cp "$0/results.json" "$0.json"'
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
-
-
-def can_mount() -> bool:
-    try:
-        command = [*UNSHARE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except OSError:  # not on macOS
-        return False
-
-
-@pytest.mark.timeout(SECONDS)
-def test_a_fit_on_a_full_disk_ends_in_one_line_and_continues(tmp_path, trials, record_row):
-    if not can_mount():
-        pytest.skip("this system lets no user mount a disk in a namespace")
-    data = draw_colours(tmp_path / "data", train=30, test=4)
-    out = tmp_path / "out"
-    out.mkdir()
-    command = [*UNSHARE, "sh", "-c", ON_SMALL_DISK, out, sys.executable, SCRIPT, out, data, "1"]
-    done = subprocess.run(
-        [*command, str(trials(1, 8)), "a full disk"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_results(out.with_suffix(".json"), record_row)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_disturbed_command_that_is_started_again_ends_as_any_other(
+    place, trials, record_row, command
+):
+    undisturbed = place(command)
+    done, num_calls = run(undisturbed, command)
+    assert done.returncode == 0, done.stderr
+    expected = result(undisturbed, command)
+    rng = np.random.default_rng(0)
+    wrong = []
+    num_trials = trials(*NUM_TRIALS.get(command, OF_OTHERS))
+    for i, number in enumerate(rng.integers(0, num_calls, num_trials).tolist()):
+        fault = list(faults.FAULTS)[i % len(faults.FAULTS)]
+        folder = place(f"{command} {i}")
+        codes = []
+        for once in (number, -1):
+            process, _ = run(folder, command, fault, once)
+            codes.append(process.returncode)
+            if process.returncode == 1 and once >= 0:
+                last = process.stderr.strip().rpartition("\n")[2]
+                assert re.search("error: ", last) and "Traceback" not in process.stderr
+        assert fault != "kill" or codes[0], "it was not killed"
+        changed = differing(result(folder, command), expected)
+        if codes[1] or changed:
+            wrong.append(f"{fault} at {number} of {num_calls}: {codes}, {changed}")
+    record_row(f"{command}: {', '.join(faults.FAULTS)}", num_trials, f"{len(wrong)} faults")
+    assert wrong == []

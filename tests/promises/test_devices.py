@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from colours import QUICKEST
-from ddp_scenarios import NUM_EVALUATED
+from device_scenarios import NUM_EVALUATED
 from processes import finetune, launch
 from promise import control, promise
 from scenario_results import distance, draw_scenarios, load
@@ -32,9 +32,10 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         "control_own_temperature",
         "control_own_labels",
     ]
+    names = {1: scenarios, 2: [*scenarios, *controls]}
     return {
-        k: launch("ddp_scenarios.py", root / f"world{k}", k, data, *scenarios, *controls)
-        for k in (1, 2)
+        k: launch("device_scenarios.py", root / f"world{k}", k, data, *each)
+        for k, each in names.items()
     }
 
 
@@ -45,18 +46,18 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     "scenario", ["small_float64", "batch_norm_uneven", "balanced", "weighted", "labels"]
 )
 def test_two_processes_train_the_weights_of_one(worlds, scenario):
-    """In full: test_three_devices.py, and resumed on others: test_noise_on_three_devices.py."""
+    """In full, and resumed on others: test_three_devices.py."""
     alone = load(worlds[1], scenario)
-    # else networks that never train would agree, too
-    assert load(worlds[1], f"{scenario}_moved") > 1e-4
+    assert alone["moved"] > 1e-4  # else networks that never train would agree, too
     for rank in range(2):
-        # float64: rounding over 20 steps
-        assert distance(alone, load(worlds[2], scenario, rank)) <= 1e-10
+        # float64: rounding over 10 steps
+        assert distance(alone["weights"], load(worlds[2], scenario, rank)["weights"]) <= 1e-10
 
 
 @control("any-number-of-devices")
 def test_control_an_order_of_each_rank_is_caught(worlds):
-    assert distance(load(worlds[1], "small_float64"), load(worlds[2], "control_order")) > 1e-4
+    right, wrong = load(worlds[1], "small_float64"), load(worlds[2], "control_order")
+    assert distance(right["weights"], wrong["weights"]) > 1e-4
 
 
 @promise("each-image-once")

@@ -1,38 +1,37 @@
 """Ctrl-C, SIGTERM, a closed terminal, and whatever else ends a run: all its processes end soon, with one line and
-the right exit code. In every phase and way of starting: nightly/test_every_end.py; that it resumes: test_resume.py.
+the right exit code. That it resumes: test_resume.py.
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch
 from colours import QUICKEST
-from processes import launch, left_after, run_script, start
+from ended_commands import Scenario, ending, faults
+from processes import left_after, run_script, start
 from promise import control, promise
 
 from finetune.cli import main
 from finetune.runs.metrics_csv import read_metrics
 
-# failure, phase, workers, processes, and what shows the lines
+# Each failure, phase, number of workers, way of starting and screen, in the order of `Scenario`
 ENDS = [
     "sigint-train-1-one-terminal",
-    "sigint-validate-3-lightning-file",
     "sigint-predict-1-torchrun-terminal",
     "sigterm-decode-0-torchrun-file",
     "sigterm-validate-1-one-file",
-    "sigterm-only_test-3-lightning-terminal",
     "sighup-train-3-torchrun-terminal",
-    "sighup-test-0-one-terminal",
     "sighup-only_validate-1-lightning-terminal",
-    "exception-train-1-one-file",
+    "truncated-only_test-3-one-file",
+    "exception-test-1-lightning-file",
     "memory-validate-3-one-file",
+    "idle_killed-train-3-one-file",
+    "busy_killed-train-1-lightning-terminal",
     "main_killed-train-1-lightning-file",
 ]
 
@@ -78,27 +77,22 @@ def test_ctrl_c_stops_all_processes_after_the_step_and_saves(colours, tmp_path, 
     )
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = launch("end_scenarios.py", tmp_path_factory.mktemp("ends") / "out", 1, "", *ENDS)
-    return json.loads((out / "results.json").read_text())
-
-
 @promise("stop")
 @pytest.mark.slow
-def test_every_process_ends_in_time_with_one_line_and_the_right_code(ends):
-    assert len(ends["results"]) == len(ENDS)
-    reported = {r["name"]: [*r["wrong"], r["output"][-500:]] for r in ends["results"] if r["wrong"]}
-    assert reported == {}
+@pytest.mark.parametrize("name", ENDS)
+def test_every_process_ends_in_time_with_one_line_and_the_right_code(finished, tmp_path, name):
+    scenario = Scenario(*name.split("-"))
+    end = ending(scenario, tmp_path, finished / "checkpoints/best.ckpt")
+    assert faults(scenario, end) == [], end.output
 
 
 @control("stop")
 @pytest.mark.slow
-def test_a_worker_that_ignores_the_first_sigterm_is_caught(ends):
-    (control,) = ends["control"]
-    assert control["codes"] == [None]
-    assert control["seconds"] >= 5
-    assert "the network fails" in control["output"]  # it has said so, and stays
+def test_a_worker_that_ignores_the_first_sigterm_is_caught(finished, tmp_path):
+    scenario = Scenario("mistake", "train", "1", "one", "file")
+    end = ending(scenario, tmp_path, finished / "checkpoints/best.ckpt", deadline=5.0)
+    assert end.codes == [None] and end.left and end.seconds >= 5
+    assert "the network fails" in end.output  # it has said so, and stays
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 """Interrupted equals uninterrupted, bit for bit: weights, optimizer, schedule, Lightning's counters and metrics.
 
-Killed by SIGKILL, and stopped by signals of which some processes hear alone: kill_scenarios.py, in forked processes.
-Stopped by a signal at each point of a fit, or by a limit: in this process. On three processes: nightly/.
+Stopped by a signal at each point of a fit, or by a limit: in this process. Killed, and on two processes: forked ones.
+Killed while something is written: nightly/test_kills.py.
 """
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,86 +18,141 @@ import torch
 from colours import QUICKEST, draw_colours
 from labelled_files import draw_labelled
 from labelled_runs import write_table
-from processes import launch
 from promise import control, promise
+from scenario_results import distance
+from stopped_fits import differing, fitted, state
+from tiers import sweep
 
 from finetune.distributed.signals import Interrupted
 from finetune.runs.folder import versions
 from finetune.training.classifier import Classifier
 
-STEPS_PER_EPOCH = 7  # of kill_scenarios.py
-PARTS = ("weights", "optimizer", "scheduler", "loops", "steps", "epochs")
+FIT = [*QUICKEST, "--batch", 6, "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 1]
+FIT += ["--model.scheduler", "finetune.WarmupCosine", "--test_after_fit", "false"]
+STEPS_PER_EPOCH = 5
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Images for 5 steps an epoch, with one label each or several."""
+    root = tmp_path_factory.mktemp("data")
+    table = write_table(draw_labelled(root / "labels" / "images", train=30, test=6))
+    return {"single": draw_colours(root / "colours", train=10, test=2), "several": table}
+
+
+def only(root: Path) -> Path:
+    (run,) = versions(root, "fit")  # resumed, so still the one run
+    return run
+
+
+# Killed, or stopped where another process does not hear of it
+
+AT = 8  # the step before which a signal comes, and 6 that of the last checkpoint in that epoch
+KILLED: dict[str, tuple[str, dict[str, Any], list[int]]] = {
+    "sigkill": ("single", {}, [-9]),
+    "sigkill of two": ("single", {"num_processes": 2}, [-9, -9]),
+    "sigkill of three": ("single", {"num_processes": 3}, [-9] * 3),
+    "sigkill, several labels": ("several", {}, [-9]),
+    "closed terminal of two": (
+        "single",
+        {"num_processes": 2, "signum": signal.SIGHUP},
+        [129, 129],
+    ),
+    "sigterm of one of two, checkpoints wait": (
+        "single",
+        {"num_processes": 2, "signum": signal.SIGTERM, "num_hearing": 1, "is_deferred": True},
+        [143, 143],
+    ),
+}
+
+
+def words_of(root: Path, data: Path, *extra: Any) -> list[Any]:
+    return ["fit", data, *FIT, "--out", root, "--resume", *extra]
+
+
+def forked(root: Path, data: Path, *extra: Any, **how: Any) -> list[int]:
+    often = ["--checkpoint_every_n_steps", 10**6 if how.get("is_deferred") else 3]
+    return fitted(root, *words_of(root, data, *often, *extra), **how)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(images, tmp_path_factory) -> Callable[..., dict[str, Any]]:
+    """The state in which a fit ends that nothing stops; each is run once."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def run(kind: str, num: int, *extra: Any) -> dict[str, Any]:
+        if (kind, num, extra) not in known:
+            root = tmp_path_factory.mktemp("whole")
+            assert forked(root, images[kind], *extra, num_processes=num) == [0] * num
+            known[kind, num, extra] = state(only(root))
+        return known[kind, num, extra]
+
+    return run
 
 
 @promise("resume")
 @control("resume")
 @promise("kills")
 @control("kills")
-def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(tmp_path):
-    """In full, for many moments, two processes, signals and half-written files: below."""
-    data = draw_colours(tmp_path / "data", train=30, test=4)
-    results = json.loads(
-        (
-            launch("kill_scenarios.py", tmp_path / "out", 1, data, "quick") / "results.json"
-        ).read_text()
-    )
-    killed, control = results["killed"], results["control"]
-    assert (killed["ended"], killed["resumed"]) == ([-9], [0])
-    assert killed["step"] % STEPS_PER_EPOCH and control["step"] % STEPS_PER_EPOCH  # inside an epoch
-    assert [part for part in PARTS if not killed[part]] == []
-    assert not control["weights"]  # an epoch that begins again
+@pytest.mark.parametrize("name", sweep(KILLED, quick=["sigkill"]))
+def test_killed_and_resumed_a_run_ends_bit_for_bit_as_an_uninterrupted_one(
+    images, uninterrupted, tmp_path, name
+):
+    kind, how, codes = KILLED[name]
+    num = how.get("num_processes", 1)
+    root = tmp_path / "killed"
+    assert forked(root, images[kind], step=AT, **how) == codes
+    step = torch.load(only(root) / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+    # the step before the signal, or the last checkpoint in this epoch
+    assert step == (AT - AT % 3 if -9 in codes else AT + 1) and step % STEPS_PER_EPOCH
+    again = Path(shutil.copytree(root, tmp_path / "again"))
+    assert forked(root, images[kind], num_processes=num) == [0] * num
+    expected = uninterrupted(kind, num)
+    assert differing(state(only(root)), expected) == []
+    if name == "sigkill":  # the control: an epoch that begins again
+        assert forked(again, images[kind], mistake="start_the_epoch_again") == [0]
+        assert "weights" in differing(state(only(again)), expected)
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    root = tmp_path_factory.mktemp("killed")
-    data = draw_colours(root / "data", train=30, test=4)
-    out = launch("kill_scenarios.py", root / "out", 1, data)
-    return json.loads((out / "results.json").read_text())
-
-
-# What ends all processes, and whether a step of last.ckpt can be that of the end. Checkpoints that wait are written at
-# a signal, which here reaches the first of two processes alone, and are made again after a kill, two epochs later.
-KILLED = {
-    "killed_two": ([-9, -9], lambda step: step % STEPS_PER_EPOCH != 0),
-    "killed_labels": ([-9], lambda step: step >= 9),
-    "cut_off": ([-9], lambda step: step == 3),  # the first; half of the second lay next to it
-    "closed_terminal": ([129, 129], lambda step: step % 3 != 0 or step % STEPS_PER_EPOCH == 0),
-    "waiting_killed": ([-9], lambda step: step == STEPS_PER_EPOCH),
-    "waiting_stopped": ([143, 143], lambda step: step > 2 * STEPS_PER_EPOCH),
-}
-
-
-@promise("resume")
+@control("resume")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KILLED)
-def test_resume_after_a_kill_or_a_closed_terminal(killed, name):
-    """At any moment: nightly/test_kills.py."""
-    result, (codes, is_last) = killed[name], KILLED[name]
-    assert result["ended"] == codes and result["resumed"] == [0] * len(codes)
-    assert is_last(result["step"])
-    assert [part for part in PARTS if not result[part]] == []
-    if name == "cut_off":
-        assert len(result["leftovers"]) == 1 and result["gone"] == []
+def test_control_the_buckets_of_ddp_round_sums_of_three_gradients_otherwise(images, tmp_path):
+    """Sums of two have the same rounding in any order."""
+    how = {"num_processes": 3, "mistake": "leave_the_buckets_of_ddp"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert forked(whole, images["single"], **how) == [0] * 3
+    assert forked(killed, images["single"], step=AT, **how) == [-9] * 3
+    assert forked(killed, images["single"], **how) == [0] * 3
+    assert "weights" in differing(state(only(killed)), state(only(whole)))
+
+
+FLOAT64 = ("--trainer.precision", "64-true")
 
 
 @promise("resume")
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_resume_with_another_number_of_processes(killed, before, after):
-    result = killed[f"moved{before}to{after}"]
-    assert result["ended"] == [143] * before and result["resumed"] == [0] * after
-    assert result["step"] == STEPS_PER_EPOCH + 3  # inside an epoch
-    for output, num in zip(result["said"], (before, after), strict=True):
-        assert f"training: {num} x cpu, precision 64-true" in output
-        assert "changed" not in output
-    assert f"from step {result['step']}\n" in result["said"][1]
-    stopped_at, end = result["distances"]
-    assert stopped_at > 1e-3  # else there was nothing to do
-    assert end <= 1e-10  # float64: rounding over 21 steps, far below any mistake
-    assert killed["moved_control"]["resumed"] == [0]
-    assert killed["moved_control"]["distances"][1] > 1e-4  # the epoch begun again
+def test_resume_with_another_number_of_processes(images, uninterrupted, tmp_path, before, after):
+    data, root = images["single"], tmp_path / "moved"
+    stopped = {"step": AT, "signum": signal.SIGTERM, "num_processes": before}
+    assert forked(root, data, *FLOAT64, **stopped) == [143] * before
+    expected = uninterrupted("single", 1, *FLOAT64)["weights"]
+    # else there was nothing to do
+    assert distance(state(only(root))["weights"], expected) > 1e-3
+    again = Path(shutil.copytree(root, tmp_path / "again"))
+    assert forked(root, data, *FLOAT64, num_processes=after) == [0] * after
+    log = (root / "log0").read_text()
+    for num in (before, after):
+        assert f"training: {num} x cpu, precision 64-true" in log
+    assert f"from step {AT + 1}\n" in log and "changed" not in log
+    # float64: rounding over 15 steps, far below any mistake
+    assert distance(state(only(root))["weights"], expected) <= 1e-10
+    if after == 1:  # the control: the epoch begun again
+        assert forked(again, data, *FLOAT64, mistake="start_the_epoch_again") == [0]
+        assert distance(state(only(again))["weights"], expected) > 1e-4
 
+
+# Stopped at each point of a fit, and by a limit
 
 ACCUMULATED = ("--trainer.accumulate_grad_batches", "2")  # 3 steps an epoch
 # 2 steps an epoch
@@ -119,17 +175,8 @@ STOPS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """Half as many images as elsewhere, for 5 steps an epoch all the same."""
-    root = tmp_path_factory.mktemp("data")
-    table = write_table(draw_labelled(root / "labels" / "images", train=30, test=6))
-    colours = draw_colours(root / "colours", train=10, test=2)
-    return {"single": [colours], "several": [table]}
-
-
 def trained(
-    cli: Callable[..., None], data: list[Any], root: Path, stop: Any = None, *extra: str
+    cli: Callable[..., None], data: Path, root: Path, stop: Any = None, *extra: str
 ) -> list[Any]:
     """Fit with SIGTERM at `stop`, a hook and a step, and return (epoch, batch, images) of each step."""
     seen = []
@@ -149,23 +196,9 @@ def trained(
 
         return patch.object(Classifier, name, hook)
 
-    options = ["--batch", 6, "--trainer.max_epochs", 3, "--trainer.log_every_n_steps", 1]
-    options += ["--model.scheduler", "finetune.WarmupCosine", "--test_after_fit", "false"]
     with hooked("training_step"), hooked("validation_step"), hooked("on_train_epoch_end"):
-        cli("fit", *data, *QUICKEST, *options, "--out", root, *extra)
+        cli("fit", data, *FIT, "--out", root, *extra)
     return seen
-
-
-def last(root: Path) -> tuple[dict[str, Any], str]:
-    (run,) = versions(root, "fit")
-    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
-    return checkpoint, (run / "steps.csv").read_text()
-
-
-def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(
-        torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"]
-    )
 
 
 @pytest.fixture(scope="module")
@@ -200,15 +233,7 @@ def test_resume_after_sigterm_wherever_it_comes(  # noqa: PLR0913
     assert 0 < len(after) < len(steps) and after == steps[len(steps) - len(after) :]
     if num_before is not None:
         assert len(steps) - len(after) == num_before
-    (a, metrics_a), (b, metrics_b) = last(root), last(tmp_path)
-    assert same_weights(a, b)
-    assert a["loops"] == b["loops"]
-    assert metrics_a == metrics_b
-    rates = [
-        [group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]]
-        for checkpoint in (a, b)
-    ]
-    assert rates[0] == rates[1]
+    assert differing(state(only(tmp_path)), state(only(root))) == []
 
 
 def stopping_early(patience: int) -> tuple[str, ...]:
@@ -234,16 +259,15 @@ def test_resume_with_a_larger_limit(  # noqa: PLR0913
     extra = (*extra, "--model.scheduler", "null")  # else the rate would fall with the first length
     data = images["single"]
     trained(cli, data, tmp_path, None, *extra, *limit)
-    ended = last(tmp_path)[0]
+    ended = state(only(tmp_path))
     assert trained(cli, data, tmp_path, None, *extra, *limit, "--resume") == []
     assert f"is finished, with {message}" in caplog.text
-    assert same_weights(last(tmp_path)[0], ended)
+    assert differing(state(only(tmp_path)), ended) == []
     root, steps = full("single", *extra)
     after = trained(cli, data, tmp_path, None, *extra, *larger, "--resume")
     assert 0 < len(after) < len(steps) and after == steps[len(steps) - len(after) :]
-    a, b = last(root)[0], last(tmp_path)[0]
-    assert same_weights(a, b)
-    assert a["loops"] == b["loops"]
+    changed = differing(state(only(tmp_path)), state(only(root)))
+    assert {"weights", "loops", "optimizer"}.isdisjoint(changed)
 
 
 @pytest.mark.slow
@@ -256,17 +280,3 @@ def test_control_with_the_patience_of_the_checkpoint_it_stops_at_the_next_valida
         limit = stopping_early(9)
         after = trained(cli, data, tmp_path, None, *OFTEN_VALIDATED, *limit, "--resume")
     assert len(after) == 2  # batches, between two validations
-
-
-@pytest.mark.slow
-def test_resume_starts_afresh_continues_and_knows_the_end(colours, cli, tmp_path, capsys, caplog):
-    fit = ["fit", "--resume", "--data.root", colours, *QUICKEST]
-    cli(*fit)
-    first = (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes()
-    cli(*fit)
-    assert "is finished" in caplog.text
-    assert (tmp_path / "runs/fit/version_0/checkpoints/last.ckpt").read_bytes() == first
-    cli(*fit, "--trainer.max_epochs", "2")  # the command line wins over the checkpoint
-    assert [path.name for path in (tmp_path / "runs/fit").iterdir()] == ["version_0"]
-    last = torch.load(tmp_path / "runs/fit/version_0/checkpoints/last.ckpt", weights_only=True)
-    assert last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2

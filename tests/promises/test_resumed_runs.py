@@ -11,7 +11,6 @@ import torch
 import yaml
 from colours import QUICKEST, draw_colours
 
-from finetune import fit
 from finetune.cli import run as run_command
 from finetune.data.corrections import Correction, CorrectionsFile
 from finetune.models.backbones import build
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 UNTESTED = ("--test_after_fit", "false")
 UNLEARNED = ["fit", *QUICKEST, *UNTESTED, "--lr", "1e-12"]
-FINISHED = ("--trainer.max_epochs", 1)
 UNFINISHED = ("--trainer.max_epochs", 2)
 # For a network that takes images of any size.
 ANY_SIZE = [*QUICKEST, "--model.backbone", "timm/test_efficientnet", *UNTESTED]
@@ -53,26 +51,16 @@ def other(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("limit", [FINISHED, UNFINISHED], ids=["finished", "unfinished"])
-def test_a_run_of_other_data_is_passed_over(other, cli, run_to_go_on, limit, caplog):
+def test_a_run_of_other_data_is_passed_over(other, cli, run_to_go_on, caplog):
     before = (run_to_go_on / "checkpoints/last.ckpt").read_bytes()
     with caplog.at_level("INFO", "finetune"):
-        cli("fit", other, *QUICKEST, *limit, *UNTESTED, "--resume")
+        cli("fit", other, *QUICKEST, *UNFINISHED, *UNTESTED, "--resume")
     new = run_to_go_on.with_name("version_1")
     checkpoint = read_checkpoint(new / "checkpoints/last.ckpt")
     assert checkpoint["hyper_parameters"]["class_names"] == ["green", "red", "sky"]
     assert (run_to_go_on / "checkpoints/last.ckpt").read_bytes() == before
     (line,) = [line for line in caplog.messages if "a new run begins" in line]
     assert "since runs/fit/version_0 is of other data (" in line
-
-
-def test_a_run_of_another_network_is_passed_over(colours, cli, run_to_go_on, caplog):
-    with caplog.at_level("INFO", "finetune"):
-        cli("fit", colours, *QUICKEST, *UNFINISHED, *UNTESTED, "--resume", "--backbone", "lenet")
-    new = run_to_go_on.with_name("version_1")
-    assert read_checkpoint(new / "checkpoints/last.ckpt")["hyper_parameters"]["backbone"] == "lenet"
-    assert "version_0 is of another network (small_cnn, not lenet)" in caplog.text
-    assert epochs_of(run_to_go_on) == 1
 
 
 def test_resume_of_more_epochs_follows_another_loss(colours, cli, run_to_go_on):
@@ -327,13 +315,3 @@ def test_an_export_of_a_run_that_began_from_a_checkpoint_names_that(colours, cli
     cli("fit", colours, *QUICKEST, *UNTESTED, *UNFINISHED, *words)
     cli("export", "runs/fit/version_1", "--format", "safetensors", "--out", "model.safetensors")
     assert read_checkpoint("model.safetensors")["hyper_parameters"]["weights"] == "last.ckpt"
-
-
-def test_python_continues_with_no_run_of_other_data(other, run_to_go_on):
-    quick = {"size": 28, "backbone": "small_cnn", "weights": None, "epochs": 1, "workers": 0}
-    options = {"trainer.accelerator": "cpu", "report": False, "trainer.enable_progress_bar": False}
-    run = fit(other, **quick, resume=True, options=options)
-    assert run.path == run_to_go_on.with_name("version_1")
-    assert read_checkpoint(run.best)["hyper_parameters"]["class_names"] == ["green", "red", "sky"]
-    again = fit(resume=run_to_go_on, epochs=2, options=options)
-    assert again.path == run_to_go_on and epochs_of(run_to_go_on) == 2

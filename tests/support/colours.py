@@ -8,29 +8,12 @@ import numpy as np
 NAMES = ("blue", "green", "red")  # of the classes
 # Options of a fit that takes a second.
 QUICK = [
-    *(
-        "--data.image_size",
-        "32",
-        "--data.batch_size",
-        "16",
-        "--data.num_workers",
-        "0",
-        "--model.weights",
-        "null",
-    ),
-    *(
-        "--model.backbone",
-        "mobilenet_v3_small",
-        "--trainer.max_epochs",
-        "1",
-        "--trainer.accelerator",
-        "cpu",
-    ),
+    *("--data.image_size", "32", "--data.batch_size", "16", "--data.num_workers", "0"),
+    *("--model.weights", "null", "--model.backbone", "mobilenet_v3_small"),
+    *("--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"),
     *("--trainer.precision", "32-true"),  # the same on every machine
-    *(
-        "--model.scheduler",
-        "null",
-    ),  # a constant rate, so a run of two epochs equals one of one epoch that is continued
+    # a constant rate, so a run of two epochs equals one of one epoch that is continued
+    *("--model.scheduler", "null"),
     *("--report", "false"),
 ]
 # The same of a smaller network, of which a fit takes half as long and an export a fifth.

@@ -16,35 +16,10 @@ import numpy as np
 import torch
 import yaml
 
-_JUNK: list[Any] = [
-    *(
-        None,
-        True,
-        -1,
-        0,
-        10**30,
-        1e308,
-        math.nan,
-        math.inf,
-        "",
-        "x" * 5000,
-        "a\nb",
-        "\0",
-        "../..",
-        b"\xff",
-    ),
-    *(
-        [],
-        {},
-        [[]],
-        [None],
-        {"": None},
-        [1, "a", 2.5],
-        {"class_path": "os.mkdir"},
-        -(2**63),
-        "é\udcff",
-    ),
-]
+_NUMBERS: list[Any] = [True, -1, 0, 10**30, 1e308, math.nan, math.inf, -(2**63)]
+_TEXTS: list[Any] = ["", "x" * 5000, "a\nb", "\0", "../..", b"\xff", "é\udcff"]
+_NESTED: list[Any] = [[], {}, [[]], [None], {"": None}, [1, "a", 2.5], {"class_path": "os.mkdir"}]
+_JUNK = [None, *_NUMBERS, *_TEXTS, *_NESTED]
 _OTHER_TENSORS = (
     lambda tensor: tensor[:0],
     lambda tensor: torch.full_like(tensor, 127),

@@ -1,4 +1,4 @@
-"""Small networks of timm's classes, registered with timm under their own names.
+"""Small networks of each family of timm; three of them are registered with timm under their own names.
 
 timm has none of these kinds below 5 million parameters: a vision transformer of a fixed size with a class token, one
 with the patch size and the layer scale of DINOv2, and one with its own rates of stochastic depth.
@@ -9,6 +9,17 @@ from typing import Any
 from timm.models import focalnet, generate_default_cfgs, register_model, vision_transformer
 from torch import nn
 
+# Family: a small network of its class, side of its images in pixels. The last draws stochastic depth at rates of its
+# own. timm builds those named test_ with the classes of the large ones, for tests.
+FAMILIES = {
+    "resnet": ("timm/test_resnet", 48),
+    "convnext": ("timm/test_convnext", 48),
+    "efficientnet": ("timm/test_efficientnet", 48),
+    "mobilenetv4": ("timm/mobilenetv4_conv_small_035", 48),
+    "vit": ("timm/small_vit", 32),
+    "dinov2": ("timm/small_vit_dinov2", 28),
+    "focalnet": ("timm/small_focalnet", 32),
+}
 _OF = {  # each has the preparation of images, the head and the first layer of a network of timm
     "small_vit": vision_transformer.default_cfgs["vit_tiny_patch16_224"],
     "small_vit_dinov2": vision_transformer.default_cfgs["vit_small_patch14_dinov2"],

@@ -9,9 +9,9 @@ import timm
 import torch
 from networks import HEADS, few_blocks, network, skeleton
 from promise import control, promise
+from small_timm import FAMILIES
 from tiers import sweep
 from timm.data import resolve_data_config
-from timm_scenarios import FAMILIES
 from torch import nn
 from torchvision import models
 from torchvision.transforms.v2 import functional as reference

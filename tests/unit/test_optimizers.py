@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from networks import BACKBONES, skeleton, trainable
+from small_timm import FAMILIES
 from timm.models import group_parameters
-from timm_scenarios import FAMILIES
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 

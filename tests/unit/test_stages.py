@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks import ALL, HEADS, NarrowResNet, skeleton, trainable
 from promise import promise
+from small_timm import FAMILIES
 from tiers import sweep
-from timm_scenarios import FAMILIES
 from torch import Tensor, nn
 
 from finetune.inference.class_activation import class_activation
