@@ -250,22 +250,3 @@ def test_a_batch_of_one_image_on_which_batch_norm_can_not_train_is_found_before(
     with pytest.raises(ValueError, match=advice) if refused else nullcontext():
         check_fit(trainer(**limits), model, images)
     check_fit(trainer(**limits), model, images, "test")  # which takes no statistics
-
-
-@pytest.mark.parametrize(
-    ("options", "size", "of_evaluation", "words"),
-    [
-        ({}, 64, None, None),  # larger maps
-        ({"freeze_batch_norm": True}, 32, None, None),
-        ({}, 32, 64, "32 pixels"),
-        ({"backbone": "alexnet"}, 64, 28, "28x28 pixels"),
-    ],
-)
-def test_the_sizes_of_training_and_of_evaluation_are_looked_at(
-    colours, options, size, of_evaluation, words
-):
-    model = known(**{"backbone": "mobilenet_v3_small", **options})
-    sizes = {"image_size": size, "eval_image_size": of_evaluation}
-    images = images_of(colours, 36, batch_size=35, **sizes)
-    with pytest.raises(ValueError, match=words) if words else nullcontext():
-        check_fit(trainer(), model, images)

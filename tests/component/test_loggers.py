@@ -119,6 +119,14 @@ def test_mlflow_keeps_metrics_of_classes_called_anything_apart(run):
     assert {"val/recall/a_ b", "val/recall/a_ b 2", "val/recall/_"} < set(found)
 
 
+def test_mlflow_in_a_folder_and_under_a_name_of_ones_own(run, tmp_path):
+    logger = MLFlowLogger(save_dir=str(tmp_path / "board"), run_name="mine", experiment_name="some")
+    logger.attach(run, "MLFlowLogger")
+    assert not (tmp_path / "board").exists()  # before anything is logged
+    assert logger.experiment.get_run(logger.run_id).info.run_name == "mine"
+    assert (tmp_path / "board").is_dir() and not (run.path / "mlflow").exists()
+
+
 def test_an_mlflow_server_that_is_not_there_is_reported_soon(run):
     os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
     logger = MLFlowLogger()

@@ -186,6 +186,13 @@ def test_a_source_head_takes_means_exact_names_and_classes_without_a_match():
         assert head(net).weight[row].equal(before[row]) and head(net).bias[row] == 0
 
 
+def test_a_source_head_takes_names_from_a_file_of_source_classes():
+    net = build(SMALL, 1)
+    unnamed = pretrained(class_names=None)
+    assert source_head(net, unnamed, ["b"], source_classes=list("abcdefg")) == {"b": ["b"]}
+    assert head(net).weight[0].equal(random_state(SMALL, 7)["classifier.3.weight"][1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -254,7 +254,7 @@ def fitted(request: pytest.FixtureRequest, place: Path) -> tuple[str, Classifier
     model = classifier(images, members=members, optimizer=lambda p: torch.optim.AdamW(p, lr=3e-3))
     model.calibrator.aim = model.task.parse_aim(AIMS[kind])
     path = place / f"{kind}{members}.ckpt"
-    fit(model, images, max_epochs=6).save_checkpoint(path)
+    fit(model, images, max_epochs=3).save_checkpoint(path)
     return kind, model, path
 
 

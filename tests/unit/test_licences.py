@@ -89,17 +89,6 @@ def test_a_model_card_has_the_results_the_data_and_the_licence_of_its_run(run):
     assert "file a/b.saf" in weights_and_licence(replace(run, config=config))
 
 
-@pytest.mark.parametrize(
-    ("members", "eval_image_size", "words"),
-    [(1, None, "Network: resnet18, input 32 x 32"), (3, 48, "3 × resnet18, input 48 x 48")],
-)
-def test_a_model_card_names_the_network_and_its_input(run, members, eval_image_size, words):
-    settings = {"image_size": 32, "eval_image_size": eval_image_size}
-    model = {"backbone": "resnet18", "weights": None, "members": members}
-    config = {"data": {"init_args": settings}, "model": model}
-    assert words in model_card(replace(run, config=config))
-
-
 def test_the_model_card_of_several_labels_has_a_row_for_each(tmp_path):
     labels, p = labels_folder.drawn()
     run = read_run(labels_folder.write_labels_run(tmp_path / "try", labels, p, ["a", "b", "c"]))

@@ -19,7 +19,6 @@ from torchvision.transforms.v2 import functional as reference
 from finetune.models.backbones import build, normalization
 from finetune.models.candidates import (
     BUILT_IN,
-    built_in_candidates,
 )
 from finetune.models.fx import fuse_batch_norm
 from finetune.models.image_classifier import build_image_classifier
@@ -239,9 +238,3 @@ def test_networks_of_backbone_auto_have_the_sizes_that_are_said_and_free_licence
     assert list(BUILT_IN.values()) == sorted(BUILT_IN.values())
     with torch.device("meta"):
         assert build(backbone, 3, 224) is not None
-
-
-def test_without_timm_backbone_auto_has_those_of_torchvision(monkeypatch):
-    monkeypatch.setattr("finetune.models.candidates.has_timm", lambda: False)
-    listed = [candidate.backbone for candidate in built_in_candidates()]
-    assert listed == [name for name in BUILT_IN if not is_timm(name)]

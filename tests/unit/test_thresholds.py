@@ -113,12 +113,6 @@ def test_an_aim_of_several_labels_names_none_of_them():
             parse_label_aim(text)
 
 
-@pytest.mark.parametrize("typed", ["café", "cafe\u0301"])
-@pytest.mark.parametrize("name", ["café", "cafe\u0301"])
-def test_threshold_finds_a_class_in_either_unicode_composition(typed, name):
-    assert parse_aim(f"f1:{typed}", ["bar", name]).positive == 1
-
-
 def drawn() -> tuple[Tensor, Tensor]:
     """Return logits and labels: those of `a` are right, of `b` too sure, of `c` shifted, and `d` is rare."""
     rng = np.random.default_rng(0)

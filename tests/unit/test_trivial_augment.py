@@ -1,11 +1,10 @@
 """torchvision's TrivialAugment as a transform of a pipeline."""
 
 import numpy as np
-import pytest
 import torch
 from image_files import random_image
 
-from finetune.data.transforms import build_transform, set_random_seed, train_transform
+from finetune.data.transforms import set_random_seed, train_transform
 from finetune.data.trivial_augment import TrivialAugment
 
 
@@ -34,15 +33,3 @@ def test_it_leaves_its_input_unchanged_and_returns_a_writable_image():
         assert result.flags.writeable and result.dtype == np.uint8 and result.shape == image.shape
     assert len({result.tobytes() for result in results}) > 6
     np.testing.assert_array_equal(image, before)
-
-
-def test_it_is_one_name_among_albumentations_and_suggested_when_misspelt():
-    assert isinstance(
-        build_transform({"class_path": "TrivialAugment", "init_args": {"p": 0.5}}), TrivialAugment
-    )
-    with pytest.raises(
-        ValueError, match="no transform 'TrivialAugmnt' in albumentations; did you mean 'TrivialAug"
-    ):
-        build_transform({"class_path": "TrivialAugmnt"})
-    with pytest.raises(ValueError, match="TrivialAugment has no argument 'strength'"):
-        build_transform({"class_path": "TrivialAugment", "init_args": {"strength": 1}})
