@@ -8,7 +8,6 @@ import fcntl
 import multiprocessing
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -157,21 +156,6 @@ def test_one_process_at_a_time_makes_a_file(tmp_path):
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
     assert (tmp_path / "count").read_text() == "200" and os.listdir(tmp_path) == ["count"]
-
-
-def test_a_wait_for_another_process_is_reported(tmp_path):
-    here, there = FORK.Pipe(duplex=False)
-
-    def wait() -> None:
-        with one_at_a_time(tmp_path / "x") as has_waited:
-            there.send(has_waited)
-
-    process = FORK.Process(target=wait)
-    with one_at_a_time(tmp_path / "x") as has_waited:
-        process.start()
-        time.sleep(0.3)
-    assert here.recv() and not has_waited
-    process.join(60)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])

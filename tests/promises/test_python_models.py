@@ -234,7 +234,7 @@ def test_embed_gives_what_the_head_sees(any_model, colours, good):
     assert model.predict(good) == before
 
 
-@pytest.mark.parametrize("out", ["safetensors", "other.safetensors"])
+@pytest.mark.parametrize("out", ["safetensors", pytest.param("other.onnx", marks=pytest.mark.slow)])
 def test_export_is_that_of_the_command(fitted_runs, colours, tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     shutil.copy(fitted_runs.ensemble / "checkpoints/best.ckpt", tmp_path / "some.ckpt")
@@ -246,6 +246,10 @@ def test_export_is_that_of_the_command(fitted_runs, colours, tmp_path, monkeypat
     assert [one.label for one in found] == [one.label for one in expected]
     for one, other in zip(found, expected, strict=True):
         assert one.probability == pytest.approx(other.probability, abs=1e-5)  # float32
+    if out.endswith(".onnx"):
+        for use in (lambda: exported.network, lambda: exported.embed(colours / "test")):
+            with pytest.raises(ValueError, match="no torch network"):
+                use()
 
 
 @pytest.mark.slow
