@@ -1,9 +1,11 @@
 """The image decoder: any image file to 8-bit RGB pixels. Training, prediction and serving all use it.
 
 Different decoders would give different pixels: they differ in channel order, EXIF rotation and transparency. Pillow
-reads the files and reports what is wrong with them. The pixels of an intact JPEG come from simplejpeg, which calls the
-same libjpeg-turbo with fewer copies and is bit-identical (see `benchmarks/data/loading.py`). Colour profiles are
-ignored, as in the usual training sets. All functions may run in threads and in forked workers.
+reads the files and refuses those that end too early. The pixels of a JPEG come from simplejpeg, which calls the same
+libjpeg-turbo with fewer copies and is bit-identical (see `benchmarks/data/loading.py`). It also reports the warnings of
+libjpeg, which Pillow drops: if data are missing before the end marker, libjpeg only warns, and the rest is grey. A PNG
+or TIFF that states more rows than were written to it, and a JPEG that ends between two scans, are not recognised.
+Colour profiles are ignored, as in the usual training sets. All functions may run in threads and in forked workers.
 """
 
 import contextlib
@@ -12,24 +14,22 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
+import PIL.WebPImagePlugin  # noqa: F401 - if a reader is missing, Image.open() imports all of them
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from finetune.data.addresses import StorageError
-from finetune.data.completeness import check_coefficients, load
-from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, is_heif, read_heif
-from finetune.data.limits import MAX_BYTES, MAX_PIXELS, check_scans
+from finetune.data.heif import HEIC_SUFFIXES, has_heic_reader, heif_advice, heif_formats, is_heif
+from finetune.data.limits import MAX_BYTES, MAX_PIXELS, MAX_SCANS
 from finetune.data.storage import open_file
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
@@ -39,29 +39,30 @@ if has_heic_reader():
     IMAGE_SUFFIXES |= frozenset(HEIC_SUFFIXES)
 
 NUM_HEAD_BYTES = 16  # from which the format of a file is known
-
-# Readers by the first bytes of a file, not by its suffix. They are called directly because Image.open() warns from
-# 89 Mpx on, tries unwanted formats (EPS starts Ghostscript), and only reports "cannot identify" for a damaged header.
-READERS: dict[bytes, type[ImageFile]] = {
-    b"\xff\xd8\xff": JpegImageFile,
-    b"\x89PNG": PngImageFile,
-    b"RIFF": WebPImageFile,
-    b"BM": BmpImageFile,
-    b"II": TiffImageFile,
-    b"MM": TiffImageFile,
-    b"GIF8": GifImageFile,
-}
+_JPEG_START = b"\xff\xd8\xff"
+_STARTS = (_JPEG_START, b"\x89PNG", b"RIFF", b"BM", b"II", b"MM", b"GIF8")
+# Pillow's names of the other formats; no more are tried (EPS starts Ghostscript).
+_FORMATS = ("PNG", "WEBP", "BMP", "TIFF", "GIF")
 
 # line breaks and control characters, which are escaped so that a file name stays on one line
 _BREAKS = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
-# pixels converted at once, because a conversion holds several copies of them
-_AT_ONCE = 2**24
+# JPEG markers (ITU-T T.81, table B.1)
+_SOS = 0xDA  # start of a scan
+_EOI = 0xD9  # end of the image
+# A marker that is followed by a length, or the end marker. They are faster to search than all markers.
+_SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+# warnings of libjpeg
+_INCOMPLETE = re.compile(r"premature end|instead of RST", re.IGNORECASE)
+# Entropy-coded bytes without a marker. They are random, so that they decode to other pixels than missing data.
+_FILLER = bytes(np.random.default_rng(0).integers(0, 255, 32, np.uint8))
 
 # Tags of a TIFF.
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC = 262
 _MAX_SAMPLE_VALUE = 281
+_TILE_WIDTH = 322
+_TILE_HEIGHT = 323
 _SAMPLE_FORMAT = 339
 _WHITE_IS_ZERO = 0
 _SIGNED = 2
@@ -88,9 +89,9 @@ def decode(
     Of samples of 16 bits the upper 8 are used. Signed samples and those of other depths are an error. So is a PNG of 2,
     4 or 16 bits with a transparent colour.
 
-    Only the first of several frames is read. A truncated file is an error, never padded (see `completeness`).
+    Only the first of several frames is read. A file that ends too early is an error, never padded.
 
-    Memory: the size of the file plus at most 14 bytes per pixel, including the result; 2.5 GB for `MAX_PIXELS`.
+    Memory: the size of the file plus at most 16 bytes per pixel, including the result; 2.9 GB for `MAX_PIXELS`.
 
     Args:
         source: Path of the image, or the content of its file.
@@ -111,7 +112,7 @@ def decode(
     silence_pillow()
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
-            image = read_header(file, max_pixels)
+            image = open_image(file, max_pixels)
             if shorter_side is None or min(image.size) <= shorter_side:
                 return read_pixels(image, file)
             return _decode_smaller(image, file, shorter_side)
@@ -139,7 +140,7 @@ def stored_size(path: str) -> tuple[int, int]:
     silence_pillow()
     try:
         with open_file(path) as file:
-            width, height = read_header(file).size
+            width, height = open_image(file).size
     except StorageError:
         raise
     except Exception:  # any exception: see `decode`
@@ -177,7 +178,12 @@ def _kind_of(head: bytes) -> str:
     return f"unknown format, first bytes {head[:8].hex(' ')}"
 
 
-def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
+def begins_like_image(content: bytes) -> bool:
+    """Return whether a file begins like an image of a format that is read, by its first `NUM_HEAD_BYTES`."""
+    return is_heif(content) or content.startswith(_STARTS)
+
+
+def open_image(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
     """Return an image of which only the header is read.
 
     Raises:
@@ -188,66 +194,75 @@ def read_header(file: BinaryIO, max_pixels: float = math.inf) -> ImageFile:
         raise ValueError("the file is empty")
     if (num_bytes := file.seek(0, os.SEEK_END)) > MAX_BYTES:
         raise ValueError(f"{num_bytes:,} bytes are more than the limit of {MAX_BYTES:,}")
-    file.seek(0)
-    image = read_heif(file) if is_heif(head) else _reader_of(head)(file)  # reads the header only
-    max_pixels = min(max_pixels, MAX_PIXELS)
-    _check_size(*image.size, max_pixels)
-    if isinstance(image, TiffImageFile):
-        tags: Any = image.tag_v2
-        # size of a tile, which may be larger than the image
-        _check_size(tags.get(322, 0), tags.get(323, 0), max_pixels)
-    return image
-
-
-def _reader_of(head: bytes) -> type[ImageFile]:
-    """Return the reader of a file by its first bytes.
-
-    Raises:
-        ValueError: There is none.
-    """
-    reader = next((reader for magic, reader in READERS.items() if head.startswith(magic)), None)
-    if reader is None:
+    if not begins_like_image(head):
         raise ValueError(
             f"not a JPEG, PNG, WebP, AVIF, HEIC, BMP, TIFF or GIF image ({_kind_of(head)})"
         )
-    return reader
+    file.seek(0)
+    image = _opened(file, head)
+    _check_size(*image.size, max_pixels)
+    if isinstance(image, TiffImageFile):
+        tags: Any = image.tag_v2
+        # a tile may be larger than the image
+        _check_size(tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0), max_pixels)
+    return image
 
 
-def begins_like_image(content: bytes) -> bool:
-    """Return whether a file begins like an image of a format that is read, by its first `NUM_HEAD_BYTES`."""
-    return is_heif(content) or content.startswith(tuple(READERS))
+def _opened(file: BinaryIO, head: bytes) -> ImageFile:
+    # Image.open() would take the photographs of some phones for an animation of two JPEGs.
+    if head.startswith(_JPEG_START):
+        return JpegImageFile(file)
+    try:
+        return Image.open(file, formats=heif_formats() if is_heif(head) else _FORMATS)
+    except UnidentifiedImageError as error:
+        advice = "its header is damaged, or has other than unsigned samples of 8 or 16 bits"
+        raise ValueError(heif_advice() if is_heif(head) else advice) from error
 
 
 def _check_size(width: int, height: int, max_pixels: float) -> None:
-    if width * height > max_pixels:
-        raise ValueError(f"{width} x {height} pixels are more than the limit of {max_pixels:,.0f}")
+    limit = min(max_pixels, MAX_PIXELS)
+    if width * height > limit:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {limit:,.0f}")
 
 
 def read_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8]:
-    """Return the pixels of an image from `read_header`, converted as in `decode`."""
-    if image.format == "JPEG":
-        check_scans(file)
-    pixels = _jpeg_pixels(image, file)
-    if pixels is not None:
-        return pixels
+    """Return the pixels of an image from `open_image`, converted as in `decode`."""
+    if isinstance(image, JpegImageFile):
+        file.seek(0)
+        pixels = _jpeg_pixels(image, file.read())
+        if pixels is not None:
+            return pixels
     _check_samples(image)
-    load(image, file)
+    if isinstance(image, PngImageFile):
+        image.verify()  # by the checksums, which loading ignores; it cannot be loaded after that
+        file.seek(0)
+        image = PngImageFile(file)
+    image.load()
     return _upright_rgb(image, is_owned=True)
 
 
-def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
-    """Decode an intact grey or RGB JPEG by simplejpeg; None for all other files, some of which Pillow can read."""
-    if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
-        return None
+def _jpeg_pixels(image: JpegImageFile, content: bytes) -> NDArray[np.uint8] | None:
+    """Return the pixels of a grey or RGB JPEG; None for others, and those with a warning, which Pillow can read.
+
+    Raises:
+        ValueError: Data are missing, or the file has more than `MAX_SCANS` scans.
+    """
+    # A scan of 95 bytes may update all pixels, so decoding could take hours. Counting bytes is a fast first check.
+    is_doubtful = content.count(bytes([0xFF, _SOS])) > MAX_SCANS
+    if is_doubtful and sum(marker == _SOS for marker, _ in _segments(content)) > MAX_SCANS:
+        raise ValueError(f"a JPEG of more than {MAX_SCANS} scans")
     is_draft = bool(image.decoderconfig) and image.decoderconfig[0] > 1
     width, height = image.size if is_draft else (0, 0)  # zeros: the original size
-    file.seek(0)
-    content = file.read()
+    colours = "CMYK" if image.mode == "CMYK" else "RGB"
     try:
-        check_coefficients(content)  # if it fails, `load` reports the reason
         # raises a ValueError also for warnings
-        pixels = simplejpeg.decode_jpeg(content, min_height=height, min_width=width)
-    except ValueError:
+        pixels = simplejpeg.decode_jpeg(content, colours, min_height=height, min_width=width)
+    except ValueError as error:
+        if _INCOMPLETE.search(str(error)):
+            raise ValueError(f"the file is truncated: {error}") from error
+        _check_complete(content)
+        return None
+    if colours == "CMYK":
         return None
     with contextlib.suppress(Exception):  # as in `_upright_rgb`
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -259,47 +274,68 @@ def _jpeg_pixels(image: ImageFile, file: BinaryIO) -> NDArray[np.uint8] | None:
     return pixels
 
 
+def _segments(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the marker of each segment of a JPEG up to its end marker, and the place of the marker."""
+    place = 2
+    while match := _SEGMENT.search(content, place):
+        place = match.end()
+        yield content[place - 1], match.start()
+        if content[place - 1] == _EOI:
+            return
+        place += int.from_bytes(content[place : place + 2], "big")
+
+
+def _check_complete(content: bytes) -> None:
+    """Check that a JPEG with a warning lacks no data at its end. libjpeg reports its first warning only.
+
+    Random bytes are added before the end marker. A decoder only reads them if data are missing; then pixels differ.
+
+    Raises:
+        ValueError: Data are missing.
+    """
+    *_, (marker, end) = _segments(content)
+    if marker != _EOI:
+        raise ValueError("the file is truncated: it has no end marker")
+    # without a last byte of 255, which would make a marker of the filler
+    filled = content[:end].rstrip(b"\xff") + _FILLER + content[end:]
+    pixels, others = (np.asarray(JpegImageFile(io.BytesIO(one))) for one in (content, filled))
+    if not np.array_equal(pixels, others):
+        raise ValueError("the file is truncated: data are missing before its end marker")
+
+
 def rgb_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels of an image that the caller opened, (H, W, 3), converted as in `decode`. Loads the image."""
+    """Return the pixels of an image that the caller opened, (H, W, 3), converted as in `decode`.
+
+    Raises:
+        Exception: Any, as for a file in `decode`.
+    """
+    if isinstance(image, ImageFile) and image.tile and image.fp and not image.tell():
+        position = image.fp.tell()
+        image.fp.seek(0)
+        file = io.BytesIO(image.fp.read())
+        image.fp.seek(position)
+        if begins_like_image(file.getvalue()):
+            pixels = read_pixels(open_image(file), file)
+            image.load()  # closes its file
+            return pixels
     _check_samples(image)
-    if not isinstance(image, ImageFile) or not image.tile or not image.fp or image.tell():
-        image.load()
-        return _upright_rgb(image, is_owned=False)
-    position = image.fp.tell()
-    image.fp.seek(0)
-    # a copy, because loading closes the file of an image that was opened by its path
-    file = io.BytesIO(image.fp.read())
-    image.fp.seek(position)
-    if isinstance(image, JpegImageFile):
-        check_scans(file)
-    load(image, file)
+    image.load()
     return _upright_rgb(image, is_owned=False)
 
 
 def _upright_rgb(image: Image.Image, is_owned: bool) -> NDArray[np.uint8]:
     # only TIFF states whether 0 is white
     tags: Any = getattr(image, "tag_v2", {})
-    is_inverted = image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    is_inverted = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     # Damaged metadata may raise any exception. The pixels are still valid.
     with contextlib.suppress(Exception):
         # In place it makes no copy and returns None.
         image = ImageOps.exif_transpose(image, in_place=is_owned) or image  # type: ignore[call-overload]
-    num_rows = max(1, _AT_ONCE // image.width)
-    if num_rows >= image.height:
-        return _rgb(image, is_inverted)
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for top in range(0, image.height, num_rows):
-        bottom = min(top + num_rows, image.height)
-        pixels[top:bottom] = _rgb(image.crop((0, top, image.width, bottom)), is_inverted)
-    return pixels
-
-
-def _rgb(image: Image.Image, is_inverted: bool) -> NDArray[np.uint8]:
     if image.mode.startswith("I;16"):
         grey = (np.asarray(image) >> 8).astype(np.uint8)
         image = Image.fromarray(255 - grey if is_inverted else grey)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
         paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image)
         image = paper

@@ -1,13 +1,10 @@
 """HEIC and AVIF images. Pillow itself reads AVIF; for HEIC, pillow-heif is registered with it if it is installed."""
 
+import importlib
 import importlib.util
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import BinaryIO
-
-from PIL import Image, UnidentifiedImageError
-from PIL.ImageFile import ImageFile
 
 from finetune.system.messages import install
 
@@ -19,23 +16,21 @@ def is_heif(head: bytes) -> bool:
     return head[4:8] == b"ftyp"
 
 
-def read_heif(file: BinaryIO) -> ImageFile:
-    """Return a HEIC or AVIF image of which only the header is read.
+@cache
+def heif_formats() -> tuple[str, ...]:
+    """Return Pillow's names of the formats that can be read here. Their readers are imported."""
+    importlib.import_module("PIL.AvifImagePlugin")
+    if not has_heic_reader():
+        return ("AVIF",)
+    importlib.import_module("pillow_heif").register_heif_opener()
+    return ("AVIF", "HEIF")
 
-    Raises:
-        ValueError: The file is a video, or HEIC cannot be read here; the message says what to install.
-    """
-    _register()
-    try:
-        image = Image.open(file, formats=("AVIF", "HEIF"))
-    except UnidentifiedImageError as error:
-        if has_heic_reader():
-            raise ValueError("it is a video, or a damaged HEIC or AVIF image") from error
-        raise ValueError(
-            f"it is a video, or a HEIC image, which needs pillow-heif: {install('heic')}"
-        ) from error
-    assert isinstance(image, ImageFile)
-    return image
+
+def heif_advice() -> str:
+    """Return what may be wrong with a file that begins like HEIC or AVIF, and cannot be read."""
+    if has_heic_reader():
+        return "it is a video, or a damaged HEIC or AVIF image"
+    return f"it is a video, or a HEIC image, which needs pillow-heif: {install('heic')}"
 
 
 def heic_advice(suffixes: Iterable[str]) -> str:
@@ -55,9 +50,3 @@ def heic_version(paths: Iterable[str]) -> str:
     if not has_heic_reader() or not any(path.lower().endswith(HEIC_SUFFIXES) for path in paths):
         return ""
     return f", pillow_heif {version('pillow_heif')}"
-
-
-@cache
-def _register() -> None:
-    if has_heic_reader():
-        importlib.import_module("pillow_heif").register_heif_opener()

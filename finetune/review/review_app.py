@@ -26,7 +26,7 @@ from finetune.system.messages import reason
 _MAX_BODY = 2**16  # bytes
 _MAX_DRAINED = 2**26  # bytes of a larger body that are read before it is refused
 _SECONDS_TO_DRAIN = 5.0
-_MOST_DECODERS = 4  # since decoding a malicious image may take 2.5 GB
+_MOST_DECODERS = 4  # since decoding a malicious image may take 2.9 GB
 _NOT_CACHED = {"Cache-Control": "no-store"}
 _CACHED = {"Cache-Control": "private, max-age=3600"}
 _ACTIONS = ("change", "exclude", "right", "none")

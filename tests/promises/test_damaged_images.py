@@ -12,7 +12,7 @@ from promise import control, promise
 from finetune.data.decode import silence_pillow
 
 SECONDS = 10.0  # of the processor for all readings of a file
-NUM_BYTES = 14 * MAX_PIXELS + 2**26  # what `decode` promises, and the libraries' own tables
+NUM_BYTES = 16 * MAX_PIXELS + 2**26  # what `decode` promises, and the libraries' own tables
 
 
 @pytest.fixture

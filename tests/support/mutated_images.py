@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from image_files import encode
 from PIL import Image
-from short_files import RGB, SHORT, png_chunk
+from short_files import FILES, RGB, cut, png_chunk
 
 from finetune.data.checking.image_facts import inspect_image, small_copy
 from finetune.data.decode import DecodeError, decode, stored_size
@@ -52,7 +52,7 @@ def _others() -> dict[str, bytes]:
     return files
 
 
-ORIGINALS = {name: short(1) for name, short in SHORT.items()} | _others()
+ORIGINALS = FILES | _others()
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def _content(kind: str, mutation: str, rng: np.random.Generator) -> bytes:
     place = int(rng.integers(len(original)))
     if mutation == "truncated":
         return original[:place]
-    if mutation == "truncated with an end" and kind in SHORT:
-        return SHORT[kind](rng.uniform(0.02, 0.99))
+    if mutation == "truncated with an end" and kind in FILES:
+        return cut(kind, place, has_end=True)
     if mutation == "truncated with an end":
         return original[:place] + original[max(place, len(original) - 2) :]
     if mutation == "trailing data":

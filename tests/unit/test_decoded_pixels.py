@@ -5,7 +5,6 @@ import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,7 +13,7 @@ from drawings import empty_png, progressive
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from image_files import encode, in_memory
+from image_files import encode
 from PIL import Image, ImageOps
 from promise import promise
 from short_files import png, png_chunk
@@ -266,7 +265,7 @@ def test_each_sample_format_and_depth_of_a_tiff_is_read_or_refused(kind, order):
         tags = {"tag259": compression, "tag339": sample_format}
         content = tiff(stored, 8 * dtype.itemsize, order=order, **tags)
         if kind in UNREAD:
-            with pytest.raises(DecodeError, match="unknown pixel mode|unsigned samples"):
+            with pytest.raises(DecodeError, match="unsigned samples"):
                 decode(content)
         else:
             wanted = (values.astype(int) >> (8 * dtype.itemsize - 8)).reshape(H, W)
@@ -354,7 +353,7 @@ def test_the_limit_of_pixels_is_pillows_and_is_checked_in_the_header():
     fields = (0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
     tile = tiff(GREY.tobytes(), 8, tag322=2**17, tag323=2**17)
     for content in (struct.pack("<2sIIIIiiHHIIiiII", b"BM", *fields), tile):
-        with pytest.raises(DecodeError, match=r"limit of 178,956,970"):
+        with pytest.raises(DecodeError, match=r"limit of 178,?956,?970"):
             decode(content)
     decode(encode(RGB, "PNG"), max_pixels=H * W)  # the limit itself is allowed
     for content in (encode(RGB, "PNG"), tiff(GREY.tobytes(), 8, tag322=2**12, tag323=2**12)):
@@ -387,49 +386,6 @@ def test_a_small_jpeg_of_many_scans_cannot_take_hours(shorter_side):
     comment = b"\xff\xfe" + struct.pack(">H", 2 + len(many)) + many
     content = progressive(0)
     assert (decode(content[:2] + comment + content[2:] + many) == decode(content)).all()
-
-
-LARGE = {
-    "RGB": "PNG",
-    "RGBA": "PNG",
-    "LA": "PNG",
-    "CMYK": "TIFF",
-    "I;16": "TIFF",
-    "rotated": "TIFF",
-}
-
-
-def pattern(kind: str, side: int) -> bytes:
-    """A square image that is converted, or takes more memory than its pixels, and repeats itself each 256 pixels."""
-    grey = np.tile(np.arange(side).astype(np.uint8), (side, 1))
-    if kind == "I;16":
-        return encode(grey.T.astype(np.uint16) * 257, "TIFF", compression="tiff_lzw")
-    bands = [Image.fromarray(grey.T), *[Image.fromarray(grey)] * 3]
-    mode = "RGB" if kind == "rotated" else kind
-    image = Image.merge(mode, bands[: len(mode)])
-    return encode(image, LARGE[kind], exif=exif(3 if kind == "rotated" else 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", LARGE)
-def test_a_large_image_is_converted_in_parts(kind):
-    side = 17 * 256  # above 2 ** 24 pixels
-    expected = np.tile(decode(pattern(kind, 256)), (17, 17, 1))
-    assert expected.std() > 5
-    np.testing.assert_array_equal(decode(pattern(kind, side)), expected)
-
-
-# Bytes a pixel: what Pillow holds (4, or 2), the result (3) and some room. All at once it would be 15 and 12.
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the memory")
-@pytest.mark.parametrize(("kind", "most"), [("RGBA", 9), ("I;16", 7)])
-def test_a_large_image_takes_little_more_memory_than_its_pixels(kind, most, monkeypatch):
-    side = 2560
-    content = pattern(kind, side)
-    for strip, fits in ((2**18, True), (side**2, False)):  # the second is the control
-        # a private name, because an image of many strips of the usual size has gigabytes
-        monkeypatch.setattr("finetune.data.decode._AT_ONCE", strip)
-        assert in_memory(most * side**2 + 2**24, lambda: decode(content)) == fits
 
 
 # What is no image

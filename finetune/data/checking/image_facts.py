@@ -13,7 +13,7 @@ from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from finetune.data.addresses import StorageError
-from finetune.data.decode import read_header, read_pixels, silence_pillow
+from finetune.data.decode import open_image, read_pixels, silence_pillow
 from finetune.data.fetching import Content, map_contents, open_source
 from finetune.data.storage import file_stats
 from finetune.system.machine import num_cores
@@ -22,7 +22,7 @@ from finetune.system.messages import reason
 # Shapes: N images.
 
 SIDE = 48  # pixels of the grey copies, which are squashed to a square
-_MAX_THREADS = 16  # decoding a malicious image may take 2.5 GB
+_MAX_THREADS = 16  # decoding a malicious image may take 2.9 GB
 
 
 class ImageFacts(NamedTuple):
@@ -147,7 +147,7 @@ def inspect_image(path: str, source: str | Content | None = None) -> ImageFacts:
             num_bytes = int(stats.sizes[0])
             seconds, nanoseconds = divmod(int(stats.times[0, 0]), 10**9)
             changed = seconds + 1e-9 * nanoseconds
-            image = read_header(file)
+            image = open_image(file)
             kind = image.format or ""
             mode = _mode(image)
             size = (image.height, image.width)
@@ -203,7 +203,7 @@ def small_copy(source: str | Content, side: int) -> np.ndarray | None:
     silence_pillow()
     try:
         with open_source(source) as file:
-            image = read_header(file)
+            image = open_image(file)
             image.draft(None, (side, side))
             return read_pixels(image, file)
     except StorageError:
