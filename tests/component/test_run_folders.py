@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from finetune.runs.folder import Run, check_name, versions
-from finetune.runs.run_checkpoint import checkpoint_of, run_of
 from finetune.runs.run_search import find_runs, is_run_folder, runs_of
 from finetune.system.messages import WrongUsage
 
@@ -124,20 +123,3 @@ def test_runs_are_found_beneath_any_folder_but_not_through_links(tmp_path):
     assert find_runs(tmp_path) == sorted(runs)
     assert find_runs(runs[0]) == [runs[0]] and find_runs(tmp_path / "nowhere") == []
     assert is_run_folder(runs[0]) and not is_run_folder(tmp_path / "project")
-
-
-def test_a_run_stands_for_its_best_checkpoint(tmp_path):
-    both, last = write(tmp_path / "both", "", "best", "last"), write(tmp_path / "last", "", "last")
-    best = str(both / "checkpoints/best.ckpt")
-    for path in (both, both / "checkpoints", best):
-        assert checkpoint_of(str(path)) == (best, "")
-    path, reported = checkpoint_of(str(last))
-    assert path == str(last / "checkpoints/last.ckpt") and "no best checkpoint" in reported
-    assert checkpoint_of(str(tmp_path / "absent")) == (str(tmp_path / "absent"), "")
-    # it is a run before it has a checkpoint
-    (both / "checkpoints/best.ckpt").unlink()
-    (both / "checkpoints/last.ckpt").unlink()
-    (both / "checkpoints").rmdir()
-    assert run_of(str(both)) == str(both)
-    (both / "about.json").unlink()
-    assert run_of(str(both)) == ""

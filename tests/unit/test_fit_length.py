@@ -47,18 +47,6 @@ def test_training_uses_nine_tenths_of_its_time_and_no_more(
     assert found.seconds >= min(0.9 * seconds, seconds - found.epochs * batch) * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "num_images", "most", "found"),
-    [
-        (250, 3200, 100, (3, 83, 3 * 83 * 32, 249.0)),  # few epochs are cut
-        (1050, 3200, 100, (10, None, 32_000, 1000.0)),  # many are complete
-        (187, 298, 100, (20, None, 20 * 298, 186.25)),  # nine batches of 32 and one of 10
-    ],
-)
-def test_lengths_by_hand(seconds, num_images, most, found):
-    assert longest(seconds, 1.0, 0.0, num_images, 32, most) == found
-
-
 @given(seconds=st.floats(-3, 1.49))
 def test_without_time_for_a_batch_there_is_no_training(seconds):
     assert longest(seconds, 1.0, 0.5, 100, 32, 100) is None

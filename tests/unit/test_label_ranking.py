@@ -60,20 +60,6 @@ def test_probabilities_are_scikit_learns_with_the_same_folds(has_several):
         np.testing.assert_allclose(found[held_out], expected, atol=1e-3 if has_several else 1e-5)
 
 
-def test_planted_errors_come_first():
-    features, labels = blobs()
-    wrong = np.arange(0, 300, 20)
-    given = labels.copy()
-    given[wrong] = (labels[wrong] + 1) % 3
-    probabilities = out_of_fold(features, given, np.arange(300), 3)
-    order = rank_labels(probabilities, given, np.arange(300))
-    own = probabilities[np.arange(300), given]
-    # By its formula the "self-confidence" of confident learning: the probability of the label that is given.
-    assert np.array_equal(own[order], np.sort(own))
-    is_wrong = np.isin(np.arange(300), wrong)
-    assert (own[is_wrong][:, None] < own[~is_wrong]).mean() > 0.98
-
-
 def test_planted_errors_of_several_labels_come_first_and_rare_labels_are_skipped():
     features, has_label = several_blobs()
     changed = [(7, 0), (20, 1), (33, 2), (140, 3), (250, 1)]

@@ -100,6 +100,25 @@ def test_networks_of_timm_train_at_the_rates_of_timm_and_decay_as_it_says(family
     assert exempt == {n for n, p in network.named_parameters() if p.ndim <= 1} | own
 
 
+def test_layer_decay_by_hand():
+    groups = param_groups(skeleton("resnet18"), 10.0, layer_decay=0.5)
+    assert {group["name"]: group["lr_multiplier"] for group in groups} == {
+        "conv1": 1 / 32,
+        "bn1": 1 / 32,  # the stem's norm
+        "layer1": 1 / 16,
+        "layer2": 1 / 8,
+        "layer3": 1 / 4,
+        "layer4": 1 / 2,
+        "head": 10.0,
+    }
+    groups = param_groups(skeleton("vit_b_16"), 1.0, layer_decay=0.5)
+    by_name = {group["name"]: group["lr_multiplier"] for group in groups}
+    # 12 blocks at depths 12 to 1, the final norm with the last of them, the embedding before the first.
+    assert by_name["encoder.ln"] == by_name["encoder.layers.encoder_layer_11"] == 1 / 2
+    assert by_name["encoder.layers.encoder_layer_0"] == 2**-12
+    assert by_name["conv_proj"] == 2**-13
+
+
 def two_groups() -> Optimizer:
     groups = [{"params": [torch.zeros(2, requires_grad=True)], "lr": lr} for lr in (0.1, 1.0)]
     return SGD(groups, momentum=0.9)
